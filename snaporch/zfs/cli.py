@@ -164,8 +164,7 @@ class ZfsCommand:
         return listing.read(self._run(*words), sources)
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
-        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
-        self._run("snapshot", *options, *names)
+        self._run("snapshot", *_options(properties), *names)
 
     def destroy_snapshots(self, names: Sequence[str]) -> None:
         with self._explained(names):
@@ -188,7 +187,7 @@ class ZfsCommand:
             raise MountedError(error.thing, mounts, step) from error
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
-        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        present = self._present(names)
         wanted = [name for name in names if name in present]
         blocked = [name for name in wanted if self.holds(name)] + list(self.clones(wanted))
         if blocked:
@@ -202,11 +201,15 @@ class ZfsCommand:
             self._run("set", *pairs, *chunk)
 
     def hold(self, names: Sequence[str], tag: str) -> None:
-        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        present = self._present(names)
         missing = [name for name in names if name not in present]
         if missing:
             raise PoolError(", ".join(missing), "no such snapshot")
         self._run("hold", tag, *names)
+
+    def _present(self, names: Sequence[str]) -> set[str]:
+        datasets = sorted({name.split("@")[0] for name in names})
+        return {snapshot.full_name for snapshot in self.snapshots(datasets)}
 
     def release(self, names: Sequence[str], tag: str) -> None:
         for name in names:
@@ -218,8 +221,7 @@ class ZfsCommand:
         return [row[1] for row in rows if len(row) == _HOLD_COLUMNS and row[0] == name]
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
-        options = [item for pair in (properties or {}).items() for item in ("-o", "=".join(pair))]
-        self._run("clone", *options, origin, dataset)
+        self._run("clone", *_options(properties or {}), origin, dataset)
 
     def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         listing = Listing((), names)
@@ -227,13 +229,15 @@ class ZfsCommand:
         return {name: values for name, values in found if values}
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
-        found = {}
-        for chunk in _chunks(datasets):
-            for line in self._run("get", "-Hp", "-o", "name,value", "origin", *chunk).splitlines():
+        return dict(self._values("origin", datasets))
+
+    def _values(self, key: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """The values of a property of ZFS's own, by name, where it has one."""
+        for chunk in _chunks(names):
+            for line in self._run("get", "-Hp", "-o", "name,value", key, *chunk).splitlines():
                 name, value = line.split("\t")
                 if value not in ("", "-"):
-                    found[name] = value
-        return found
+                    yield name, value
 
     def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
         found = {}
@@ -256,11 +260,10 @@ class ZfsCommand:
         return found
 
     def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
-        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
         above = dataset.rpartition("/")[0]
         if above not in {known.name for known in self.datasets()}:
             self._run("create", "-p", above)
-        self._run("create", *options, dataset)
+        self._run("create", *_options(properties), dataset)
 
     def destroy_dataset(self, dataset: str) -> None:
         with self._explained([dataset]):
@@ -291,13 +294,7 @@ class ZfsCommand:
         self._run("destroy", name)
 
     def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for chunk in _chunks(snapshots):
-            for line in self._run("get", "-Hp", "-o", "name,value", "clones", *chunk).splitlines():
-                name, value = line.split("\t")
-                if value not in ("", "-"):
-                    found[name] = value.split(",")
-        return found
+        return {name: value.split(",") for name, value in self._values("clones", snapshots)}
 
     def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
         with open(path, "wb", opener=_private) as stream:
@@ -374,6 +371,10 @@ def _pin(holds: str, clones: str) -> str:
     if holds not in ("", "-", "0"):
         return "held"
     return f"cloned as {clones}" if clones not in ("", "-") else ""
+
+
+def _options(properties: Mapping[str, str]) -> list[str]:
+    return [word for key, value in properties.items() for word in ("-o", f"{key}={value}")]
 
 
 def _private(path: str, flags: int) -> int:

@@ -6,7 +6,8 @@ For these this class uses the ``zfs`` command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import libzfs_core
 from libzfs_core import exceptions as lzc_errors
@@ -34,50 +35,46 @@ class LibZfsCore(ZfsCommand):
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         values = {key.encode(): value.encode() for key, value in properties.items()}
-        try:
+        with _explained("snapshot", names):
             libzfs_core.lzc_snapshot(_bytes(names), values)
-        except lzc_errors.ZFSError as error:
-            raise _pool_error("snapshot", names, error) from error
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
-        try:
+        with _explained("destroy", names):
             libzfs_core.lzc_destroy_snaps(_bytes(names), defer=False)
-        except lzc_errors.ZFSError as error:
-            raise _pool_error("destroy", names, error) from error
 
     def hold(self, names: Sequence[str], tag: str) -> None:
-        try:
+        with _explained("hold", names):
             missing = libzfs_core.lzc_hold({name: tag.encode() for name in _bytes(names)})
-        except lzc_errors.ZFSError as error:
-            raise _pool_error("hold", names, error) from error
         if missing:  # the existing ones were held nevertheless
             there = [name for name in names if name.encode() not in missing]
             self.release(there, tag)
             raise PoolError(", ".join(name.decode() for name in missing), "no such snapshot")
 
     def holds(self, name: str) -> list[str]:
-        try:
+        with _explained("holds", [name]):
             tags = libzfs_core.lzc_get_holds(name.encode())
-        except lzc_errors.ZFSError as error:
-            raise _pool_error("holds", [name], error) from error
         return [tag.decode("utf-8", "surrogateescape") for tag in tags]
 
     def release(self, names: Sequence[str], tag: str) -> None:
-        try:
+        with _explained("release", names):
             libzfs_core.lzc_release({name: [tag.encode()] for name in _bytes(names)})
-        except lzc_errors.ZFSError as error:
-            raise _pool_error("release", names, error) from error
 
     def rollback(self, snapshot: str) -> None:
         dataset = snapshot.split("@", 1)[0]
-        try:
+        with _explained("rollback", [snapshot]):
             libzfs_core.lzc_rollback_to(dataset.encode(), snapshot.encode())
-        except lzc_errors.ZFSError as error:
-            raise _pool_error("rollback", [snapshot], error) from error
 
 
 def _bytes(names: Sequence[str]) -> list[bytes]:
     return [name.encode() for name in names]
+
+
+@contextmanager
+def _explained(operation: str, names: Sequence[str]) -> Iterator[None]:
+    try:
+        yield
+    except lzc_errors.ZFSError as error:
+        raise _pool_error(operation, names, error) from error
 
 
 def _pool_error(operation: str, names: Sequence[str], error: Exception) -> PoolError:
