@@ -188,11 +188,11 @@ class ZfsCommand:
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
         present = self._present(names)
-        wanted = [name for name in names if name in present]
-        blocked = [name for name in wanted if self.holds(name)] + list(self.clones(wanted))
+        existing = [name for name in names if name in present]
+        blocked = [name for name in existing if self.holds(name)] + list(self.clones(existing))
         if blocked:
             raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
-        for name in wanted:
+        for name in existing:
             self._run("destroy", name)
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
