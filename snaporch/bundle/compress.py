@@ -60,14 +60,14 @@ class Compressor(Protocol):
         """Stop processes and threads without flushing."""
 
 
-def choose(wanted: str, *, reads_zstd: bool) -> Compression:
+def choose(setting: str, *, reads_zstd: bool) -> Compression:
     """The compression to use on this host.
 
     Args:
-        wanted: ``auto``, or the name of a :class:`Compression`.
+        setting: ``auto``, or the name of a :class:`Compression`.
         reads_zstd: whether this host's libvirt restores images compressed with zstd.
 
-    Returns: ``wanted`` itself; for ``auto`` the best compression that libvirt can read back here.
+    Returns: ``setting`` itself; for ``auto`` the best compression that libvirt can read back here.
 
     Raises:
         RefusedError: images compressed like that cannot be restored here, or the program is
@@ -75,11 +75,11 @@ def choose(wanted: str, *, reads_zstd: bool) -> Compression:
     """
     gzip_possible = shutil.which("pigz") is not None
     zstd_possible = reads_zstd and shutil.which("zstd") is not None
-    if wanted == "auto":
+    if setting == "auto":
         if zstd_possible:
             return Compression.ZSTD
         return Compression.GZIP if gzip_possible else Compression.NONE
-    chosen = Compression(wanted)
+    chosen = Compression(setting)
     if chosen is Compression.ZSTD and not zstd_possible:
         raise RefusedError(
             "compression = zstd",

@@ -18,14 +18,14 @@ def bundles_naming(root: Path, dataset: str, snapshot: str) -> list[str]:
     escapes. The two names need not belong together in the manifest. Unreadable manifests are
     skipped.
     """
-    wanted = (f'"{snapshot}"'.encode(), f'"{dataset}"'.encode())
+    names = (f'"{snapshot}"'.encode(), f'"{dataset}"'.encode())
     found: list[str] = []
     for domain in _directories(root):
         if not domain.name.startswith("."):
             found += [
                 f"{domain.name}/{bundle.name}"
                 for bundle in _directories(domain)
-                if not bundle.name.startswith(".") and _mentions(bundle / _MANIFEST, wanted)
+                if not bundle.name.startswith(".") and _mentions(bundle / _MANIFEST, names)
             ]
     return sorted(found)
 
@@ -38,11 +38,11 @@ def _directories(path: Path) -> list[Path]:
         return []
 
 
-def _mentions(path: Path, wanted: tuple[bytes, ...]) -> bool:
+def _mentions(path: Path, names: tuple[bytes, ...]) -> bool:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     with os.fdopen(descriptor, "rb") as stream:
         text = stream.read()
-    return all(name in text for name in wanted)
+    return all(name in text for name in names)

@@ -112,12 +112,12 @@ class _Source:
         self.ended = False
         self.passed = 0
 
-    def fill(self, wanted: int) -> None:
-        """Have at least ``wanted`` bytes behind the position, unless the stream ends earlier."""
+    def fill(self, count: int) -> None:
+        """Have at least ``count`` bytes behind the position, unless the stream ends earlier."""
         parts = [self.buffer[self.position :]]
         have = len(parts[0])
         self.passed += self.position
-        while have < wanted and not self.ended:
+        while have < count and not self.ended:
             part = self._read(_READ)
             self.ended = not part
             parts.append(part)

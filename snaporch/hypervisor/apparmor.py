@@ -25,5 +25,5 @@ def denies_writing(uuid: str, path: str, profiles: Path = _PROFILES) -> bool:
         lines = (profiles / f"libvirt-{uuid}.files").read_text("utf-8", "replace").splitlines()
     except OSError:
         return False
-    wanted = {f'deny "{name}" w,' for name in (path, os.path.realpath(path))}
-    return any(line.strip() in wanted for line in lines)
+    rules = {f'deny "{name}" w,' for name in (path, os.path.realpath(path))}
+    return any(line.strip() in rules for line in lines)

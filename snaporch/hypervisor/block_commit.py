@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Sequence
 from enum import Enum
-from types import TracebackType
 from typing import Any, Self
 
 import libvirt
@@ -102,12 +101,7 @@ class _Throttle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._suspended:
             self._resume()
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import libvirt
@@ -83,12 +82,7 @@ class DomainEvents:
             self._callbacks.append(register(self.domain, kind, self._on_job, None))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         for callback in self._callbacks:
             with contextlib.suppress(libvirt.libvirtError):
                 self.connection.domainEventDeregisterAny(callback)

@@ -35,10 +35,10 @@ def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
 
 def _emulator(uuid: str, proc: Path) -> Path:
     """Find the process: libvirt starts QEMU with ``-uuid UUID``."""
-    wanted = f"\0-uuid\0{uuid}\0".encode()
+    argument = f"\0-uuid\0{uuid}\0".encode()
     for process in proc.glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
-            if wanted in (process / "cmdline").read_bytes():
+            if argument in (process / "cmdline").read_bytes():
                 return process
     raise UnavailableError(uuid, "its emulator cannot be found", "is libvirt on another host?")
 

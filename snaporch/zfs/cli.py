@@ -171,8 +171,7 @@ class ZfsCommand:
         return listing.read(self._run(*words), sources)
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
-        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
-        self._run("snapshot", *options, *names)
+        self._run("snapshot", *_options(properties), *names)
 
     def destroy_snapshots(self, names: Sequence[str]) -> None:
         with self._explained(names):
@@ -195,12 +194,12 @@ class ZfsCommand:
             raise MountedError(error.thing, mounts, step) from error
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
-        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
-        wanted = [name for name in names if name in present]
-        blocked = [name for name in wanted if self.holds(name)] + list(self.clones(wanted))
+        present = self._present(names)
+        existing = [name for name in names if name in present]
+        blocked = [name for name in existing if self.holds(name)] + list(self.clones(existing))
         if blocked:
             raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
-        for name in wanted:
+        for name in existing:
             self._run("destroy", name)
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
@@ -209,11 +208,15 @@ class ZfsCommand:
             self._run("set", *pairs, *chunk)
 
     def hold(self, names: Sequence[str], tag: str) -> None:
-        present = {s.full_name for s in self.snapshots(sorted({n.split("@")[0] for n in names}))}
+        present = self._present(names)
         missing = [name for name in names if name not in present]
         if missing:
             raise PoolError(", ".join(missing), "no such snapshot")
         self._run("hold", tag, *names)
+
+    def _present(self, names: Sequence[str]) -> set[str]:
+        datasets = sorted({name.split("@")[0] for name in names})
+        return {snapshot.full_name for snapshot in self.snapshots(datasets)}
 
     def release(self, names: Sequence[str], tag: str) -> None:
         for name in names:
@@ -225,8 +228,7 @@ class ZfsCommand:
         return [row[1] for row in rows if len(row) == _HOLD_COLUMNS and row[0] == name]
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
-        options = [item for pair in (properties or {}).items() for item in ("-o", "=".join(pair))]
-        self._run("clone", *options, origin, dataset)
+        self._run("clone", *_options(properties or {}), origin, dataset)
 
     def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         listing = Listing((), names)
@@ -234,13 +236,15 @@ class ZfsCommand:
         return {name: values for name, values in found if values}
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
-        found = {}
-        for chunk in _chunks(datasets):
-            for line in self._run("get", "-Hp", "-o", "name,value", "origin", *chunk).splitlines():
+        return dict(self._values("origin", datasets))
+
+    def _values(self, key: str, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """The values of a property of ZFS's own, by name, where it has one."""
+        for chunk in _chunks(names):
+            for line in self._run("get", "-Hp", "-o", "name,value", key, *chunk).splitlines():
                 name, value = line.split("\t")
                 if value not in ("", "-"):
-                    found[name] = value
-        return found
+                    yield name, value
 
     def sizes(self, snapshots: Sequence[str]) -> dict[str, tuple[int, int]]:
         found = {}
@@ -263,11 +267,10 @@ class ZfsCommand:
         return found
 
     def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
-        options = [item for pair in properties.items() for item in ("-o", "=".join(pair))]
         above = dataset.rpartition("/")[0]
         if above not in {known.name for known in self.datasets()}:
             self._run("create", "-p", above)
-        self._run("create", *options, dataset)
+        self._run("create", *_options(properties), dataset)
 
     def destroy_dataset(self, dataset: str) -> None:
         with self._explained([dataset]):
@@ -298,13 +301,7 @@ class ZfsCommand:
         self._run("destroy", name)
 
     def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        for chunk in _chunks(snapshots):
-            for line in self._run("get", "-Hp", "-o", "name,value", "clones", *chunk).splitlines():
-                name, value = line.split("\t")
-                if value not in ("", "-"):
-                    found[name] = value.split(",")
-        return found
+        return {name: value.split(",") for name, value in self._values("clones", snapshots)}
 
     def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
         words = ["send", *self._send_flags(origin, snapshot)]
@@ -385,6 +382,10 @@ def _pin(holds: str, clones: str) -> str:
     if holds not in ("", "-", "0"):
         return "held"
     return f"cloned as {clones}" if clones not in ("", "-") else ""
+
+
+def _options(properties: Mapping[str, str]) -> list[str]:
+    return [word for key, value in properties.items() for word in ("-o", f"{key}={value}")]
 
 
 def _private(path: str, flags: int) -> int:

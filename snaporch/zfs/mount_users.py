@@ -45,8 +45,8 @@ def foreign_mounts(names: Collection[str] | None = None, proc: Path = _PROC) -> 
     for process in _one_of_each_namespace(proc):
         with suppress(OSError):  # the process has ended
             for mount in read_mounts(process / "mountinfo"):
-                wanted = "@" in mount.source if names is None else mount.source in names
-                if mount.filesystem != "zfs" or not wanted:
+                matches = "@" in mount.source if names is None else mount.source in names
+                if mount.filesystem != "zfs" or not matches:
                     continue
                 if _namespace(process) != own and not mount.follows:
                     found.add(_held_by(process, mount))

@@ -1,4 +1,4 @@
-"""Where the real parts are found; those that need the lab are marked so, never skipped."""
+"""Finds the real implementations; those that need the lab are marked, never skipped."""
 
 import sys
 from pathlib import Path

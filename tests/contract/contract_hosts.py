@@ -1,4 +1,4 @@
-"""A guest to hold a hypervisor to its contract on: a fake one, and a probe guest in the lab."""
+"""Guests for the contract of a hypervisor: a fake one, and a probe guest in the lab."""
 
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ class ProbeHost:
         self.hypervisor: Hypervisor = LibvirtHypervisor("qemu:///system")
 
     def make_guest(self, guest: Any, disk: Any) -> Any:
-        """The guest, and nothing more in it than counts."""
+        """Start the guest, which runs a counter only."""
         return guest.create(NAME, [disk])
 
     def overlay(self) -> OverlayDisk:
@@ -127,7 +127,7 @@ class LinuxHost(ProbeHost):
     """The real libvirt with a Linux guest, in which an agent answers."""
 
     def make_guest(self, guest: Any, disk: Any) -> Any:
-        """The guest, with its agent there."""
+        """Start the guest and wait for its agent."""
         made = guest.create(NAME, [disk], kind="linux")
         made.wait_agent()
         return made

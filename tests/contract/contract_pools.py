@@ -1,4 +1,4 @@
-"""Scratch datasets to hold a pool to its contract on: in memory, and on the lab's pools."""
+"""Scratch datasets for the contract of a pool: in memory, and on the lab's pools."""
 
 import itertools
 import os
@@ -35,21 +35,21 @@ class FakeScratch:
         self.fake.create(dataset, encrypted=True)
 
     def write(self, dataset: str, content: bytes) -> None:
-        """Put something into it."""
+        """Write content to it."""
         self.fake.write(dataset, content)
 
     def read(self, dataset: str) -> bytes:
-        """What was put into it last."""
+        """The content written last."""
         return self.fake.read(dataset)
 
     def create_thick(self, dataset: str, room: int) -> None:
-        """A volume of 32 MiB that is reserved, 8 MiB of it written, with so much free beside."""
+        """A reserved volume of 32 MiB, 8 MiB of it written, with ``room`` bytes available."""
         self.fake.create(dataset, DatasetKind.VOLUME)
         self.fake.write(dataset, bytes(8 << 20))
         self.fake.reserve(dataset, 32 << 20, room=room)
 
     def replicate(self, snapshot: str, dataset: str) -> None:
-        """Send and receive, properties too."""
+        """Send and receive, with properties."""
         self.fake.replicate(snapshot, dataset)
 
     def remove(self) -> None:
@@ -87,16 +87,16 @@ class ZfsScratch:
         )
 
     def write(self, dataset: str, content: bytes) -> None:
-        """Put something into it, on stable storage."""
+        """Write content to it, on stable storage."""
         (_mount_point(dataset) / "content").write_bytes(content)
         _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
 
     def read(self, dataset: str) -> bytes:
-        """What was put into it last."""
+        """The content written last."""
         return (_mount_point(dataset) / "content").read_bytes()
 
     def create_thick(self, dataset: str, room: int) -> None:
-        """A volume of 32 MiB that is reserved, 8 MiB of it written, with so much free beside."""
+        """A reserved volume of 32 MiB, 8 MiB of it written, with ``room`` bytes available."""
         _run("zfs", "create", dataset.rpartition("/")[0])
         _run("zfs", "create", "-V", "32m", dataset)
         kept = int(_run("zfs", "get", "-Hpo", "value", "refreservation", dataset))
@@ -107,12 +107,12 @@ class ZfsScratch:
         _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
 
     def replicate(self, snapshot: str, dataset: str) -> None:
-        """Send and receive, properties too."""
+        """Send and receive, with properties."""
         with subprocess.Popen(["zfs", "send", "-p", snapshot], stdout=subprocess.PIPE) as sender:
             subprocess.run(["zfs", "receive", "-u", dataset], stdin=sender.stdout, check=True)
 
     def remove(self) -> None:
-        """Everything below, with holds and clones."""
+        """Destroy everything below, with holds and clones."""
         for dataset in (self.root, self.other):
             for snapshot in _run("zfs", "list", "-Hro", "name", "-t", "snap", dataset).split("\n"):
                 for tag in self.pool.holds(snapshot) if snapshot else []:

@@ -1,4 +1,4 @@
-"""What any destination must do: the fake, and syncoid with rsync, here and over ssh."""
+"""The contract of a destination: the fake, and syncoid with rsync, locally and over ssh."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def _real_pool():
     ]
 )
 def place(request, tmp_path):
-    """Somewhere to send from, and somewhere to send to."""
+    """A source and a destination."""
     store = tmp_path / "there"
     store.mkdir()
     if request.param == "fake":
@@ -86,7 +86,7 @@ def guids(found):
     return {each.full_name: each.guid for each in found}
 
 
-def test_of_what_was_never_sent_there_is_nothing(there, root):
+def test_a_dataset_that_was_never_sent_has_no_snapshots(there, root):
     assert there.snapshots([root]) == []
     assert there.bundles(UUID) == frozenset()
 
@@ -100,7 +100,7 @@ def test_all_snapshots_are_sent_with_their_guids_and_without_properties(there, s
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
-def test_what_came_since_is_sent(there, scratch, pool, root):
+def test_newer_snapshots_are_sent(there, scratch, pool, root):
     take(scratch, "a")
     there.send(root, raw=False)
     take(scratch, "b", "c")
@@ -109,7 +109,7 @@ def test_what_came_since_is_sent(there, scratch, pool, root):
     assert names(there, root) == [f"{root}@a", f"{root}@c"]
 
 
-def test_it_goes_on_from_a_bookmark(there, scratch, pool, root):
+def test_it_continues_from_a_bookmark(there, scratch, pool, root):
     take(scratch, "a")
     there.send(root, raw=False)
     pool.bookmark(f"{root}@a", "place")
@@ -119,7 +119,7 @@ def test_it_goes_on_from_a_bookmark(there, scratch, pool, root):
     assert names(there, root) == [f"{root}@a", f"{root}@b", f"{root}@c"]
 
 
-def test_it_goes_on_from_a_bookmark_although_there_is_an_older_snapshot(there, scratch, pool, root):
+def test_it_continues_from_a_bookmark_despite_an_older_snapshot(there, scratch, pool, root):
     take(scratch, "a", "b")
     there.send(root, raw=False)
     pool.bookmark(f"{root}@b", "place")
@@ -145,7 +145,7 @@ def test_what_is_no_bookmark_of_the_newest_there_is_no_beginning(there, scratch,
 
 
 def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root):
-    """In whatever order they come."""
+    """In any order."""
     below = f"{root}/below"
     scratch.create(below)
     pool.snapshot([f"{root}@a", f"{below}@a"], {})
@@ -177,8 +177,8 @@ def test_nothing_can_be_sent_without_snapshots(there, root):
         there.send(root, raw=False)
 
 
-def test_what_only_the_replica_has_stays(there, scratch, pool, root):
-    """After a restore: what was taken since is gone here, and the way went on elsewhere."""
+def test_snapshots_of_the_replica_alone_stay(there, scratch, pool, root):
+    """After a restore: later snapshots were removed here, and others were taken."""
     take(scratch, "a", "b")
     there.send(root, raw=False)
     pool.destroy_snapshots([f"{root}@b"])
@@ -233,15 +233,15 @@ def test_a_part_of_a_bundle_is_none(there, tmp_path):
     assert (copy / "manifest.json").read_bytes() == b"{}"
 
 
-def test_a_bundle_that_is_gone_is_an_error(there, tmp_path):
+def test_a_missing_bundle_is_an_error(there, tmp_path):
     with pytest.raises(ReplicaError):
         there.store(tmp_path / "never", f"{UUID}/run-1")
     assert there.bundles(UUID) == frozenset()
 
 
 @pytest.mark.lab
-def test_a_signal_ends_what_is_sent(tmp_path):
-    """And what has arrived by then is gone on with."""
+def test_a_signal_ends_a_transfer(tmp_path):
+    """The next transfer continues where this one ended."""
     scratch = ZfsScratch(_real_pool())
     interrupt = Interrupt()
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path, rate=1)
@@ -267,8 +267,8 @@ def test_a_signal_ends_what_is_sent(tmp_path):
 
 
 @pytest.mark.lab
-def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
-    """As where the replica's pool is suspended: nobody takes what is sent.
+def test_a_stalled_transfer_is_ended_and_continued(tmp_path, monkeypatch):
+    """As with a suspended pool of the replica: no process reads the stream.
 
     The lab's kernel does not count what a process reads and writes.
     """
@@ -293,7 +293,7 @@ def test_what_stands_still_is_ended_and_gone_on_with(tmp_path, monkeypatch):
 
 
 def _stop_receiver(copies):
-    """Stop the first ``zfs receive`` there is of them, within a minute."""
+    """Stop the first ``zfs receive`` that appears, within a minute."""
     pattern = f"^(/[^ ]*/)?zfs receive.*{copies}"
     for _ in range(6000):
         if subprocess.run(["pkill", "-STOP", "-f", pattern], check=False).returncode == 0:

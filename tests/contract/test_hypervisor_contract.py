@@ -1,4 +1,4 @@
-"""What any Hypervisor must do, whichever it is."""
+"""The contract of every Hypervisor."""
 
 import os
 import re
@@ -66,11 +66,11 @@ def hypervisor(host):
 
 
 def nothing():
-    """A tick that lets things go on."""
+    """A tick that does nothing."""
 
 
 def quiet(_stage):
-    """Hears of a commit, and lets it go on."""
+    """A receiver of stages that does nothing."""
 
 
 def request_for(host, *disks, manual=()):
@@ -117,7 +117,7 @@ class TestHypervisorContract:
         assert hypervisor.paused_by(host.uuid) is None
         hypervisor.abort_job(host.uuid)
 
-    def test_versions_are_told(self, host, hypervisor):
+    def test_versions_are_reported(self, host, hypervisor):
         told = hypervisor.versions(hypervisor.domain(NAME))
         assert told.libvirt.count(".") == 2
         assert told.machine.startswith("pc")
@@ -140,7 +140,7 @@ class TestHypervisorContract:
         assert hypervisor.busy_with(host.uuid) is None
         hypervisor.commit(host.uuid, [overlay], quiet, Patience())  # done already
 
-    def test_a_capture_tells_when_the_guest_stands_still(self, host, hypervisor):
+    def test_a_capture_reports_the_pause(self, host, hypervisor):
         told = []
         request = request_for(host, manual=("vda",))
         pause = hypervisor.capture(request, nothing, lambda: told.append(True))
@@ -149,7 +149,7 @@ class TestHypervisorContract:
         assert hypervisor.paused_by(host.uuid) is not None
         hypervisor.resume(host.uuid)
 
-    def test_a_downtime_limit_is_set_and_told(self, host, hypervisor):
+    def test_a_downtime_limit_is_set_and_read(self, host, hypervisor):
         own = hypervisor.downtime_limit(host.uuid)
         assert own is not None
         hypervisor.limit_downtime(host.uuid, own // 2)
@@ -159,7 +159,7 @@ class TestHypervisorContract:
         hypervisor.limit_downtime(ABSENT, own)
 
     def test_a_capture_that_is_broken_off_leaves_the_guest_on_its_base(self, host, hypervisor):
-        """However fast the host saves RAM: nobody takes it out of the pipe."""
+        """Even if the host saves RAM fast: no process reads the pipe."""
         overlay = host.overlay()
         pipe = host.directory / "ram.save"
         os.mkfifo(pipe)
@@ -175,7 +175,7 @@ class TestHypervisorContract:
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
         assert hypervisor.busy_with(host.uuid) is None
 
-    def test_a_capture_into_nowhere_is_an_error_and_the_guest_goes_on(self, host, hypervisor):
+    def test_a_capture_without_a_pipe_is_an_error_and_the_guest_runs(self, host, hypervisor):
         overlay = host.overlay()
         Path(overlay.overlay).unlink()
         with pytest.raises(HypervisorError):
@@ -206,7 +206,7 @@ class TestHypervisorContract:
         assert hypervisor.state(host.uuid) is DomainState.PAUSED
         assert sources(host)[0] == overlay.base
 
-    def test_what_is_no_image_is_not_restored(self, host, hypervisor):
+    def test_a_file_that_is_no_image_is_not_restored(self, host, hypervisor):
         hypervisor.destroy(host.uuid)
         unfinished = images.image(magic=images.UNFINISHED)
         for name, content in {"empty": b"", "unfinished": unfinished}.items():
@@ -238,7 +238,7 @@ class TestHypervisorContract:
         assert sources(host) == (overlay.base, overlay.base)
         hypervisor.rebase_inactive(host.uuid, [overlay])
 
-    def test_changes_of_domains_are_told(self, host, hypervisor):
+    def test_changes_of_domains_are_reported(self, host, hypervisor):
         told = threading.Event()
         hypervisor.on_change(told.set)
         xml = hypervisor.domain(host.uuid).inactive_xml
@@ -255,7 +255,7 @@ class TestHypervisorContract:
             act()
             assert told.wait(60), name
 
-    def test_what_cannot_be_defined_is_an_error(self, host, hypervisor):
+    def test_an_invalid_definition_is_an_error(self, host, hypervisor):
         mine = hypervisor.domain(NAME).inactive_xml
         with pytest.raises(HypervisorError):
             hypervisor.define(mine.replace(host.uuid, ABSENT))
@@ -282,7 +282,7 @@ class TestHypervisorContract:
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
 
     def test_resuming_a_guest_that_runs_already_is_fine(self, host, hypervisor):
-        """Somebody else, a guardian for one, may have been first."""
+        """Another process, such as a guardian, may have been first."""
         hypervisor.resume(host.uuid)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
 
@@ -297,7 +297,7 @@ class TestHypervisorContract:
         assert hypervisor.paused_by(host.uuid) is None
         assert hypervisor.busy_with(host.uuid) is None
 
-    def test_what_is_not_there_is_not_found(self, hypervisor):
+    def test_missing_domains_are_not_found(self, hypervisor):
         for act in (hypervisor.suspend, hypervisor.resume, hypervisor.paused_by):
             with pytest.raises(NotFoundError):
                 act(ABSENT)
@@ -321,7 +321,7 @@ class TestHypervisorContract:
 
         with pytest.raises(KeyboardInterrupt):
             hypervisor.capture(request_for(host, manual=("vda",)), stop)
-        if hypervisor.paused_by(host.uuid) not in (None, "user"):  # it came too late to break off
+        if hypervisor.paused_by(host.uuid) not in (None, "user"):  # the abort came too late
             hypervisor.resume(host.uuid)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
         assert hypervisor.busy_with(host.uuid) is None
@@ -353,7 +353,7 @@ class TestHypervisorContract:
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
 
-    def test_a_commit_tells_what_it_is_about_to_do(self, host, hypervisor):
+    def test_a_commit_reports_its_stages(self, host, hypervisor):
         overlay, stages = host.overlay(), []
 
         def told(stage):
@@ -386,7 +386,7 @@ class TestHypervisorContract:
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.paused_by(host.uuid) == "user"
 
-    def test_the_chain_below_a_disk_is_told(self, host, hypervisor):
+    def test_the_chain_below_a_disk_is_read(self, host, hypervisor):
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == []
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vdz") == []
         overlay = host.overlay()
@@ -395,7 +395,7 @@ class TestHypervisorContract:
         hypervisor.commit(host.uuid, [overlay], quiet, Patience())
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == []
 
-    def test_ram_in_use_is_told(self, host, hypervisor):
+    def test_ram_in_use_is_reported(self, host, hypervisor):
         assert 0 < hypervisor.ram_in_use(host.uuid) <= 16 << 20
 
     def test_only_an_agent_is_missing(self, host, hypervisor):
@@ -403,7 +403,7 @@ class TestHypervisorContract:
         assert blocker.strategies == {Strategy.QUIESCED}
         assert blocker.step
 
-    def test_a_block_job_stands_in_the_way_of_ram(self, host, hypervisor):
+    def test_a_block_job_blocks_saving_ram(self, host, hypervisor):
         """libvirt saves no RAM of a domain that has one (its ``qemuMigrationSrcIsAllowed``)."""
         host.copy()
         blocked = [b.strategies for b in hypervisor.blockers(hypervisor.domain(NAME))]
@@ -422,7 +422,7 @@ class TestHypervisorContract:
         hypervisor.destroy(host.uuid)
         assert hypervisor.blockers(hypervisor.domain(NAME)) == []
 
-    def test_one_emulator_is_told_from_the_next(self, host, hypervisor):
+    def test_two_emulators_differ(self, host, hypervisor):
         first = hypervisor.domain(NAME).boot
         hypervisor.suspend(host.uuid)
         hypervisor.resume(host.uuid)
@@ -446,7 +446,7 @@ class TestHypervisorContract:
             before = first  # a thread of QEMU's may still be on its way to sleep
         assert hypervisor.vitals(host.uuid) == first
 
-    def test_vitals_of_what_is_not_there(self, hypervisor):
+    def test_vitals_of_a_missing_domain(self, hypervisor):
         with pytest.raises(NotFoundError):
             hypervisor.vitals(ABSENT)
 
@@ -459,7 +459,7 @@ class TestHypervisorContract:
         hypervisor.undefine(host.uuid)
         assert hypervisor.find(host.uuid) is None
 
-    def test_a_transient_domain_is_gone_with_its_emulator(self, host, hypervisor):
+    def test_a_transient_domain_ends_with_its_emulator(self, host, hypervisor):
         xml = hypervisor.domain(NAME).inactive_xml
         hypervisor.destroy(host.uuid)
         hypervisor.undefine(host.uuid)
@@ -476,7 +476,7 @@ class TestHypervisorContract:
             hypervisor.network_is_isolated("no such network")
 
     def test_an_image_with_other_xml_is_another_domain(self, host, hypervisor):
-        """The XML of a save image decides who is resumed, and nothing in its RAM."""
+        """The XML of a save image decides which domain is resumed, not its RAM."""
         hypervisor.suspend(host.uuid)
         hypervisor.capture(request_for(host, manual=("vda",)), nothing)
         image, copy = host.directory / "ram.save", host.directory / "copy.save"
@@ -516,7 +516,7 @@ class TestHypervisorContract:
         hypervisor.resume(host.uuid)
         assert not hypervisor.was_booted(host.uuid)
 
-    def test_a_guest_read_back_paused_is_told_from_one_that_is_started_so(self, host, hypervisor):
+    def test_a_guest_restored_paused_differs_from_one_started_paused(self, host, hypervisor):
         path = host.directory / "paused.save"
         hypervisor.suspend(host.uuid)
         hypervisor.save(host.uuid, path)
@@ -533,9 +533,7 @@ class TestHypervisorContract:
         hypervisor.drop_managed_save(host.uuid)
         assert hypervisor.managed_save_path(host.uuid) is None
 
-    def test_a_managed_save_image_goes_with_the_bases_once_they_have_everything(
-        self, host, hypervisor
-    ):
+    def test_a_managed_save_image_names_the_bases_after_a_commit(self, host, hypervisor):
         overlay = host.overlay()
         assert not hypervisor.rebase_managed_save(host.uuid, [overlay])  # there is none
         assert hypervisor.saved_sources(host.uuid) is None
@@ -551,7 +549,7 @@ class TestHypervisorContract:
         assert read_header(image).was_running
         hypervisor.drop_managed_save(host.uuid)
 
-    def test_a_managed_save_image_of_a_paused_guest_can_be_told_to_run(self, host, hypervisor):
+    def test_a_managed_save_image_of_a_paused_guest_can_be_set_to_run(self, host, hypervisor):
         hypervisor.unpause_managed_save(host.uuid)  # there is none
         hypervisor.suspend(host.uuid)
         host.managed_save()
@@ -561,12 +559,12 @@ class TestHypervisorContract:
         assert read_header(image).was_running
         hypervisor.drop_managed_save(host.uuid)
 
-    def test_a_domain_starts_at_boot_if_it_is_told_to(self, host, hypervisor):
+    def test_a_domain_starts_at_boot_if_autostart_is_set(self, host, hypervisor):
         assert not hypervisor.starts_at_boot(host.uuid)
         host.autostart()
         assert hypervisor.starts_at_boot(host.uuid)
 
-    def test_what_runs_here_fits(self, host, hypervisor):
+    def test_a_guest_that_runs_here_fits(self, host, hypervisor):
         domain = hypervisor.domain(NAME)
         assert hypervisor.misfit(domain.live_xml) == ""
         assert hypervisor.misfit(domain.inactive_xml) == ""
@@ -630,7 +628,7 @@ class TestAgentContract:
         hypervisor.thaw_file_systems(linux.uuid, 10)
         assert not hypervisor.file_systems_frozen(linux.uuid)
 
-    def test_thawing_what_is_not_frozen_is_fine(self, linux):
+    def test_thawing_without_a_freeze_is_no_error(self, linux):
         linux.hypervisor.thaw_file_systems(linux.uuid, 10)
         assert not linux.hypervisor.file_systems_frozen(linux.uuid)
 
@@ -640,7 +638,7 @@ class TestAgentContract:
             linux.hypervisor.freeze_file_systems(linux.uuid, (), 10)
         assert linux.hypervisor.file_systems_frozen(linux.uuid)
 
-    def test_an_agent_of_a_paused_guest_says_nothing(self, linux):
+    def test_an_agent_of_a_paused_guest_does_not_answer(self, linux):
         hypervisor = linux.hypervisor
         hypervisor.suspend(linux.uuid)
         assert not hypervisor.agent_answers(linux.uuid, 1)

@@ -1,4 +1,4 @@
-"""What any Pool must do, whichever it is."""
+"""The contract of every Pool."""
 
 from pathlib import Path
 
@@ -106,7 +106,7 @@ class TestPoolContract:
     def test_a_new_dataset_is_listed_with_its_kind(self, pool, root):
         assert Dataset(root, DatasetKind.FILESYSTEM) in pool.datasets()
 
-    def test_encryption_is_told_and_inherited(self, scratch, pool, root):
+    def test_encryption_is_reported_and_inherited(self, scratch, pool, root):
         scratch.create_encrypted(f"{root}/secret")
         scratch.create(f"{root}/secret/below")
         found = {name for name in pool.encrypted() if name.startswith(root)}
@@ -187,7 +187,7 @@ class TestPoolContract:
         assert names(pool, root) == []
 
     @pytest.mark.parametrize("below", ["/gone@a", "@a%", "@" + "n" * 256])
-    def test_what_cannot_be_taken_is_a_pool_error(self, pool, root, below):
+    def test_a_refused_snapshot_is_a_pool_error(self, pool, root, below):
         with pytest.raises(PoolError):
             pool.snapshot([root + below], {})
         assert names(pool, root) == []
@@ -197,7 +197,7 @@ class TestPoolContract:
             pool.snapshot([f"{root}@a", f"{scratch.other}@a"], {})
         assert names(pool, root, scratch.other) == []
 
-    def test_destroying_takes_what_is_there(self, pool, root):
+    def test_destroying_ignores_missing_snapshots(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         pool.destroy_snapshots([f"{root}@a", f"{root}@never"])
         assert pool.snapshots([root]) == []
@@ -234,7 +234,7 @@ class TestPoolContract:
         (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
         assert mine.properties == {"torn": "yes"}
 
-    def test_properties_of_what_is_not_there_are_an_error(self, pool, root):
+    def test_properties_of_a_missing_dataset_are_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.set_properties([f"{root}@never"], {"snaporch:level": "ram"})
 
@@ -257,7 +257,7 @@ class TestPoolContract:
             pool.hold([f"{root}@a", f"{root}@never"], "keep")
         assert pool.holds(f"{root}@a") == []
 
-    def test_a_clone_is_a_dataset_and_is_told_of(self, pool, root):
+    def test_a_clone_is_a_dataset_and_is_listed(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         pool.snapshot([f"{root}@b"], {})
         pool.clone(f"{root}@a", f"{root}/clone")
@@ -306,13 +306,13 @@ class TestPoolContract:
                 pool.clone(origin, f"{root}/clone", {"snaporch:clone": "two"})
         assert pool.local_properties(["snaporch:clone"]) == {}
 
-    def test_the_origin_of_a_clone_is_told(self, pool, root):
+    def test_the_origin_of_a_clone_is_listed(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         pool.clone(f"{root}@a", f"{root}/clone")
         assert pool.origins([root, f"{root}/clone"]) == {f"{root}/clone": f"{root}@a"}
         assert pool.origins([]) == {}
 
-    def test_sizes_are_told(self, scratch, pool, root):
+    def test_sizes_are_listed(self, scratch, pool, root):
         scratch.write(root, b"x" * 100_000)
         pool.snapshot([f"{root}@a"], {})
         ((name, (used, referenced)),) = pool.sizes([f"{root}@a"]).items()
@@ -375,7 +375,7 @@ class TestPoolContract:
         pool.destroy_snapshots([f"{root}@a"])
         assert pool.bookmarks(root) == {f"{root}#first": born, f"{root}#second": born}
 
-    def test_a_bookmark_is_made_once_and_of_what_is_there(self, pool, root):
+    def test_a_bookmark_is_made_once_and_of_an_existing_snapshot(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         pool.bookmark(f"{root}@a", "first")
         with pytest.raises(PoolError):
@@ -404,7 +404,7 @@ class TestPoolContract:
             pool.send_increment(f"{root}@a", f"{root}@never", tmp_path / "stream")
         assert not (tmp_path / "stream").exists()
 
-    def test_an_increment_is_received_over_what_came_since(self, scratch, pool, root, tmp_path):
+    def test_receiving_an_increment_discards_later_changes(self, scratch, pool, root, tmp_path):
         pool.snapshot([f"{root}@a"], {})
         for name in ("b", "c"):
             scratch.write(root, name.encode())
@@ -427,7 +427,7 @@ class TestPoolContract:
         with pytest.raises(PoolError):
             pool.receive(root, tmp_path / "stream")
 
-    def test_user_properties_of_snapshots_are_told(self, scratch, pool, root):
+    def test_user_properties_of_snapshots_are_listed(self, scratch, pool, root):
         pool.snapshot([f"{root}@a"], {"org:note": "two words", "snaporch:run": "r"})
         pool.snapshot([f"{root}@b"], {})
         told = pool.user_properties([f"{root}@a", f"{root}@b"])
@@ -436,7 +436,7 @@ class TestPoolContract:
 
     @pytest.mark.timeout(60)
     def test_no_value_drops_or_makes_up_another(self, scratch, pool, root):
-        """Tabs, line breaks and bytes that are no characters arrive with streams."""
+        """Tabs, line breaks and invalid characters arrive with streams."""
         forged = (
             f"x\n{root}@victim\tsnaporch:verified\tlocal\tpassed\n{root}@victim\t1\t2\t3\tpassed"
             f"\n{root}@phantom\tguid\t-\t7\n{root}@phantom\t7\t8\t9\tx\n\n\t\t\n \r\x85\u2028"
@@ -464,7 +464,7 @@ class TestPoolContract:
             f"{copy}@mine": all_of_it,
         }
 
-    def test_what_was_written_since_is_told(self, scratch, pool, root):
+    def test_bytes_written_since_a_snapshot(self, scratch, pool, root):
         scratch.write(root, b"first")
         pool.snapshot([f"{root}@a"], {})
         assert pool.written_since(f"{root}@a") == 0
@@ -473,7 +473,7 @@ class TestPoolContract:
         with pytest.raises(PoolError):
             pool.written_since(f"{root}@gone")
 
-    def test_a_snapshot_is_read_by_a_mount_that_nobody_else_has(self, scratch, pool, root):
+    def test_a_snapshot_is_read_by_a_private_mount(self, scratch, pool, root):
         scratch.write(root, b"then")
         pool.snapshot([f"{root}@a"], {})
         with pool.mounted_snapshot(f"{root}@a") as at:
@@ -505,7 +505,7 @@ class TestPoolContract:
         assert pool.reserved([]) == {}
 
     @pytest.mark.parametrize(("room", "fits"), [(4 << 20, False), (16 << 20, True)])
-    def test_room_for_a_snapshot_beside_a_reservation_is_told(
+    def test_room_for_a_snapshot_beside_a_reservation_is_reported(
         self, scratch, pool, root, room, fits
     ):
         volume = f"{root}/thick/volume"

@@ -1,4 +1,4 @@
-"""What we make of sanoid.conf is what sanoid makes of it: its own ``init``, on the same files.
+"""snaporch reads sanoid.conf as sanoid does: compared with its ``init``, on the same files.
 
 It is the host's sanoid; ``SANOID=PATH`` names another release's, with its defaults beside it.
 """
@@ -28,7 +28,7 @@ MADE_UP = 400
 
 
 def sanoid_says(directories, tmp_path):
-    """What its ``init`` answers for each directory: settings by section, or why it died."""
+    """The result of ``init`` for each directory: settings by section, or its fatal error."""
     datasets = tmp_path / "datasets"
     datasets.write_text("".join(f"{name}\n" for name in DATASETS))
     words = ["perl", DRIVER, SANOID, defaults(), datasets, *directories]

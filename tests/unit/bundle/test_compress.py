@@ -28,7 +28,7 @@ def open_files():
 
 @pytest.mark.parametrize("method", Compression)
 @pytest.mark.parametrize("threads", [0, 1, 2])
-def test_what_went_in_comes_out_again(method, threads):
+def test_output_decompresses_to_the_input(method, threads):
     out = bytearray()
     stream = compressor(Compressing(method, 1, threads), out.extend)
     for block in DATA:
@@ -77,7 +77,7 @@ def test_a_zstd_stream_carries_a_checksum():
 
 
 @pytest.mark.parametrize("method", Compression)
-def test_a_full_disk_is_reported_as_what_it_is(method):
+def test_a_full_disk_is_reported_as_a_full_disk(method):
     stream = compressor(Compressing(method), full)
 
     def write_much():

@@ -34,13 +34,13 @@ def test_a_step_towards_what_keeps_up(level, waited_for_ram, waited_for_store, t
     assert next_level(RamSaveTimes(level, 10.0, waited_for_ram, waited_for_store)) == then
 
 
-def test_a_moment_tells_nothing():
+def test_a_short_save_changes_nothing():
     assert next_level(RamSaveTimes(3, 0.9, 0.0, 0.0)) == 3
     assert next_level(RamSaveTimes(3, 1.0, 0.0, 0.0)) == 1
 
 
 def saved_at(level, ram, compressor, store):
-    """What three take together, whose speeds are MiB/s of RAM: who is faster waits."""
+    """The time of three parties with speeds in MiB/s of RAM; the faster ones wait."""
     speed = min(ram, compressor, store)
     waited_for_ram = 1 - ram / min(compressor, store) if speed == ram else 0
     waited_for_store = 1 - store / min(compressor, ram) if speed == store else 0

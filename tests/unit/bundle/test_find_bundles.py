@@ -53,8 +53,8 @@ def test_a_store_that_is_not_there_has_none(tmp_path):
     assert bundles_naming(tmp_path / "none", "tank/web", "s1") == []
 
 
-def test_what_the_engine_writes_is_found(tmp_path, world):
-    """The search reads text; this fails when manifests are written another way."""
+def test_bundles_written_by_the_store_are_found(tmp_path, world):
+    """The search reads text; this fails if manifests are written differently."""
     from pathlib import Path
 
     from snaporch.snapshot.request import SnapshotRequest

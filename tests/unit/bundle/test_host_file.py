@@ -48,7 +48,7 @@ PLANTS = [as_a_link, as_a_dangling_link, as_a_fifo, as_a_directory, as_a_giant]
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_what_was_planted_is_not_read(tmp_path, precious, plant):
+def test_planted_files_are_not_read(tmp_path, precious, plant):
     place = tmp_path / "vars.fd"
     plant(place, precious)
     with pytest.raises(HostFileError, match=r"regular file|larger than 64 MiB"):
@@ -80,7 +80,7 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path, precious):
 
 
 def test_a_link_that_is_planted_meanwhile_is_not_followed(tmp_path, precious, monkeypatch):
-    """The emulator owns the directory: between any two steps, a name may be another file's."""
+    """The emulator owns the directory: a name may change its file between any two steps."""
     place, real = tmp_path / "vars.fd", os.fsync
 
     def plant(descriptor):
@@ -102,7 +102,7 @@ def test_a_link_that_is_planted_meanwhile_is_not_followed(tmp_path, precious, mo
     assert precious.read_text() == "the host's"
 
 
-def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(28, "No space left on device")
 
@@ -113,7 +113,7 @@ def test_what_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
 
 def test_another_name_of_a_file_is_not_read(tmp_path, precious):
-    """Whose it is cannot be told; without fs.protected_hardlinks it may be root's."""
+    """Its owner is unknown; without fs.protected_hardlinks it may be root's."""
     (tmp_path / "vars.fd").hardlink_to(precious)
     with pytest.raises(HostFileError, match="more than one name"):
         read_host_file(tmp_path / "vars.fd")
@@ -121,7 +121,7 @@ def test_another_name_of_a_file_is_not_read(tmp_path, precious):
 
 @pytest.fixture
 def emulators(tmp_path):
-    """A directory that others than root write to, and a link out of it to one of root's."""
+    """A directory that other users write to, and a link from it to a directory of root's."""
     roots, own = tmp_path / "roots", tmp_path / "own"
     roots.mkdir()
     (roots / "vars.fd").write_bytes(b"the host's")
@@ -131,7 +131,7 @@ def emulators(tmp_path):
     return own
 
 
-def test_a_link_that_was_planted_on_the_way_is_not_followed(tmp_path, emulators):
+def test_a_planted_link_in_the_path_is_not_followed(tmp_path, emulators):
     place = emulators / "nvram/vars.fd"
     with pytest.raises(HostFileError, match="nvram in its path is a link of another user"):
         read_host_file(place)
@@ -175,7 +175,7 @@ def test_a_name_as_long_as_names_can_be(tmp_path):
     assert place.read_bytes() == b"variables"
 
 
-def test_only_what_swtpm_calls_its_own_is_tpm_state(tmp_path):
+def test_only_files_with_swtpms_names_are_tpm_state(tmp_path):
     for name in (b"tpm2-00.permall", b"tpm2-00.volatilestate", b"tpm-00.permall", b".lock"):
         (tmp_path / os.fsdecode(name)).touch()
     for name in (b"a\n.permall", b"-rf.permall", b"x" * 247 + b".permall", b"\xff.permall"):

@@ -13,7 +13,7 @@ DIGEST = "0" * 64
 
 @pytest.fixture
 def document():
-    """A manifest as JSON, for a test to spoil."""
+    """A manifest as JSON, which tests change."""
     return {
         "format": 1,
         "run": "r",
@@ -75,13 +75,13 @@ def test_without_ram_there_is_no_ram_size(tmp_path, document):
 
 
 @pytest.mark.parametrize("level", Level)
-def test_every_level_can_be_told(tmp_path, document, level):
+def test_every_level_can_be_recorded(tmp_path, document, level):
     document["level"] = level.value
     assert read(stored(tmp_path, document)).level is level
 
 
 def spoil(*path, value):
-    """What to change, and how the error names it."""
+    """The change, and its name in the error."""
     return pytest.param(path, value, id=".".join(map(str, path)) + f"={value!r}"[:24])
 
 
@@ -106,7 +106,7 @@ def spoil(*path, value):
         spoil("snapshots", 0, "guid", value=None),
     ],
 )
-def test_what_is_impossible_is_refused_by_name(tmp_path, document, path, value):
+def test_an_impossible_value_is_refused_with_its_field(tmp_path, document, path, value):
     holder = document
     for step in path[:-1]:
         holder = holder[step]
@@ -117,7 +117,7 @@ def test_what_is_impossible_is_refused_by_name(tmp_path, document, path, value):
     assert ".".join(map(str, path)) in str(caught.value)
 
 
-def test_a_later_format_is_told_even_when_it_has_more_fields(tmp_path, document):
+def test_a_later_format_is_reported_even_with_more_fields(tmp_path, document):
     document |= {"format": 2, "novelty": True}
     with pytest.raises(ManifestError, match="format: "):
         read(stored(tmp_path, document))
@@ -139,13 +139,13 @@ def test_nothing_may_be_missing(tmp_path, document, missing):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"{}garbage"])
-def test_what_is_no_manifest_is_told_with_its_path(tmp_path, content):
+def test_an_invalid_manifest_is_reported_with_its_path(tmp_path, content):
     (tmp_path / MANIFEST_NAME).write_bytes(content)
     with pytest.raises(ManifestError, match=MANIFEST_NAME):
         read(tmp_path)
 
 
-def test_a_missing_manifest_is_told_with_its_path(tmp_path):
+def test_a_missing_manifest_is_reported_with_its_path(tmp_path):
     with pytest.raises(ManifestError, match=r"manifest\.json: No such file"):
         read(tmp_path)
 

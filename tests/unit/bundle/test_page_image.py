@@ -1,4 +1,4 @@
-"""A save image as a page file and the rest, and back."""
+"""A save image is split into a page file and the rest, and built from them."""
 
 import gzip
 import hashlib
@@ -23,7 +23,7 @@ PLAIN = Compressing(Compression.NONE)
 
 
 def nothing(_done):
-    """Nobody listens."""
+    """Ignore the progress."""
 
 
 def write_image(path, stream, compression=0):
@@ -56,7 +56,7 @@ def put_together(tmp_path, entry, how=PLAIN, **options):
 
 
 @pytest.mark.parametrize("compression", [0, 1, 5])
-def test_the_way_there_and_back(tmp_path, compression):
+def test_splitting_and_building_gives_the_same_image(tmp_path, compression):
     stream = streams.guest_stream()
     _, entry = taken_apart(tmp_path, stream, compression)
     made = put_together(tmp_path, entry)
@@ -71,7 +71,7 @@ def test_the_way_there_and_back(tmp_path, compression):
     assert (tmp_path / "rest2").read_bytes() == (tmp_path / "rest1").read_bytes()
 
 
-def test_what_is_made_is_compressed_as_asked(tmp_path):
+def test_the_built_image_is_compressed_as_requested(tmp_path):
     _, entry = taken_apart(tmp_path)
     made = put_together(tmp_path, entry, Compressing(Compression.ZSTD))
     preface = read_preface(made)
@@ -87,7 +87,7 @@ def test_with_other_xml(tmp_path):
     assert made.read_bytes()[read_preface(made).end :].startswith(b"QEVM")
 
 
-def test_only_what_changed_is_written(tmp_path):
+def test_only_changed_pages_are_written(tmp_path):
     first, _ = taken_apart(tmp_path)
     assert first.changed_bytes > 40 * 4096
     same, _ = taken_apart(tmp_path, name="2")
@@ -97,13 +97,13 @@ def test_only_what_changed_is_written(tmp_path):
     assert third.changed_bytes == 3 * 4096
 
 
-def test_a_page_file_left_half_written_is_mended(tmp_path):
+def test_an_incomplete_page_file_is_completed(tmp_path):
     parts, entry = taken_apart(tmp_path)
     pages = tmp_path / "pages"
     whole = pages.read_bytes()
     pages.write_bytes(whole[:70_000] + bytes(1000) + b"x" * 9000)
-    mended, _ = taken_apart(tmp_path, name="2")
-    assert mended.page_sum == parts.page_sum == entry.sha256
+    repaired, _ = taken_apart(tmp_path, name="2")
+    assert repaired.page_sum == parts.page_sum == entry.sha256
     assert pages.read_bytes() == whole
 
 
@@ -121,8 +121,8 @@ def test_a_link_in_place_of_the_page_file_is_not_followed(tmp_path):
     assert (tmp_path / "elsewhere").read_bytes() == b"precious"
 
 
-def test_what_is_not_known_of_the_beginning_is_never_restored(tmp_path):
-    """It would be left out of the stream."""
+def test_unknown_data_at_the_beginning_is_never_restored(tmp_path):
+    """It would be missing in the stream."""
     _, entry = taken_apart(tmp_path)
     rest = tmp_path / "rest1"
     raw = rest.read_bytes()
@@ -174,7 +174,7 @@ def test_every_cut_of_the_rest_is_an_error_in_words(tmp_path):
 
 
 @pytest.mark.parametrize("compression", [1, 5])
-def test_an_image_whose_payload_is_damaged_is_an_error_in_words(tmp_path, compression):
+def test_a_damaged_payload_is_a_readable_error(tmp_path, compression):
     image = write_image(tmp_path / "image1", streams.guest_stream(), compression)
     whole = image.read_bytes()
     begin = read_preface(image).end
@@ -203,14 +203,14 @@ def test_an_image_that_was_compressed_in_pieces_is_read_whole(tmp_path, compress
     assert page_sum(tmp_path / "pages", nothing) == (entry.bytes, entry.sha256)
 
 
-def test_what_libvirt_compressed_itself_is_refused(tmp_path):
+def test_images_compressed_by_libvirt_itself_are_refused(tmp_path):
     image = tmp_path / "image"
     image.write_bytes(images.image(XML, b"something", compression=3))
     with pytest.raises(StreamError, match="by libvirt"):
         split_image(image, tmp_path / "rest", tmp_path / "pages", nothing)
 
 
-def test_whoever_listens_can_stop_it(tmp_path):
+def test_the_tick_can_stop_it(tmp_path):
     image = write_image(tmp_path / "image", streams.guest_stream())
 
     def stop(_done):
@@ -221,11 +221,11 @@ def test_whoever_listens_can_stop_it(tmp_path):
     assert not (tmp_path / "rest").exists()
 
 
-def test_how_far_it_is_is_told_of_the_whole_page_file(tmp_path):
+def test_progress_is_reported_for_the_whole_page_file(tmp_path):
     _, entry = taken_apart(tmp_path, streams.stream({b"pc.ram": 600}, [every_page(600), []]))
-    told = []
-    check_image(tmp_path / "rest1", entry, tmp_path / "pages", told.append)
-    assert told == [CHUNK, 2 * CHUNK, entry.bytes]
+    progress = []
+    check_image(tmp_path / "rest1", entry, tmp_path / "pages", progress.append)
+    assert progress == [CHUNK, 2 * CHUNK, entry.bytes]
 
 
 def every_page(count):
@@ -284,8 +284,8 @@ def test_every_image_comes_back_whatever_layout_was_there_before(tmp_path_factor
         assert len(raw) - raw.count(0) == sum(sizes) * streams.PAGE
 
 
-def test_what_lies_between_blocks_of_an_older_page_file_is_no_damage(tmp_path):
-    """Page files of earlier versions may hold bytes of an earlier layout there."""
+def test_data_between_blocks_of_another_layout_is_no_damage(tmp_path):
+    """A page file may contain bytes of an earlier layout there."""
     _, entry = taken_apart(tmp_path)
     with (tmp_path / "pages").open("r+b") as pages:
         pages.seek(64 * streams.PAGE)

@@ -1,4 +1,4 @@
-"""Streams taken apart and put together again."""
+"""Streams that are split and joined."""
 
 import itertools
 import struct
@@ -81,7 +81,7 @@ def guests(draw):
 
 
 @given(guests(), st.binary(min_size=1, max_size=40), st.integers(1, 9000), st.booleans())
-def test_the_last_of_each_page_counts_and_the_way_back_is_the_same(guest, tail, step, command):
+def test_the_last_copy_of_a_page_counts_and_joining_restores_it(guest, tail, step, command):
     blocks, parts = guest
     data = streams.stream(blocks, parts, tail=tail, command=SWITCHOVER if command else b"")
     rest, memory = taken_apart(data, step)
@@ -128,7 +128,7 @@ def test_pages_around_a_whole_mebibyte(guest):
 
 @given(guests(), st.data())
 def test_damage_is_refused_or_taken_as_it_is_and_nothing_else(guest, data):
-    """No checksum is in the stream: what is found out is its shape, with an error in words."""
+    """The stream has no checksum: only its structure is checked, with a readable error."""
     stream = bytearray(streams.stream(*guest))
     for _ in range(data.draw(st.integers(1, 4))):
         stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
@@ -155,7 +155,7 @@ def test_blocks_begin_at_whole_mebibytes():
     assert head.page_file_bytes == (3 << 20) + PAGE
 
 
-def test_a_block_goes_on_in_the_next_part():
+def test_a_block_continues_in_the_next_part():
     parts = [FULL[:1], FULL[1:]]
     data = streams.stream(ONE, parts)
     assert data.count(b"pc.ram") == 2  # in the list of blocks, and with the first page
@@ -168,7 +168,7 @@ def test_a_machine_without_a_name():
     assert taken_apart(data)[0].tail == b"x"
 
 
-def test_what_comes_between_the_parts_is_kept_before_the_pages():
+def test_commands_between_the_parts_are_kept_before_the_pages():
     rest, memory = taken_apart(streams.stream(ONE, [FULL, []], command=SWITCHOVER))
     assert rest.head.raw.endswith(SWITCHOVER)
     assert b"".join(join(rest.head, rest.tail, memory.read)).startswith(rest.head.raw)

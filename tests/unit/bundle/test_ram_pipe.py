@@ -22,7 +22,7 @@ CLOSING = images.header(data_length=len(XML))
 
 
 class Sink:
-    """A writer that tells when it has taken so many bytes, and fails when told to."""
+    """A writer that signals after a number of bytes, and fails on request."""
 
     level = 3
     waited_for_store = 0.25
@@ -35,7 +35,7 @@ class Sink:
         self._announce, self._fail_after = announce, fail_after
 
     def announce(self, size):
-        """Tell again, at another size."""
+        """Signal again, at another size."""
         self._announce = size
         self.reached.clear()
 
@@ -69,7 +69,7 @@ def fifo(tmp_path):
 
 
 def pour(path, *parts):
-    """Like libvirt: each part with an open and a close of its own."""
+    """Write like libvirt: each part with its own open and close."""
     for part in parts:
         with open(path, "wb", buffering=0) as pipe:
             view = memoryview(part)
@@ -78,13 +78,13 @@ def pour(path, *parts):
 
 
 def in_thread(action):
-    """Run ``action`` beside the test; daemon, so that a hang fails the test and not the run."""
+    """Run ``action`` in a thread; daemon, so that a hang fails only the test."""
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
     return thread
 
 
-def test_what_libvirt_pours_in_two_opens_becomes_an_image(fifo, tmp_path):
+def test_libvirts_two_opens_become_one_image(fifo, tmp_path):
     writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
     stream = RamPipe(fifo, writer)
     pour(fifo, BODY, CLOSING)
@@ -111,8 +111,8 @@ def test_a_second_open_before_the_first_was_closed(fifo):
     assert stream.finish() == BODY + CLOSING
 
 
-def test_what_came_just_before_the_end_is_taken(fifo, monkeypatch):
-    """A poll that was begun before may tell of the end alone."""
+def test_data_just_before_the_end_is_read(fifo, monkeypatch):
+    """A poll that began earlier may report only the end."""
     real = RamPipe._poll
 
     def poll(stream):
@@ -127,7 +127,7 @@ def test_what_came_just_before_the_end_is_taken(fifo, monkeypatch):
     assert stream.finish() == BODY + CLOSING
 
 
-def test_a_pipe_that_somebody_removed_is_no_failure(fifo):
+def test_a_pipe_that_was_removed_is_no_failure(fifo):
     stream = RamPipe(fifo, Sink())
     pour(fifo, BODY)
     fifo.unlink()
@@ -157,7 +157,7 @@ def test_the_pipe_holds_a_block(fifo, monkeypatch):
 
 
 def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
-    """Of an unprivileged user the kernel takes so many."""
+    """The kernel's limit for an unprivileged user."""
 
     def refuse(*_what):
         raise PermissionError(errno.EPERM, "Operation not permitted")
@@ -190,7 +190,7 @@ def test_more_than_a_pipe_holds(fifo):
     assert stream.finish() == much
 
 
-def test_finish_takes_what_is_still_in_the_pipe(fifo):
+def test_finish_drains_the_pipe(fifo):
     gate, entered = threading.Event(), threading.Event()
 
     class Slow(Sink):
@@ -210,7 +210,7 @@ def test_finish_takes_what_is_still_in_the_pipe(fifo):
     assert results == [b"first second"]
 
 
-def test_a_stream_nobody_wrote_to_is_no_image(fifo, tmp_path):
+def test_a_stream_without_data_is_no_image(fifo, tmp_path):
     writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
     stream = RamPipe(fifo, writer)
     with pytest.raises(SaveImageError):
@@ -258,7 +258,7 @@ def test_the_writer_gets_epipe_when_the_stream_is_no_image(fifo, tmp_path):
 
 
 def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_comes(fifo):
-    """The image may fail to be stored when QEMU is done and libvirt has yet to open it again."""
+    """Storing may fail after QEMU has finished and before libvirt opens the pipe again."""
     stream = RamPipe(fifo, Sink(fail_after=len(BODY)))
     pour(fifo, BODY)
     stream._thread.join(PATIENCE)
@@ -271,15 +271,15 @@ def test_a_second_open_after_a_failure_does_not_wait_for_a_reader_that_never_com
     opening = in_thread(open_again)
     opening.join(1)
     stuck = opening.is_alive()
-    if stuck:  # let it go
+    if stuck:  # unblock it
         os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
         opening.join(PATIENCE)
     stream.abandon()
     assert not stuck
 
 
-def test_the_pipe_has_no_name_any_more_when_its_reader_goes(fifo, monkeypatch):
-    """Whoever opened it after that would wait for ever."""
+def test_the_pipe_is_unlinked_before_its_reader_closes(fifo, monkeypatch):
+    """A program that opened it after that would wait for ever."""
     stream, named, read, real = RamPipe(fifo, Sink()), [], [], os.close
 
     def close(descriptor):
@@ -317,7 +317,7 @@ def test_abandoning_twice_or_after_a_failure_is_fine(fifo):
     stream.abandon()
 
 
-def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
+def test_abandoning_does_not_wait_for_an_active_writer(fifo):
     taking, go_on = threading.Event(), threading.Event()
     go_on.set()
 
@@ -346,14 +346,14 @@ def test_abandoning_does_not_wait_for_a_writer_that_goes_on(fifo):
     stuck = abandoning.is_alive()
     if not stuck:
         writing.join(PATIENCE)
-    go_on.clear()  # let it go
+    go_on.clear()  # unblock it
     abandoning.join(PATIENCE)
     writing.join(PATIENCE)
     assert not stuck
     assert outcome == ["EPIPE"]
 
 
-def test_breaking_off_frees_a_writer_even_when_the_compressor_stands_still(fifo):
+def test_aborting_frees_a_writer_even_if_the_compressor_is_blocked(fifo):
     class StandsStill(Sink):
         def __init__(self):
             super().__init__()
@@ -407,7 +407,7 @@ def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
 
 @pytest.mark.parametrize("end", ["finish", "break_off", "abandon"])
 def test_a_limited_stream_ends_at_once(fifo, end):
-    """A second of a terabyte is not waited for."""
+    """A wait for a terabyte ends at once."""
     sink = Sink(announce=len(BODY))
     throttle = RateLimit(1e-6)
     stream = RamPipe(fifo, sink, throttle)
@@ -419,7 +419,7 @@ def test_a_limited_stream_ends_at_once(fifo, end):
     assert not fifo.exists()
 
 
-def test_who_held_it_up_is_told(fifo):
+def test_the_bottleneck_is_measured(fifo):
     sink = Sink(announce=len(BODY))
     stream = RamPipe(fifo, sink)
     assert stream.pace is None
@@ -435,7 +435,7 @@ def test_who_held_it_up_is_told(fifo):
     assert stream.pace.waited_for_store == 0.25
 
 
-def test_only_what_was_while_the_guest_ran_counts(fifo):
+def test_only_the_time_while_the_guest_ran_counts(fifo):
     sink = Sink(announce=len(BODY))
     stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
@@ -447,7 +447,7 @@ def test_only_what_was_while_the_guest_ran_counts(fifo):
     assert (pace.waited_for_store, stream.pace) == (0.25, pace)
 
 
-def test_what_the_guest_keeps_back_until_the_end_counts(fifo):
+def test_data_that_the_guest_delays_until_the_end_counts(fifo):
     sink = Sink(announce=len(BODY))
     stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
@@ -458,7 +458,7 @@ def test_what_the_guest_keeps_back_until_the_end_counts(fifo):
     stream.abandon()
 
 
-def test_what_is_being_stored_is_not_waited_for_from_the_guest(fifo):
+def test_time_of_storing_is_no_waiting_for_the_guest(fifo):
     sink = StalledSink()
     stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
@@ -469,7 +469,7 @@ def test_what_is_being_stored_is_not_waited_for_from_the_guest(fifo):
     stream.abandon()
 
 
-def test_nothing_that_comes_after_a_standstill_counts(fifo):
+def test_nothing_after_the_pause_counts(fifo):
     sink = Sink(announce=len(BODY))
     stream = RamPipe(fifo, sink)
     stream.make_room()
@@ -480,7 +480,7 @@ def test_nothing_that_comes_after_a_standstill_counts(fifo):
 
 
 @pytest.mark.parametrize("eased", [False, True])
-def test_a_limited_stream_tells_nothing(fifo, eased):
+def test_a_limited_stream_has_no_measurement(fifo, eased):
     stream = RamPipe(fifo, Sink(), RateLimit(1e6))
     pour(fifo, BODY)
     if eased:
@@ -491,14 +491,14 @@ def test_a_limited_stream_tells_nothing(fifo, eased):
 
 @pytest.fixture
 def small_pipe(monkeypatch):
-    """So that making room needs no privilege: 64 KiB, and at most 1 MiB."""
+    """Small sizes, so that enlarging needs no privilege: 64 KiB, at most 1 MiB."""
     monkeypatch.setattr(stream_module, "_BLOCK", SMALL)
     monkeypatch.setattr(stream_module, "_LARGE_PIPE", 1 << 20)
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 3600)
 
 
 class StalledSink(Sink):
-    """Stands still from the first block until it is let go."""
+    """Blocks from the first block until it is unblocked."""
 
     def __init__(self):
         super().__init__()
@@ -510,7 +510,7 @@ class StalledSink(Sink):
         super().write(block)
 
 
-def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe):
+def test_a_paused_guest_does_not_wait_for_the_store(fifo, small_pipe):
     sink = StalledSink()
     stream = RamPipe(fifo, sink)
     body = os.urandom(12 * SMALL)
@@ -526,7 +526,7 @@ def test_a_guest_that_stands_still_does_not_wait_for_the_store(fifo, small_pipe)
     assert stream.finish() == body
 
 
-def test_nothing_is_taken_while_the_guest_stands_still(fifo, small_pipe):
+def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo, small_pipe):
     sink = Sink(announce=2 * SMALL)  # it may have been waiting for a block already
     stream = RamPipe(fifo, sink)
     stream.make_room()
@@ -571,7 +571,7 @@ def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
     assert (tmp_path / "out").read_bytes() == CLOSING + body[len(CLOSING) :]
 
 
-def test_where_no_room_is_granted_the_stream_goes_on(fifo, small_pipe, monkeypatch):
+def test_without_a_larger_pipe_the_stream_continues(fifo, small_pipe, monkeypatch):
     sink = Sink(announce=100)
     stream = RamPipe(fifo, sink)
     refused = []
@@ -603,7 +603,7 @@ def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
 
 
 def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
-    """Its descriptors may be another's by now."""
+    """Its descriptors may have been reused by now."""
     stream = RamPipe(fifo, Sink())
     stream.abandon()
     touched = []
@@ -612,7 +612,7 @@ def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
     assert touched == []
 
 
-def test_a_limited_stream_is_limited_no_more_when_the_guest_stands_still(fifo, monkeypatch):
+def test_the_limit_is_lifted_when_the_guest_is_paused(fifo, monkeypatch):
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
     sink = Sink(announce=len(BODY))
     stream = RamPipe(fifo, sink, RateLimit(1e-6))

@@ -41,7 +41,7 @@ def test_no_rate_is_no_limit(clock):
     throttle.spend(1 << 40)
 
 
-def test_who_waits_goes_on_when_the_limit_is_lifted():
+def test_a_waiting_thread_continues_when_the_limit_is_lifted():
     throttle = RateLimit(1)
     waiting = threading.Thread(target=throttle.spend, args=(1 << 40,), daemon=True)
     waiting.start()

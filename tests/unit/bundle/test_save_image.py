@@ -77,7 +77,7 @@ def test_a_header_survives_parsing_and_packing(rest, length, running, compressio
     assert (header.data_length, header.was_running) == (length, running)
 
 
-def test_what_lies_behind_a_header_is_not_its_own():
+def test_bytes_behind_a_header_are_not_part_of_it():
     assert SaveImageHeader.parse(images.image(), "x").pack() == images.image()[:HEADER_SIZE]
 
 
@@ -245,7 +245,7 @@ def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
 # -- what libvirt did to the payload ------------------------------------------------------------
 
 
-def test_a_plain_stream_labelled_sparse_is_stored_as_what_it_is(tmp_path):
+def test_a_plain_stream_labelled_sparse_is_stored_as_plain(tmp_path):
     path = tmp_path / "ram.save"
     source = images.piped(XML, compression=6)
     result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
@@ -263,7 +263,7 @@ def test_a_payload_that_libvirt_compressed_is_kept_as_it_is(tmp_path, compressio
     assert path.read_bytes() == images.image(XML, packed, compression=compression)
 
 
-def test_a_plain_stream_with_a_compressing_label_is_stored_as_what_it_is(tmp_path):
+def test_a_plain_stream_labelled_compressed_is_stored_as_plain(tmp_path):
     path = tmp_path / "ram.save"
     write(path, images.image(XML, compression=1), PLAIN, trailer=False)
     assert read_header(path).compression == 0
@@ -274,7 +274,7 @@ def test_a_plain_stream_with_a_compressing_label_is_stored_as_what_it_is(tmp_pat
 
 
 @pytest.mark.parametrize("method", Compression)
-def test_an_abandoned_image_is_gone(tmp_path, method):
+def test_an_abandoned_image_is_removed(tmp_path, method):
     writer = SaveImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
     writer.write(images.piped(XML)[:3000])
     writer.abandon()
@@ -283,7 +283,7 @@ def test_an_abandoned_image_is_gone(tmp_path, method):
 
 @pytest.mark.parametrize("end", ["finish", "abandon"])
 def test_the_compressors_memory_is_not_kept(tmp_path, end):
-    """A process that takes several snapshots must not wait for the collector of circles."""
+    """A process that takes several snapshots must not wait for the garbage collector."""
     writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=False)
     gc.disable()
     try:
@@ -296,7 +296,7 @@ def test_the_compressors_memory_is_not_kept(tmp_path, end):
 
 
 @pytest.mark.parametrize("method", Compression)
-def test_a_write_error_is_told_and_leaves_nothing(tmp_path, method):
+def test_a_write_error_is_reported_and_leaves_nothing(tmp_path, method):
     writer = SaveImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
     writer._file.close()
     writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - closed by abandon
@@ -338,8 +338,8 @@ def test_the_header_of_a_missing_or_short_file(tmp_path):
         read_header(tmp_path / "missing")
 
 
-def test_broken_off_while_the_compressor_is_started(tmp_path, monkeypatch):
-    """Nobody has a hand on it yet, and the first write to it could last for ever."""
+def test_abort_while_the_compressor_is_started(tmp_path, monkeypatch):
+    """No other thread can stop it yet, and the first write to it could block for ever."""
     writer = SaveImageWriter(tmp_path / "ram", PLAIN, trailer=False)
     acts = []
 
@@ -375,8 +375,8 @@ def test_it_moves_as_long_as_it_takes_or_writes(tmp_path):
 
 
 @pytest.mark.parametrize("already", [False, True])
-def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
-    """Also before there is anything to store."""
+def test_the_queue_is_enlarged_before_or_after_storing_begins(tmp_path, monkeypatch, already):
+    """Also before the first block is stored."""
     made = []
 
     class Noting(save_image.AsyncWriter):
@@ -398,7 +398,7 @@ def test_room_is_made_whenever_it_is_asked_for(tmp_path, monkeypatch, already):
     writer.finish()
 
 
-def test_what_somebody_has_removed_is_abandoned_all_the_same(tmp_path):
+def test_a_file_that_was_removed_meanwhile_can_be_abandoned(tmp_path):
     writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
     (tmp_path / "ram.save").unlink()
     writer.abandon()

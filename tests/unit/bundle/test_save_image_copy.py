@@ -59,12 +59,12 @@ def test_a_copy_has_other_xml_and_the_same_ram(xml, tmp_path_factory):
     assert (preface.header.compression, preface.header.was_running) == (5, False)
 
 
-def test_what_fits_leaves_the_payload_in_its_place(origin, tmp_path):
+def test_xml_that_fits_keeps_the_payloads_offset(origin, tmp_path):
     copy_with_xml(origin, tmp_path / "copy", XML + " " * 99)
     assert read_preface(tmp_path / "copy").end == read_preface(origin).end
 
 
-def test_what_does_not_fit_moves_the_payload(origin, tmp_path):
+def test_xml_that_does_not_fit_moves_the_payload(origin, tmp_path):
     payload = payload_of(origin)
     copy_with_xml(origin, tmp_path / "copy", XML + " " * 5000)
     assert read_preface(tmp_path / "copy").end > read_preface(origin).end
@@ -119,7 +119,7 @@ def test_an_existing_file_is_not_overwritten(origin, tmp_path):
         (b"short", "inside its header"),
     ],
 )
-def test_what_is_no_image_is_refused(tmp_path, raw, reason):
+def test_a_file_that_is_not_an_image_is_refused(tmp_path, raw, reason):
     path = tmp_path / "ram.save"
     path.write_bytes(raw)
     with pytest.raises(SaveImageError, match=reason):

@@ -64,7 +64,7 @@ def seal_with_pace(store, run, pace):
     bundle.seal(manifest(part).model_copy(update={"run": run}))
 
 
-def test_the_pace_of_the_last_snapshot_that_tells_one(store):
+def test_the_save_times_of_the_latest_snapshot_with_any(store):
     assert store.last_pace(UUID) is None
     for second, level in enumerate([5, -3, None]):
         pace = (
@@ -166,7 +166,7 @@ def test_a_part_is_never_written_twice(store):
 
 
 @pytest.mark.parametrize(("changed", "exact"), [(-1, True), (0, False), (1, False)])
-def test_a_copy_tells_whether_the_file_changed_since_the_freeze(store, tmp_path, changed, exact):
+def test_a_copy_records_whether_the_file_changed_since_the_freeze(store, tmp_path, changed, exact):
     source = tmp_path / "vars.fd"
     source.write_bytes(b"nvram")
     source.chmod(0o640)

@@ -1,4 +1,4 @@
-"""Freezing and thawing through an agent that may do anything."""
+"""Freezing and thawing by an agent that may misbehave."""
 
 import json
 from contextlib import suppress
@@ -28,7 +28,7 @@ LATE = Failure("guest agent did not answer")
 
 
 class Guest:
-    """libvirt's handle of a guest whose agent does as told."""
+    """libvirt's handle of a guest with a scripted agent."""
 
     def __init__(self):
         self.frozen = False
@@ -84,7 +84,7 @@ def guest(monkeypatch):
     return made
 
 
-def test_it_freezes_all_or_what_is_named(guest):
+def test_it_freezes_all_or_the_named_file_systems(guest):
     assert agent.freeze(guest, (), 7) == 3
     agent.freeze(guest, (Path("/srv"), Path("/a b")), 7)
     assert guest.said == [
@@ -99,7 +99,7 @@ def test_everybodys_time_limit_is_left_alone(guest):
     assert guest.limits == []
 
 
-def test_a_limit_for_what_libvirt_asks_itself_is_put_back(guest):
+def test_the_limit_for_libvirts_own_requests_is_reset(guest):
     with suppress(KeyError), agent.answering(guest, 5):
         assert guest.limits == [5]
         raise KeyError
@@ -108,7 +108,7 @@ def test_a_limit_for_what_libvirt_asks_itself_is_put_back(guest):
 
 @pytest.mark.parametrize("status", [None, LATE])
 def test_a_freeze_without_an_answer_may_have_frozen_some_or_do_so_later(guest, status):
-    """It is not thawed here: who asked for it has noted that it may have to be."""
+    """It is not thawed here: the caller has recorded that it may have to be."""
     guest.freeze_fails, guest.status = LATE, status
     with pytest.raises(
         HypervisorError, match="web: its agent did not freeze: guest agent did not"
@@ -119,7 +119,7 @@ def test_a_freeze_without_an_answer_may_have_frozen_some_or_do_so_later(guest, s
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_freeze_that_was_refused_is_nobodys_or_somebody_elses(guest, frozen):
+def test_a_refused_freeze_froze_nothing_or_is_another_programs(guest, frozen):
     guest.freeze_fails, guest.frozen = REFUSED, frozen
     with pytest.raises(NotFrozenByUsError, match="not allowed") as caught:
         agent.freeze(guest, (), 7)
@@ -134,7 +134,7 @@ def test_a_refusal_of_an_agent_that_then_does_not_answer_is_in_doubt(guest):
     assert not isinstance(caught.value, NotFrozenByUsError)
 
 
-def test_a_thaw_is_believed_when_the_agent_says_so(guest):
+def test_a_thaw_is_believed_when_the_agent_confirms_it(guest):
     guest.frozen, guest.thaws_to_fail = True, 1
     agent.thaw(guest, 7)
     assert not guest.frozen
@@ -171,7 +171,7 @@ def test_an_agent_that_makes_no_sense(guest, answer):
         agent.thaw(guest, 7)
 
 
-def test_frozen_is_what_the_agent_says(guest):
+def test_frozen_is_as_the_agent_reports(guest):
     assert agent.frozen(guest) is False
     agent.freeze(guest, (), 7)
     assert agent.frozen(guest) is True

@@ -22,7 +22,7 @@ def test_a_base_that_is_denied(base, tmp_path):
     assert denies_writing(UUID, str(base), tmp_path)
 
 
-def test_a_profile_names_what_a_link_leads_to(base, tmp_path):
+def test_a_profile_names_the_target_of_a_link(base, tmp_path):
     (tmp_path / "link").symlink_to(base)
     assert denies_writing(UUID, str(tmp_path / "link"), tmp_path)
 

@@ -1,4 +1,4 @@
-"""Commits step by step, against a libvirt that does as told."""
+"""Commits step by step, against a scripted libvirt."""
 
 import itertools
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from snaporch.hypervisor.interface import CommitStage, HypervisorError, OverlayD
 SLOW = Patience()
 HASTY = Patience(running=0, pause=5)
 ACTIVE_ONE_LAYER = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
-"""Without the second a commit would go on into what the base itself lies on: a golden image."""
+"""Without the second flag a commit would continue into the base's own base: a golden image."""
 VDA = OverlayDisk("vda", "/tank/a.img", "file", "raw", "/overlays/vda.qcow2")
 VDB = OverlayDisk("vdb", "/dev/zvol/tank/b", "block", "raw", "/overlays/vdb.qcow2")
 
@@ -42,7 +42,7 @@ class Disk:
 
 
 class Guest:
-    """libvirt's handle; ``step`` is what happens between two looks."""
+    """libvirt's handle; ``step`` is called between two queries."""
 
     def __init__(self, *disks):
         self.disks = {disk.target: Disk(disk) for disk in disks}
@@ -103,18 +103,18 @@ class Guest:
         return {"type": 4, "cur": self.copied, "end": self.length} if self.disks[target].job else {}
 
 
-def commit(guest, *disks, told=lambda stage: None, patience=SLOW):
+def commit(guest, *disks, on_stage=lambda stage: None, patience=SLOW):
     def step(seconds):
         guest.clock += seconds
         guest.step()
 
-    def tell(stage):
+    def report(stage):
         if stage is not CommitStage.WAITING:
             guest.log.append(stage.value)
-        told(stage)
+        on_stage(stage)
 
     events = SimpleNamespace(wait=step)
-    for error in commit_overlays(guest, events, disks, tell, patience).values():
+    for error in commit_overlays(guest, events, disks, report, patience).values():
         raise error
 
 
@@ -181,7 +181,7 @@ def test_a_foreign_job_is_not_touched():
 
 @pytest.mark.parametrize("job", ["copy", "active-commit"])
 def test_nor_is_one_on_a_disk_that_came_home(job):
-    """Whoever commits the base itself into something else may take as long as he likes."""
+    """Another program may commit the base itself into another image, for any time."""
     guest = Guest(VDA)
     guest.disks["vda"].on_overlay = False
     guest.disks["vda"].job = job
@@ -213,7 +213,7 @@ def test_a_disk_that_was_unplugged_is_an_error():
         commit(guest, VDA)
 
 
-def test_libvirts_reason_is_told():
+def test_libvirts_reason_is_reported():
     guest = Guest(VDA)
 
     def fail(*_):
@@ -224,7 +224,7 @@ def test_libvirts_reason_is_told():
         commit(guest, VDA)
 
 
-def test_a_job_that_a_killed_libvirtd_lost_track_of_is_told_and_left_alone():
+def test_a_job_lost_by_a_killed_libvirtd_is_reported_and_left_alone():
     guest = Guest(VDA)
     guest.dismissed = 1  # it has the job, and no mirror
 
@@ -237,7 +237,7 @@ def test_a_job_that_a_killed_libvirtd_lost_track_of_is_told_and_left_alone():
     assert guest.log == []
 
 
-def test_why_a_commit_could_not_begin_is_told_though_nothing_more_is_known():
+def test_the_reason_of_a_refused_commit_is_reported_without_further_facts():
     guest = Guest(VDA)
 
     def refuse(*_asked):
@@ -253,7 +253,7 @@ def test_why_a_commit_could_not_begin_is_told_though_nothing_more_is_known():
     assert guest.asked
 
 
-def test_a_base_that_apparmor_denies_is_told_with_the_way_out(monkeypatch):
+def test_a_base_that_apparmor_denies_is_reported_with_the_remedy(monkeypatch):
     guest = Guest(VDA)
     denied = (guest.UUIDString(), VDA.base)
     monkeypatch.setattr(module, "denies_writing", lambda *asked: asked == denied)
@@ -269,7 +269,7 @@ def test_a_base_that_apparmor_denies_is_told_with_the_way_out(monkeypatch):
 
 
 def test_no_disk_is_pivoted_before_all_are_ready():
-    """From the first pivot to the last, it cannot be known which image is the newer one."""
+    """From the first pivot to the last, it is unknown which image is the newer one."""
     guest = Guest(VDA, VDB)
     looks = []
 
@@ -309,7 +309,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("fail", FAILURES.values(), ids=FAILURES)
 def test_a_disk_that_fails_does_not_keep_the_others_from_their_bases(fail):
-    """They would go on with a mirror, each write of the guest done twice, until recovery."""
+    """Their mirrors would continue, with each write of the guest done twice, until recovery."""
     guest = Guest(VDA, VDB)
     fail(guest)
     with pytest.raises(HypervisorError, match="vda"):
@@ -319,7 +319,7 @@ def test_a_disk_that_fails_does_not_keep_the_others_from_their_bases(fail):
 
 
 def test_where_apparmor_confines_the_guest_it_does(monkeypatch):
-    """In the profile that a pivot has libvirt write, the disk left behind is denied its base."""
+    """A pivot makes libvirt write a profile that denies the remaining disk its base."""
     monkeypatch.setattr(module, "is_confined", lambda _uuid: True)
     guest = Guest(VDA, VDB)
     is_lost(guest)
@@ -342,7 +342,7 @@ def test_one_that_is_detached_while_it_is_committed_does_not_either():
 
 
 def test_from_the_first_pivot_on_a_disk_that_fails_ends_it_for_all():
-    """Which image is the newer one cannot be known then."""
+    """It is unknown then which image is the newer one."""
     guest = Guest(VDA, VDB)
     guest.pivots_to_refuse = 2
 
@@ -361,7 +361,7 @@ def test_from_the_first_pivot_on_a_disk_that_fails_ends_it_for_all():
 
 @pytest.fixture
 def clocked(monkeypatch):
-    """A guest whose waits are what time passes by."""
+    """A guest whose waits advance the clock."""
 
     def make(*disks):
         guest = Guest(*disks)
@@ -372,7 +372,7 @@ def clocked(monkeypatch):
 
 
 def only_ready_while_still(guest, seconds=0.0):
-    """The guest writes faster than the job copies, which needs so long when it stands still."""
+    """The guest writes faster than the job copies; the job needs this long while it is paused."""
     stood = [0.0]
 
     def step():
@@ -384,7 +384,7 @@ def only_ready_while_still(guest, seconds=0.0):
     guest.step = step
 
 
-def test_when_patience_is_over_it_stands_still_until_the_commit_has_caught_up(clocked):
+def test_after_the_time_limit_the_guest_is_suspended_until_the_commit_caught_up(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest)
     commit(guest, VDA, patience=HASTY)
@@ -405,7 +405,7 @@ def test_before_that_it_runs(clocked):
     assert 60 <= guest.clock < 61
 
 
-def test_it_stands_still_longer_each_time_and_runs_in_between(clocked):
+def test_each_suspension_is_longer_and_the_guest_runs_in_between(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest, seconds=18)
     changes = []
@@ -427,20 +427,20 @@ def test_a_guest_that_does_not_run_is_left_so(clocked):
     assert not guest.running
 
 
-def test_a_commit_that_fails_while_the_guest_stands_still_lets_it_go(clocked):
+def test_a_failing_commit_resumes_a_suspended_guest(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest, seconds=1)
 
-    def told(stage):
+    def on_stage(stage):
         if not guest.running and stage is CommitStage.WAITING:
             raise HypervisorError("vda", "the job failed")
 
     with pytest.raises(HypervisorError, match="the job failed"):
-        commit(guest, VDA, told=told, patience=HASTY)
+        commit(guest, VDA, on_stage=on_stage, patience=HASTY)
     assert guest.log == ["commit vda", "suspending", "suspend", "resume", "resumed"]
 
 
-def test_a_guest_that_cannot_be_let_go_is_told(clocked):
+def test_a_guest_that_cannot_be_resumed_is_reported(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest)
 
@@ -453,7 +453,7 @@ def test_a_guest_that_cannot_be_let_go_is_told(clocked):
     assert "resumed" not in guest.log
 
 
-def test_a_guest_that_another_has_let_go_runs(clocked):
+def test_a_guest_that_another_program_resumed_is_no_error(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest)
 
@@ -466,15 +466,15 @@ def test_a_guest_that_another_has_let_go_runs(clocked):
     assert guest.log[-1] == "resumed"
 
 
-def test_a_guest_that_nobody_may_be_told_of_is_not_suspended(clocked):
+def test_a_guest_is_not_suspended_if_the_stage_cannot_be_reported(clocked):
     guest = clocked(VDA)
 
-    def told(stage):
+    def on_stage(stage):
         if stage is CommitStage.SUSPENDING:
             raise OSError("no space left for a note")
 
     with pytest.raises(OSError, match="no space"):
-        commit(guest, VDA, told=told, patience=HASTY)
+        commit(guest, VDA, on_stage=on_stage, patience=HASTY)
     assert guest.running
     assert "suspend" not in guest.log
 
@@ -509,7 +509,7 @@ def test_a_pivot_is_waited_for_as_long_as_all_before_it(clocked):
 
 @pytest.mark.parametrize("figure", ["copied", "length"])
 def test_a_commit_that_moves_is_waited_for(clocked, figure):
-    """Either comes nearer the end, or the guest has written more."""
+    """The job progresses, or the guest has written more."""
     guest = clocked(VDA)
 
     def step():

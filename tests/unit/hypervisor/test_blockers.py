@@ -1,4 +1,4 @@
-"""What stands in the way, seen in XML as libvirt writes it."""
+"""Blockers, found in XML as libvirt writes it."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -55,9 +55,9 @@ def only(found, strategies, *words):
 
 
 def disk(target="vda", driver="", inside="", **attributes):
-    told = "".join(f" {key}='{value}'" for key, value in ({"type": "file"} | attributes).items())
+    text = "".join(f" {key}='{value}'" for key, value in ({"type": "file"} | attributes).items())
     return (
-        f"<disk{told}><driver name='qemu' type='raw'{driver}/><source file='/x'/>"
+        f"<disk{text}><driver name='qemu' type='raw'{driver}/><source file='/x'/>"
         f"<target dev='{target}'/>{inside}</disk>"
     )
 
@@ -103,7 +103,7 @@ MDEV = (
         ("<shmem name='x' role='peer'/>", "shared memory"),
     ],
 )
-def test_what_cannot_be_saved_with_ram(device, word):
+def test_devices_that_cannot_be_saved_with_ram(device, word):
     only(blockers(guest(disk() + device)), RAM, word)
 
 
@@ -137,7 +137,7 @@ def test_ordinary_devices_do_not_matter(device):
         ),
     ],
 )
-def test_a_disk_in_the_way(spoilt, strategies, word):
+def test_disks_that_block_strategies(spoilt, strategies, word):
     only(blockers(guest(spoilt + disk("vdb"))), strategies, word)
 
 
@@ -199,7 +199,7 @@ def test_an_agent_among_other_channels_is_found():
         (DomainState.RUNNING, []),
     ],
 )
-def test_states_in_the_way(state, strategies):
+def test_states_that_block_strategies(state, strategies):
     assert [set(b.strategies) for b in blockers(guest(disk(), state=state))] == strategies
 
 
@@ -214,7 +214,7 @@ def test_a_driver_without_checkpoints_has_none():
     assert find_blockers(SimpleNamespace(listAllCheckpoints=unsupported), guest(disk())) == []
 
 
-def test_everything_in_the_way_is_told_at_once():
+def test_all_blockers_are_reported_at_once():
     spoilt = disk(device="lun", driver=" cache='unsafe'", inside="<transient/>")
     found = blockers(guest(spoilt + HOSTDEV.format("pci"), agent=""), "monday")
     assert len(found) == 6

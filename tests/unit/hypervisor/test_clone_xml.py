@@ -132,7 +132,7 @@ def test_media_and_read_only_disks_stay():
         "<shmem name='x'/>",
     ],
 )
-def test_what_only_one_can_have_is_taken_away_or_refused(text):
+def test_backends_for_one_guest_are_removed_or_refused(text):
     with pytest.raises(RefusedError, match="of the host"):
         rewrite(domain(device(text)), identity())
     cold = rewrite(domain(device(text)), identity(resumed=False))
@@ -214,7 +214,7 @@ def test_firmware_that_may_be_the_original_s_is_no_clone_s(parent, text, reason,
         ("os", "<varstore path='/x' format='/y'/>", "format='/y' in <varstore>"),
     ],
 )
-def test_what_a_later_libvirt_says_of_firmware_is_not_taken_over(parent, text, reason):
+def test_unknown_firmware_elements_are_not_taken_over(parent, text, reason):
     with pytest.raises(SharedError, match=reason):
         rewrite(domain((parent, text)), identity())
 
@@ -289,7 +289,7 @@ def test_a_resumed_clone_keeps_its_addresses_and_a_cold_one_gets_others():
     assert all(re.fullmatch(r"52:54:00(:[0-9a-f]{2}){3}", found) for found in cold)
 
 
-def test_ports_of_screens_are_chosen_anew():
+def test_ports_of_screens_are_chosen_again():
     text = "<graphics type='vnc' port='5900' autoport='no' websocket='5700'/>"
     assert rewritten(device(text)).find("devices/graphics").attrib == {
         "type": "vnc",
@@ -297,12 +297,12 @@ def test_ports_of_screens_are_chosen_anew():
     }
 
 
-def test_labels_that_libvirt_chose_are_chosen_anew():
+def test_labels_that_libvirt_chose_are_chosen_again():
     root = rewritten((".", "<seclabel type='dynamic' model='dac'><label>+0:+0</label></seclabel>"))
     assert root.find("seclabel") is None
 
 
-def test_a_throw_away_clone_takes_nobody_anything_away():
+def test_a_throw_away_clone_takes_no_reserved_resources():
     more = [
         (".", "<cputune><vcpupin vcpu='0' cpuset='3'/></cputune>"),
         (".", "<numatune><memory mode='strict' nodeset='0'/></numatune>"),
@@ -537,7 +537,7 @@ def test_an_override_may_not_name_something_of_the_host(name, refused):
         ),
     ],
 )
-def test_what_is_behind_a_device_is_replaced(text, wanted, resumed):
+def test_backends_of_devices_are_replaced(text, wanted, resumed):
     tag = re.match(r"<(\w+)", text)[1]
     element = rewritten(device(text), resumed=resumed).find(f"devices/{tag}")
     found = ElementTree.tostring(element, encoding="unicode")
@@ -552,7 +552,7 @@ def test_what_is_behind_a_device_is_replaced(text, wanted, resumed):
         "<input type='evdev'><source dev='/dev/input/event3' grab='all'/></input>",
     ],
 )
-def test_what_the_guest_does_not_see_is_taken_away(text):
+def test_settings_the_guest_does_not_see_are_removed(text):
     tag = re.match(r"<(\w+)", text)[1]
     assert rewritten(device(text)).find(f"devices/{tag}") is None
 
@@ -595,7 +595,7 @@ def test_a_device_that_is_not_in_the_list_is_refused_or_left_out(text):
         ),
     ],
 )
-def test_what_a_guest_cannot_do_without_is_refused(parent, text, match, resumed):
+def test_foreign_devices_that_a_guest_needs_are_refused(parent, text, match, resumed):
     with pytest.raises(SharedError, match=match):
         rewrite(domain((parent, text)), identity(resumed=resumed))
 
@@ -623,7 +623,7 @@ def test_a_drive_loses_a_medium_that_is_not_a_file_that_is_only_read(text, resum
     assert made.missing == ("the medium in fda",)
 
 
-def test_groups_labels_and_metadata_of_the_host_are_taken_away():
+def test_groups_labels_and_metadata_of_the_host_are_removed():
     libosinfo = "http://libosinfo.org/xmlns/libvirt/domain/1.0"
     root = rewritten(
         (".", "<resource><partition>/machine/production</partition></resource>"),

@@ -1,4 +1,4 @@
-"""Every kind of domain that libvirt's schema allows, read, barred and made a clone of."""
+"""Every kind of domain that libvirt's schema allows: read, barred and cloned."""
 
 import re
 from xml.etree import ElementTree
@@ -22,7 +22,7 @@ TAKEN_OVER = [
     r"/domain/(throttlegroups/.*|genid)",  # genid is a new one, at random
     r"/domain/os/(type@machine|bootmenu@timeout|bios@rebootTimeout)",
     r"/domain/sysinfo/((bios|system|baseBoard|chassis|oemStrings)/)?entry(@name)?",
-    # CPUs and memory nodes are nobody's alone
+    # CPUs and memory nodes are shared
     r"/domain/(cputune/(?!cachetune|memorytune)|numatune/|memoryBacking/).*",
     # files of the host that are only read
     r"/domain/os/(loader|kernel|initrd|dtb|shim|acpi/table|nvram@template)",
@@ -76,7 +76,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def clones(corpus):
-    """What was made of each, resumed and booted, refusals aside."""
+    """The clones made of each, resumed and booted, without the refused ones."""
     made = []
     for example in corpus:
         for resumed in (True, False):
@@ -152,7 +152,7 @@ def test_nothing_of_the_host_is_left_in_a_clone(clones):
     assert not left
 
 
-def test_no_clone_has_what_leads_to_the_host(clones):
+def test_no_clone_refers_to_the_host(clones):
     for _, text in clones:
         root = ElementTree.fromstring(text)
         absent = (

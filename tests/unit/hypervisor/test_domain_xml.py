@@ -88,9 +88,9 @@ def small(body, **attributes):
 # -- reading ------------------------------------------------------------------------------------
 
 
-def test_every_kind_of_disk_is_told():
-    told = [(d.target, d.kind, d.device, d.source, d.format) for d in xml.disks(xml.parse(GUEST))]
-    assert told == [
+def test_every_kind_of_disk_is_read():
+    found = [(d.target, d.kind, d.device, d.source, d.format) for d in xml.disks(xml.parse(GUEST))]
+    assert found == [
         ("vda", "file", "disk", "/tank/web/root.qcow2", "qcow2"),
         ("vdb", "block", "disk", "/dev/zvol/tank/web-data", "raw"),
         ("vdc", "volume", "disk", None, "raw"),
@@ -102,7 +102,7 @@ def test_every_kind_of_disk_is_told():
     ]
 
 
-def test_flags_of_disks_are_told():
+def test_flags_of_disks_are_read():
     found = {disk.target: disk for disk in xml.disks(xml.parse(GUEST))}
     assert found["vda"].cache == "none"
     assert found["sda"].readonly
@@ -122,7 +122,7 @@ def test_block_jobs_are_seen_with_kind_and_readiness():
     }
 
 
-def test_the_image_below_is_told_and_only_the_next_one():
+def test_only_the_image_directly_below_is_read():
     root = xml.parse(GUEST)
     assert xml.backing_source(root, "vda") == "/tank/web/golden.img"
     assert xml.backing_source(root, "vdb") is None
@@ -193,14 +193,14 @@ def test_the_state_of_a_tpm_may_be_one_file():
         ("", "", None),
     ],
 )
-def test_what_cannot_be_captured_is_told_with_a_next_step(system, backend, reason):
+def test_uncapturable_state_is_reported_with_a_remedy(system, backend, reason):
     devices = f"<devices><tpm>{backend}</tpm></devices>" if backend else ""
-    told = xml.uncapturable(small(f"<os><type>hvm</type>{system}</os>{devices}"))
+    problem = xml.uncapturable(small(f"<os><type>hvm</type>{system}</os>{devices}"))
     if reason is None:
-        assert told is None
+        assert problem is None
     else:
-        assert reason in told[0]
-        assert told[1]
+        assert reason in problem[0]
+        assert problem[1]
 
 
 def test_without_a_tpm_there_is_no_state():
@@ -255,7 +255,7 @@ LAUGHS = (
         "<x:domain xmlns:x='http://example.org'/>",
     ],
 )
-def test_what_is_no_harmless_domain_is_refused(text):
+def test_harmful_or_invalid_documents_are_refused(text):
     with pytest.raises(RefusedError, match="domain XML"):
         xml.parse(text)
 
@@ -333,16 +333,16 @@ def test_bases_come_back_as_they_were(disk, spec):
     before = domain_xml("web", "u", [spec, DiskSpec("vdz", "/other.img")])
     switched = on_overlay(before, disk)
     assert xml.disks(xml.parse(switched))[0].source == disk.overlay
-    mended = xml.with_bases(switched, [disk])
-    assert ElementTree.canonicalize(mended) == ElementTree.canonicalize(before)
+    rebased = xml.with_bases(switched, [disk])
+    assert ElementTree.canonicalize(rebased) == ElementTree.canonicalize(before)
 
 
 @given(NAMES, NAMES)
 def test_odd_base_paths_survive_the_round_trip(base, overlay):
     disk = OverlayDisk("vda", base, "file", "raw", overlay + "x" + base)
     before = domain_xml("web", "u", [DiskSpec("vda", base)])
-    mended = xml.with_bases(on_overlay(before, disk), [disk])
-    assert ElementTree.canonicalize(mended) == ElementTree.canonicalize(before)
+    rebased = xml.with_bases(on_overlay(before, disk), [disk])
+    assert ElementTree.canonicalize(rebased) == ElementTree.canonicalize(before)
 
 
 def test_a_definition_without_overlays_is_left_alone():
@@ -356,8 +356,8 @@ def test_a_disk_on_a_foreign_overlay_is_left_alone():
 
 
 def test_namespaces_and_metadata_survive():
-    mended = xml.with_bases(GUEST, [OverlayDisk("vda", "/b", "file", "raw", VDA.base)])
-    root = xml.parse(mended)
+    rebased = xml.with_bases(GUEST, [OverlayDisk("vda", "/b", "file", "raw", VDA.base)])
+    root = xml.parse(rebased)
     assert root.find("metadata/{http://example.org/app}x").text == "kept"
     assert xml.disks(root)[0].source == "/b"
     assert xml.disks(root)[0].cache == "none"
@@ -406,7 +406,7 @@ LUKS = """<disk type='block' device='disk'><driver name='qemu' type='raw' discar
   <backingStore/><target dev='vdb' bus='virtio'/><encryption format='luks'/></disk>"""
 
 
-def test_what_a_disk_is_read_by_comes_back_whole():
+def test_all_that_describes_an_image_is_restored():
     before = f"<domain><devices>{LUKS}</devices></domain>"
     kept = replace(VDB, xml=xml.disk_xml(before, "vdb"))
     switched = (
@@ -430,5 +430,5 @@ def test_a_definition_that_was_of_another_image_is_not_put_back():
         "vda",
     )
     kept = OverlayDisk("vda", VDA.base, "file", "qcow2", VDA.overlay, xml=other)
-    mended = xml.with_bases(on_overlay(plain_guest(), kept), [kept])
-    assert xml.disks(xml.parse(mended))[0].source == VDA.base
+    rebased = xml.with_bases(on_overlay(plain_guest(), kept), [kept])
+    assert xml.disks(xml.parse(rebased))[0].source == VDA.base

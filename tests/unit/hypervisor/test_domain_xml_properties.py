@@ -1,4 +1,4 @@
-"""Domain XML that no libvirt writes: every reading gives a value or says why not."""
+"""Domain XML that no libvirt writes: every reader returns a value or a readable error."""
 
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -115,10 +115,10 @@ def value_or_refusal(text):
         read_everything(text)
         domain_xml.with_bases(text, [VDA])
     except RefusedError as error:
-        told = str(error)
+        message = str(error)
     else:
-        told = ""
-    assert told == "" or told.isprintable()
+        message = ""
+    assert message == "" or message.isprintable()
 
 
 @settings(max_examples=80)
@@ -184,7 +184,7 @@ def test_documents_without_measure(inside):
     assert isinstance(domain_xml.backing_chain(root, "vda"), list)
 
 
-def test_what_libvirt_lets_through_can_be_written_again():
+def test_xml_that_libvirt_accepts_can_be_written_again():
     """Its parser (libxml2) takes 256 levels."""
     deep = "<metadata>" + "<a>" * 250 + "</a>" * 250 + "</metadata>"
     switched = PLAIN.replace(VDA.base, VDA.overlay).replace("<os>", deep + "<os>")
@@ -214,7 +214,7 @@ def test_a_disk_in_a_foreign_namespace_is_none():
     "declaration",
     ["<?xml version='1.0'?>", "<?xml version='1.0' encoding='utf-16'?>", "<?xml-model href='x'?>"],
 )
-def test_what_comes_before_the_domain_changes_nothing(declaration):
+def test_text_before_the_domain_changes_nothing(declaration):
     assert domain_xml.disks(domain_xml.parse(declaration + PLAIN)) == domain_xml.disks(
         domain_xml.parse(PLAIN)
     )

@@ -9,8 +9,8 @@ from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 @pytest.mark.parametrize("went", [False, True])
 @pytest.mark.parametrize("fails", ["lookup", "act"])
-def test_a_libvirt_that_went_away_is_told_from_one_that_refuses(monkeypatch, fails, went):
-    """Only what was sent finds out that nobody listens any more."""
+def test_a_lost_connection_differs_from_a_refusal(monkeypatch, fails, went):
+    """Only a call detects that the connection is lost."""
     alive = [1]
 
     def fail(*_):
@@ -27,7 +27,7 @@ def test_a_libvirt_that_went_away_is_told_from_one_that_refuses(monkeypatch, fai
     assert isinstance(failed.value, LostLibvirtError) is went
 
 
-def test_a_libvirt_that_went_away_is_not_one_without_the_domain_or_the_network(monkeypatch):
+def test_a_lost_connection_differs_from_a_missing_domain_or_network(monkeypatch):
     alive = [1]
 
     def fail(*_):

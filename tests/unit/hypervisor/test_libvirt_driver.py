@@ -7,8 +7,8 @@ from snaporch.hypervisor.interface import CommitStage, OverlayDisk, Patience
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 
-def test_disks_that_were_pivoted_are_defined_so_before_a_pivot_is_said_to_be_over(monkeypatch):
-    """Whoever reads that none is being switched goes by the definition."""
+def test_pivoted_disks_are_defined_before_the_pivot_is_reported_over(monkeypatch):
+    """After that stage, readers rely on the definition."""
     done = []
     vda, vdb = (
         OverlayDisk(name, f"/{name}.img", "file", "raw", f"/overlays/{name}.qcow2")

@@ -1,4 +1,4 @@
-"""How long a guest stood still, by events that may be heard of after the call's end."""
+"""The length of a pause, from events that may arrive after the call's end."""
 
 import threading
 
@@ -18,10 +18,10 @@ LATE_SECONDS = 0.3
 
 
 class Domain:
-    """Its call is over before its events are heard of, and others come in between."""
+    """Its call ends before its events arrive, and others arrive in between."""
 
-    def __init__(self, *told):
-        self.told = told
+    def __init__(self, *script):
+        self.script = script
         self.events = DomainEvents(None, self)
 
     def state(self):
@@ -30,10 +30,10 @@ class Domain:
     def snapshotCreateXML(self, _xml, _flags):  # noqa: N802 - libvirt has it so
         for number in range(50):
             threading.Timer(number * 0.005, self.events.wake).start()
-        threading.Timer(LATE_SECONDS, self.tell).start()
+        threading.Timer(LATE_SECONDS, self.replay).start()
 
-    def tell(self):
-        for event in self.told:
+    def replay(self):
+        for event in self.script:
             self.events._on_lifecycle(None, self, event, 0, None)
 
 
@@ -45,7 +45,7 @@ def captured(domain, *disks):
     return capture(domain, domain.events, request, lambda: None, lambda: None)
 
 
-def test_a_guest_that_stands_still_and_goes_on_doing_so():
+def test_a_guest_that_stays_paused():
     pause = captured(Domain(libvirt.VIR_DOMAIN_EVENT_SUSPENDED))
     assert pause.began is not None
     assert pause.since is not None
@@ -64,7 +64,7 @@ def test_events_that_never_come_are_not_waited_for_for_long(disks, monkeypatch):
 
 
 class Saving:
-    """A domain that tells of what is done to it while it is saved, one thing after the other."""
+    """A domain with a sequence of events while it is saved."""
 
     def __init__(self, *happening):
         self.happening = happening
@@ -103,14 +103,14 @@ BY_SOMEBODY = (*BY_QEMU[:2], libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT)
     ],
 )
 @pytest.mark.parametrize("disks", [(), (OVERLAY,)])
-def test_who_stopped_it_last(happening, asked_for, disks):
+def test_the_last_program_that_suspended_it_counts(happening, asked_for, disks):
     if not disks:
         happening = happening[:-1]
     assert captured(Saving(*happening), *disks).asked_for == asked_for
 
 
 class Aborted:
-    """A domain whose job somebody aborts."""
+    """A domain whose job another program aborts."""
 
     def __init__(self, code):
         self.events = DomainEvents(None, self)
@@ -132,7 +132,7 @@ class Aborted:
     ("code", "cancelled"),
     [(libvirt.VIR_ERR_OPERATION_ABORTED, True), (libvirt.VIR_ERR_OPERATION_FAILED, False)],
 )
-def test_a_job_that_somebody_aborted_is_told_from_one_that_failed(code, cancelled):
+def test_an_aborted_job_differs_from_a_failed_one(code, cancelled):
     with pytest.raises(HypervisorError, match="job 'snapshot' ended") as caught:
         captured(Aborted(code), OVERLAY)
     assert isinstance(caught.value, CancelledError) == cancelled

@@ -1,4 +1,4 @@
-"""What the kernel tells of a process."""
+"""The kernel's data of a process."""
 
 import os
 import subprocess
@@ -34,7 +34,7 @@ def emulator(tmp_path):
         process.stdin.close()
 
 
-def test_its_files_and_what_it_does_with_them(emulator):
+def test_open_files_and_their_modes(emulator):
     found = {os.path.basename(each.path): each for each in open_files_of(UUID)}
     assert (found["read"].writable, found["written"].writable) == (False, True)
     assert os.path.samestat(found["written"].status, os.stat(emulator / "written"))

@@ -140,7 +140,7 @@ def test_an_answer_to_another_question_is_an_error():
             list(listing.read(wrong))
 
 
-def test_nobody_can_know_what_is_asked_for_between():
+def test_the_separating_property_is_unpredictable():
     assert Listing((), ("a:b",)).properties != Listing((), ("a:b",)).properties
 
 
@@ -186,7 +186,7 @@ def test_a_failed_listing_is_an_error_and_no_empty_list(zfs):
         pool.snapshots()
 
 
-def test_a_failure_without_words_tells_its_status(zfs):
+def test_a_failure_without_output_reports_its_status(zfs):
     pool, answers, _, _ = zfs
     answers["rollback"] = (2, "")
     with pytest.raises(PoolError, match="zfs rollback: exit status 2"):
@@ -285,8 +285,8 @@ def test_encrypted_datasets_are_sent_raw(zfs, encryption, flags):
     assert " ".join(asked[-1]) == f"send -nP {flags} -I t@a t@b"
 
 
-def test_what_was_written_since_a_snapshot_that_is_gone_is_an_error_and_no_number(zfs):
-    """``zfs get`` says ``-`` of it, and that all is well."""
+def test_bytes_written_since_a_missing_snapshot_are_an_error(zfs):
+    """``zfs get`` prints ``-`` for it and exits with 0."""
     pool, answers, _, _ = zfs
     answers["get -Hp -o value written@a tank/web"] = "512\n"
     answers["get -Hp -o value written@gone tank/web"] = "-\n"
@@ -327,7 +327,9 @@ def test_no_names_no_chunks():
         ("/sbin/zfs", True, False, "run snaporch as root"),
     ],
 )
-def test_a_host_without_zfs_is_told_what_is_missing(monkeypatch, which, device, permitted, message):
+def test_a_host_without_zfs_is_reported_with_the_missing_part(
+    monkeypatch, which, device, permitted, message
+):
     monkeypatch.setattr(cli.shutil, "which", lambda *_args, **_options: which)
     monkeypatch.setattr(cli.os.path, "exists", lambda _path: device)
     monkeypatch.setattr(cli.os, "access", lambda *_args: permitted)
@@ -359,7 +361,7 @@ def test_an_increment_goes_to_a_private_file(tmp_path):
 
 
 def test_an_increment_is_on_stable_storage(tmp_path, to_disk):
-    """What it holds is destroyed next."""
+    """The snapshots in it are destroyed next."""
     script = tmp_path / "zfs"
     script.write_text("#!/bin/sh\ncase $1 in get) echo off;; *) printf stream;; esac\n")
     script.chmod(0o755)
@@ -412,7 +414,7 @@ def test_no_argument_of_a_command_is_too_long_for_the_kernel(zfs):
 
 
 def test_a_hold_whose_tag_is_of_several_lines_is_no_other(zfs):
-    """Tags arrive with streams too; without libzfs_core they cannot be told for certain."""
+    """Tags also arrive with streams; without libzfs_core they cannot be parsed reliably."""
     pool, answers, _, _ = zfs
     answers["holds"] = "t@s\tkeep\tnow\nt@s\ttwo\nlines\tnow\nt@s\ta\tb\tnow\n"
     assert pool.holds("t@s") == ["keep"]

@@ -1,4 +1,4 @@
-"""Who has a snapshot mounted, by what the kernel says of each process."""
+"""The programs that have a snapshot mounted, from the kernel's data of each process."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_guest_is_named_and_its_helpers_are_not(proc):
     assert foreign_mounts([HELD], proc.root) == [ForeignMount(HELD, "the guest a,b", "u-1")]
 
 
-def test_another_process_is_told_by_its_number(proc):
+def test_another_process_is_named_with_its_number(proc):
     proc.add("33", "box", ("tank/web", "/tank/web", ""), (HELD, AUTOMOUNT, ""), comm="backup me")
     found = [ForeignMount(HELD, "backup me (process 33)")]
     assert foreign_mounts([HELD], proc.root) == foreign_mounts(None, proc.root) == found
@@ -54,7 +54,7 @@ def test_another_process_is_told_by_its_number(proc):
 
 
 @pytest.mark.parametrize("optional", ["shared:5 ", "master:5 "])
-def test_what_goes_with_the_hosts_mount_holds_nothing(proc, optional):
+def test_mounts_that_follow_the_hosts_hold_nothing(proc, optional):
     proc.add("33", "box", (HELD, AUTOMOUNT, optional))
     assert foreign_mounts(None, proc.root) == []
 
@@ -85,7 +85,7 @@ class Failing(ZfsCommand):
         return [each for each in self.mounts if each.name in names]
 
 
-def test_what_cannot_be_destroyed_says_who_has_it_mounted():
+def test_the_error_of_destroying_names_the_mounting_program():
     with pytest.raises(MountedError, match="tank/web is mounted by the guest db; it can"):
         Failing(ForeignMount("tank/web", "the guest db")).destroy_dataset("tank/web")
 

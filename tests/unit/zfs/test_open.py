@@ -9,7 +9,7 @@ from snaporch.zfs.cli import ZfsCommand
 
 
 class ZFSError(Exception):
-    """As pyzfs has it."""
+    """The error class of pyzfs."""
 
 
 @pytest.fixture
@@ -26,12 +26,12 @@ def lzc(monkeypatch):
     return loaded
 
 
-def test_libzfs_core_is_used_by_who_changes_something(lzc):
+def test_libzfs_core_is_used_for_changes(lzc):
     assert type(open_pool()).__name__ == "LibZfsCore"
     lzc.assert_called_once_with({})  # which loads the libraries, and holds nothing
 
 
-def test_and_not_imported_by_who_looks(lzc):
+def test_libzfs_core_is_not_imported_for_listings(lzc):
     assert type(open_pool(to_look=True)) is ZfsCommand
     assert "snaporch.zfs.lzc" not in sys.modules
 
@@ -50,6 +50,6 @@ def test_without_it_the_command_does(lzc, monkeypatch):
     ],
 )
 def test_where_its_libraries_cannot_be_loaded_the_command_does(lzc, trouble):
-    """Which pyzfs finds out at the first call: that is made before any guest stands still."""
+    """pyzfs detects this at the first call, which comes before any guest is frozen."""
     lzc.side_effect = trouble
     assert type(open_pool()) is ZfsCommand

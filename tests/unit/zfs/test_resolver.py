@@ -81,7 +81,7 @@ def image(tmp_path):
 
 @pytest.fixture
 def mounted(image, monkeypatch):
-    """Says on what the image's device number is mounted."""
+    """Sets the file system with the image's device number."""
 
     def say(filesystem, source):
         number = image.stat().st_dev
@@ -103,7 +103,7 @@ def test_a_link_is_followed_to_where_the_bytes_are(image, mounted, tmp_path):
     assert resolve(str(tmp_path / "link")).name == "tank/web"
 
 
-def test_a_file_elsewhere_is_told_what_it_is_on(image, mounted):
+def test_a_file_elsewhere_is_reported_with_its_file_system(image, mounted):
     mounted("btrfs", "/dev/sda1")
     with pytest.raises(NotOnZfsError, match="not on ZFS but on btrfs"):
         resolve(str(image))
@@ -115,7 +115,7 @@ def test_a_file_in_a_snapshot_cannot_be_snapshotted(image, mounted):
         resolve(str(image))
 
 
-def test_a_file_whose_file_system_is_mounted_by_the_look_at_it(image, mounted):
+def test_a_file_system_that_is_mounted_by_the_access(image, mounted):
     mounted("zfs", "tank/web")
     before = [Mount("0:1", "/", "ext4", "/dev/x")]
     assert resolve(str(image), before).name == "tank/web"
@@ -141,7 +141,7 @@ def mount(number, parent, place, filesystem="zfs", source="tank/x", root="/"):
 
 @pytest.fixture
 def touched(monkeypatch, tmp_path):
-    """Whatever is asked of what lies at or below ``dead``."""
+    """Every system call on a path at or below ``dead``."""
     seen = []
 
     def watch(name):
@@ -164,7 +164,7 @@ KINDS = ["nfs4", "fuse", "fuse.sshfs", "fuseblk", "cifs", "9p"]
 
 @pytest.mark.parametrize("filesystem", KINDS)
 @pytest.mark.parametrize("find", [resolve, resolver.resolve_nearest])
-def test_what_a_server_answers_for_is_not_asked(tmp_path, touched, filesystem, find):
+def test_file_systems_of_servers_are_not_accessed(tmp_path, touched, filesystem, find):
     (tmp_path / "dead").mkdir()
     (tmp_path / "dead" / "disk.img").touch()
     (tmp_path / "link").symlink_to("dead/disk.img")
@@ -176,8 +176,8 @@ def test_what_a_server_answers_for_is_not_asked(tmp_path, touched, filesystem, f
     assert touched == []
 
 
-def test_what_lies_over_or_hides_it_counts(image, tmp_path):
-    """The last mount on a place is seen, and nothing of what another mount covers."""
+def test_a_mount_over_the_path_counts(image, tmp_path):
+    """The last mount on a place is visible, and covered mounts are not."""
     device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
     zfs = Mount(device, str(tmp_path), "zfs", "tank/web", 3, 2)
     over = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path, "nfs"), zfs]
@@ -191,7 +191,7 @@ def test_what_lies_over_or_hides_it_counts(image, tmp_path):
 
 
 @pytest.mark.parametrize("filesystem", ["nfs4", "fuse"])
-def test_what_is_mounted_below_a_server_s_file_system_decides(tmp_path, touched, filesystem):
+def test_a_mount_below_a_servers_file_system_decides(tmp_path, touched, filesystem):
     image = tmp_path / "dead" / "some" / "vm" / "disk.img"
     image.parent.mkdir(parents=True)
     image.touch()
@@ -222,7 +222,7 @@ def test_a_real_path_is_the_kernels(tmp_path):
         resolver.real_path(str(tmp_path / "loop"))
 
 
-def test_an_image_that_is_gone_would_be_where_its_directory_is(image, mounted, tmp_path):
+def test_a_missing_image_would_be_in_its_directorys_dataset(image, mounted, tmp_path):
     mounted("zfs", "tank/web")
     assert resolver.resolve_nearest(str(tmp_path / "none" / "disk.img")).name == "tank/web"
 
@@ -232,7 +232,7 @@ def test_an_image_that_is_gone_would_be_where_its_directory_is(image, mounted, t
 
 @pytest.fixture
 def device(image, monkeypatch):
-    """Makes the image look like a block device that answers the question for its volume."""
+    """Makes the image a block device that reports its volume."""
 
     def answers(name):
         status = SimpleNamespace(st_mode=stat.S_IFBLK | 0o660, st_rdev=os.makedev(230, 16))
@@ -250,7 +250,7 @@ def device(image, monkeypatch):
     return answers
 
 
-def test_a_device_says_which_volume_it_is(image, device):
+def test_a_device_is_asked_for_its_volume(image, device):
     device("tank/vm one")
     assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.VOLUME)
 
@@ -281,7 +281,7 @@ def test_a_partition_is_on_its_whole_disk(monkeypatch, tmp_path):
 
 
 def test_it_is_the_whole_disk_that_is_asked(image, monkeypatch, tmp_path):
-    """A partition's node does not understand the question."""
+    """A partition's node does not know the request."""
     whole = tmp_path / "whole"
     whole.touch()
 
@@ -336,7 +336,7 @@ def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted(monkeypatch):
 
 @pytest.fixture
 def links(tmp_path, monkeypatch):
-    """A directory of links to nodes; what a node says it is, by its link's name."""
+    """A directory of links to nodes; the reported volume of each, by the link's name."""
     said = {}
     monkeypatch.setattr(resolver, "_LINKS", tmp_path)
     monkeypatch.setattr(resolver, "_NODE_POLL_SECONDS", 0.001)
@@ -375,7 +375,7 @@ def test_a_node_that_comes_late_is_waited_for(links, monkeypatch):
     assert resolver.volume_node("tank/vol", seconds=60).name == "vol"
 
 
-def test_a_link_that_goes_and_comes_again_is_waited_for(links, monkeypatch):
+def test_a_link_that_disappears_and_returns_is_awaited(links, monkeypatch):
     links("tank/vol", "tank/vol")
     path = resolver._LINKS / "tank" / "vol"
     settled = []
@@ -391,10 +391,12 @@ def test_a_link_that_goes_and_comes_again_is_waited_for(links, monkeypatch):
     assert len(settled) == 2
 
 
-@pytest.mark.parametrize(("kind", "told"), [("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("ext4", "")])
-def test_file_systems_that_a_power_loss_empties(monkeypatch, tmp_path, kind, told):
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("ext4", "")]
+)
+def test_file_systems_that_a_power_loss_empties(monkeypatch, tmp_path, kind, expected):
     device = os.stat(tmp_path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [Mount("0:9", "/else", "tmpfs", "x"), Mount(number, "/", kind, "y")]
     monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
-    assert resolver.forgetful(tmp_path) == told
+    assert resolver.forgetful(tmp_path) == expected

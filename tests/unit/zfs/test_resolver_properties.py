@@ -96,7 +96,7 @@ def test_bind_mounts_of_a_dataset_are_that_dataset(table, binds, name):
 
 @quick
 @given(PLACE, NAME, NAME)
-def test_what_lies_over_a_place_does_not_matter(table, place, hidden, visible):
+def test_mounts_over_other_places_do_not_matter(table, place, hidden, visible):
     """A file opened before something was mounted over its place is where it was."""
     table.write_bytes(
         line(1, place, b"zfs", hidden.encode()) + line(2, place, b"zfs", visible.encode())

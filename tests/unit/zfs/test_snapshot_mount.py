@@ -1,4 +1,4 @@
-"""Reading a snapshot by a mount of one's own; what a real pool does is in the contract."""
+"""Reading a snapshot by a private mount; the contract tests the real pool."""
 
 import os
 

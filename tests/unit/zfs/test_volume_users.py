@@ -9,7 +9,7 @@ from snaporch.zfs.resolver import Mount, NotOnZfsError
 
 @pytest.fixture
 def volume(monkeypatch, tmp_path):
-    """``tank/vol``, with two partitions, as the kernel tells of it; its place in sysfs."""
+    """``tank/vol``, with two partitions, in sysfs; its directory there."""
     node = tmp_path / "vol"
     node.touch()
     place = tmp_path / "230:16"
@@ -28,7 +28,7 @@ def volume(monkeypatch, tmp_path):
 
 @pytest.fixture
 def claimed(monkeypatch):
-    """The kernel lets nobody open it for itself."""
+    """The kernel refuses an exclusive open."""
     real = os.open
 
     def refuse(path, flags, *more, **how):
@@ -49,7 +49,7 @@ def test_a_volume_without_a_device_is_used_by_nothing(monkeypatch, tmp_path):
     assert volume_users.partitions("tank/vol") == frozenset()
 
 
-def test_what_uses_it_or_a_partition_is_named(volume, claimed, monkeypatch):
+def test_users_of_the_volume_or_a_partition_are_named(volume, claimed, monkeypatch):
     assert volume_users.holder_of("tank/vol") == "this host"
     (volume / "zd16p2" / "holders" / "dm-3").touch()
     mounts = [Mount("230:17", "/srv", "ext4", "/dev/zd16p1"), Mount("8:1", "/", "ext4", "x")]
@@ -65,8 +65,8 @@ def test_the_numbers_of_a_volume_and_its_partitions(volume):
     assert volume_users.numbers("tank/vol") == {0, os.makedev(230, 17), os.makedev(230, 18)}
 
 
-def test_loop_devices_are_known_by_what_they_lie_over(monkeypatch, tmp_path):
-    """What is on no dataset, gone or nowhere to be asked is of no account."""
+def test_loop_devices_are_found_with_their_backing_file(monkeypatch, tmp_path):
+    """Backing files on no dataset, missing ones and unreadable ones are ignored."""
     monkeypatch.setattr(volume_users, "_LOOPS", tmp_path)
     for loop, path in (("loop0", "/tank/vm/a.img"), ("loop1", "/elsewhere"), ("loop2", "/gone")):
         (tmp_path / loop / "loop").mkdir(parents=True)
@@ -84,8 +84,8 @@ def test_loop_devices_are_known_by_what_they_lie_over(monkeypatch, tmp_path):
     assert list(volume_users.loops()) == [("loop0", "tank/vm")]
 
 
-def test_what_lies_over_a_volume_is_not_the_volume(monkeypatch, tmp_path):
-    """Device mapper passes the question for the volume on."""
+def test_a_device_over_a_volume_is_not_the_volume(monkeypatch, tmp_path):
+    """Device mapper passes on the request for the volume."""
     (tmp_path / "254:0" / "slaves" / "zd16").mkdir(parents=True)
     path = tmp_path / "mapped"
     path.touch()
