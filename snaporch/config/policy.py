@@ -68,7 +68,7 @@ def cron_trigger(expression: str) -> CronTrigger:
         timezone=UTC,
     )
     if trigger.get_next_fire_time(None, datetime(2000, 1, 1, tzinfo=UTC)) is None:
-        raise ValueError("must be a time that comes")
+        raise ValueError("must be a time that exists")
     return trigger
 
 
@@ -78,7 +78,7 @@ def _weekdays(field: str) -> str:
     for part in field.split(","):
         found = _WEEKDAY_PART.fullmatch(part)
         if found is None:
-            raise ValueError(f"has the weekday {part!r}, which is none")
+            raise ValueError(f"has the weekday {part!r}, which does not exist")
         first, last = _weekday(found[1]), _weekday(found[2] or found[1])
         if found[1] == "*":
             first, last = 0, 6
@@ -96,7 +96,7 @@ def _weekday(text: str) -> int:
     if text in _WEEKDAYS:
         return _WEEKDAYS.index(text)
     if text not in tuple("01234567"):
-        raise ValueError(f"has the weekday {text!r}, which is none")
+        raise ValueError(f"has the weekday {text!r}, which does not exist")
     return int(text)
 
 

@@ -230,5 +230,5 @@ def test_sigterm_stops_what_runs_and_begins_nothing(host, snaporch, monkeypatch,
     killer.join(60)
     assert answer.code == 128 + signal.SIGTERM
     assert len(begun) == 1
-    assert "not begun: asked to stop" in answer.err
+    assert "not started: stopped by a signal" in answer.err
     assert "stopped by SIGTERM" in answer.err

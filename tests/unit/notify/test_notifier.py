@@ -94,12 +94,12 @@ def test_a_bug_in_a_library_is_a_note_without_what_it_said(notifier, config, way
     way.error = ValueError("https://user:secret@example.org")
     notifier.ended(config(), FAILED)
     notifier.close(PATIENCE)
-    assert heard.notes == ["way: ValueError while telling"]
+    assert heard.notes == ["way: ValueError while sending"]
 
 
 def test_one_who_never_hears_holds_nobody_up(notifier, config, monkeypatch, heard):
     release, told = threading.Event(), []
-    monkeypatch.setattr(module, "_MORE_SECONDS", -0.9)
+    monkeypatch.setattr(module, "_EXTRA_SECONDS", -0.9)
     monkeypatch.setattr(
         module,
         "ways",
@@ -122,7 +122,7 @@ def test_the_end_of_a_process_waits_no_longer_than_it_is_told_to(
     try:
         notifier.ended(config(timeout="600s"), FAILED)
         notifier.close(0.01)
-        assert heard.notes == ["not all was told within 0 s"]
+        assert heard.notes == ["not all notifications were sent within 0 s"]
     finally:
         release.set()
 

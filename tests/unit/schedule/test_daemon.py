@@ -125,7 +125,7 @@ def test_what_is_due_is_taken_at_once_and_once(scheduled, serving, told):
         daemon.thread.start()
         told("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
-        assert "1 to come, next web (hourly)" in told("STATUS=1 to come")
+        assert "1 scheduled, next web (hourly)" in told("STATUS=1 scheduled")
     assert daemon.taker.taken.empty()
     assert len(scheduled.world.pool.names()) == 1
 
@@ -134,7 +134,7 @@ def test_what_is_not_due_waits_for_its_time(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         (job,) = daemon._scheduler.get_jobs()
         when = times(
             scheduled.context.config, "hourly", scheduled.context.hypervisor.domain("web").uuid
@@ -149,7 +149,7 @@ def test_missed_times_are_made_up_for_once(scheduled, serving, told):
         daemon.thread.start()
         told("READY=1")
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
     assert daemon.taker.taken.empty()
 
 
@@ -157,14 +157,14 @@ def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         mail = scheduled.world.add_guest("mail")
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
-        told("STATUS=2 to come")
+        told("STATUS=2 scheduled")
         del scheduled.context.hypervisor.guests[mail.uuid]
         daemon.reload()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
 
 
 def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
@@ -172,12 +172,12 @@ def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         scheduled.world.add_guest("mail")
         for _ in range(9):
             scheduled.world.hypervisor.happen()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
-        told("STATUS=2 to come")
+        told("STATUS=2 scheduled")
     looks = [daemon.heard.looks.get() for _ in range(daemon.heard.looks.qsize())]
     assert len(looks) in (2, 3)  # at the start, after the swarm, maybe after the snapshot
 
@@ -219,7 +219,7 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
     (Path(old.bundle) / "stranger").touch()
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         assert "holds stranger" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     text = f"deleted {partial.name}: its run is gone, and did not finish it"
@@ -258,13 +258,13 @@ def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
     )
     with serving(load=lambda: new) as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         daemon.reload()
         told("RELOADING=1")
         assert told("MONOTONIC_USEC=")
         told("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
-        told("STATUS=1 to come, next web (daily)")
+        told("STATUS=1 scheduled, next web (daily)")
         assert daemon.taker.limiter._limits.jobs == 7
 
 
@@ -276,11 +276,11 @@ def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told)
 
     with serving(load=load) as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         daemon.reload()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
     (note,) = [n for n in scheduled.world.heard.notes if "TOML" in n]
-    assert note == "snaporch.toml: is not TOML; the old configuration stays"
+    assert note == "snaporch.toml: is not TOML; keeping the old configuration"
 
 
 def test_a_stop_in_the_middle_waits_for_the_snapshot_under_way(scheduled, serving, told):
@@ -308,7 +308,7 @@ def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, told
     with serving() as daemon:
         daemon.taker.stop = answer.set
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         scheduled.world.hooks.at["pool.survey"] = hang
         daemon.reload()
         assert looking.wait(PATIENCE)
@@ -328,7 +328,7 @@ def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
         assert daemon.heard.errors.get(timeout=PATIENCE) == "zfs: does not answer"
         del hooks.at["pool.survey"]
         daemon.reload()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
 
 
 def wants_bulk_job(scheduled, bulk_job):
@@ -356,10 +356,10 @@ def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, bulk_j
         daemon.thread.start()
         done, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
         assert done == bulk_job
-        told("STATUS=1 to come, next web (hourly)")
+        told("STATUS=1 scheduled, next web (hourly)")
         daemon.reload()
         told("RELOADING=1")
-        told("STATUS=1 to come, next web (hourly)")
+        told("STATUS=1 scheduled, next web (hourly)")
         while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=5)):
             told("STATUS=")
     assert daemon.taker.bulk_jobs_done.empty()
@@ -373,10 +373,10 @@ def test_a_bulk_job_that_fails_is_told_and_not_repeated_at_once(scheduled, servi
         daemon.taker.answer = 8, ("web@s  FAILED",), ("it failed: why",)
         daemon.thread.start()
         _, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         daemon.reload()
         told("RELOADING=1")
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=10)):
             told("STATUS=")
     assert daemon.taker.bulk_jobs_done.empty()
@@ -390,7 +390,7 @@ def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
     with serving(load=lambda: Config(paths=scheduled.context.config.paths)) as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         assert daemon._scheduler.get_job("verify") is not None
         daemon.reload()
         told("STATUS=no policy")
@@ -404,7 +404,7 @@ def test_what_is_replicated_needs_no_bulk_job(scheduled, serving, told):
     scheduled.world.pool.set_properties(names, {"snaporch:replicated": "offsite,usb"})
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         assert daemon._scheduler.get_job("replicate") is None
     assert daemon.taker.bulk_jobs_done.empty()
 
@@ -508,7 +508,7 @@ def test_a_full_disk_keeps_nothing_from_being_deleted_nor_a_try_from_waiting(
         daemon.taker.statuses["web"] = 5
         daemon.thread.start()
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         while daemon._scheduler.get_jobs()[0].next_run_time < now + timedelta(minutes=9):
             told("STATUS=")
         assert "schedule" in daemon.heard.errors.get(timeout=PATIENCE)
@@ -531,7 +531,7 @@ def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypa
     monkeypatch.setattr(daemon_module, "datetime", Clock)
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         while heard(asked, seconds=1):
             pass
         ahead = timedelta(hours=2)  # the scheduler sleeps until a time of the clock before

@@ -19,7 +19,7 @@ def the_next(scheduled, now=NOW):
 
 def test_without_any_snapshot_the_first_is_due(scheduled):
     found = the_next(scheduled)
-    assert (found.due(NOW), found.reason) == (True, "there is none yet")
+    assert (found.due(NOW), found.reason) == (True, "no snapshot yet")
 
 
 def test_the_next_follows_the_newest(scheduled):
@@ -54,7 +54,7 @@ def test_a_clock_that_went_back_does_not_stop_snapshots(scheduled):
     scheduled.hours_ago(3, 2, 1, 0)
     earlier = NOW - timedelta(hours=2)
     found = the_next(scheduled, earlier)
-    assert (found.due(earlier), found.reason) == (True, "the clock went back")
+    assert (found.due(earlier), found.reason) == (True, "the clock was set back")
     scheduled.hours_ago(2)
     assert the_next(scheduled, earlier).at == earlier + timedelta(minutes=30)
     assert the_next(scheduled, earlier + timedelta(minutes=31)).due(earlier + timedelta(minutes=31))
@@ -68,7 +68,7 @@ def test_a_failed_try_is_made_again_later(scheduled):
     )
     found = the_next(scheduled)
     assert found.at == NOW + timedelta(minutes=6)
-    assert found.reason == "again after it failed: no agent"
+    assert found.reason == "retry after a failure: no agent"
     assert the_next(scheduled, found.at).due(found.at)
 
 

@@ -91,7 +91,7 @@ def test_what_stays_of_a_group_is_of_one_instant(pair):
     forecasts = look(pair.context, now)
     assert [verdict for each in forecasts for verdict in each.doomed] == []
     web = next(each for each in forecasts if each.domain.name == "web")
-    assert web.verdicts[0].reason == "of one instant with mail's, which stays"
+    assert web.verdicts[0].reason == "taken together with mail's, which is kept"
     (again,) = look(pair.context, now, "web")
     assert again.verdicts == web.verdicts
     assert retire(pair.context, forecasts, now).deleted == []

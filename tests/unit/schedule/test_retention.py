@@ -125,7 +125,7 @@ def test_what_is_from_the_future_stays_and_displaces_nothing():
     present = [*hourly(3), taken(NOW, ram=True, run="z")]
     verdicts = judge([*future, *present], {"p": Keep(last=4)}, NOW, UTC)
     assert not any(v.delete for v in verdicts)
-    assert [v.reason for v in verdicts][-1] == "from the future: the clock went back"
+    assert [v.reason for v in verdicts][-1] == "from the future: the clock was set back"
 
 
 def test_only_what_a_policy_took_is_ever_deleted():
@@ -140,7 +140,7 @@ def test_an_incomplete_one_stays_and_stands_for_nothing():
     verdicts = judge([good, torn], {"p": Keep(hourly=1)}, NOW, UTC)
     assert [(v.delete, v.reason) for v in verdicts] == [
         (False, "hourly 1 of 1"),
-        (False, "incomplete: look at it yourself"),
+        (False, "incomplete: check it by hand"),
     ]
 
 

@@ -48,7 +48,7 @@ def test_an_address_that_is_taken_is_a_note(scheduled, place):
         second.serving(scheduled.context, MetricsOptions(listen=place)),
     ):
         (note,) = scheduled.world.heard.notes
-    assert note == f"nothing is served at {place}: Address already in use"
+    assert note == f"metrics are not served at {place}: Address already in use"
 
 
 def test_unless_configured_nothing_is_looked_at(scheduled, monkeypatch):
