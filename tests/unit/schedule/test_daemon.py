@@ -209,7 +209,7 @@ def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told)
     assert daemon.heard.looks.get(timeout=PATIENCE) == ["web"]
 
 
-def test_what_need_not_stay_goes(scheduled, serving, told):
+def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, told):
     now = datetime.now(UTC)
     old = scheduled.taken(now - timedelta(hours=9))
     for hours in (7, 5, 0):
@@ -227,7 +227,7 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 
 
-def test_a_prune_that_takes_long_keeps_no_look_waiting(scheduled, serving, told, monkeypatch):
+def test_a_long_prune_delays_no_forecast(scheduled, serving, told, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
     def prune(_context, stopped):
@@ -367,7 +367,7 @@ def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, bulk_j
 
 
 @every_bulk_job
-def test_a_bulk_job_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told, bulk_job):
+def test_a_failed_bulk_job_is_reported_and_not_retried_at_once(scheduled, serving, told, bulk_job):
     wants_bulk_job(scheduled, bulk_job)
     with serving() as daemon:
         daemon.taker.answer = 8, ("web@s  FAILED",), ("it failed: why",)
@@ -431,7 +431,7 @@ def bug():
 
 
 @pytest.mark.parametrize("place", ["pool.survey", "hypervisor.find"])
-def test_what_nobody_foresaw_ends_it(scheduled, serving, told, place):
+def test_an_unexpected_error_ends_the_daemon(scheduled, serving, told, place):
     """systemd starts it again: better than to be there and take nothing."""
     scheduled.world.hooks.at[place] = bug
     with serving() as daemon:
@@ -461,7 +461,7 @@ def test_a_libvirt_that_is_away_when_the_time_has_come_is_a_failure(scheduled, s
     assert failed.reason == "libvirt: does not answer"
 
 
-def test_it_is_ready_before_it_has_looked(scheduled, serving, told):
+def test_it_is_ready_before_the_first_forecast(scheduled, serving, told):
     """Looking may mean to delete for hours."""
     answer = threading.Event()
     scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
@@ -480,7 +480,7 @@ def heard(lines, seconds):
         return None
 
 
-def test_a_look_that_hangs_is_not_fed_to_the_watchdog(scheduled, serving, monkeypatch):
+def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, monkeypatch):
     scheduled.taken(datetime.now(UTC))
     lines = queue.SimpleQueue()
     monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])

@@ -72,7 +72,7 @@ def test_a_failed_try_is_made_again_later(scheduled):
     assert the_next(scheduled, found.at).due(found.at)
 
 
-def test_a_failed_try_from_the_future_is_nobodys(scheduled):
+def test_a_failed_attempt_from_the_future_is_ignored(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     write_failed(directory, {f"{uuid}/hourly": FailedAttempt(NOW + timedelta(days=1), "later")})
@@ -208,7 +208,7 @@ def test_a_time_is_kept_where_nothing_was_there_to_take(scheduled):
     assert the_next(scheduled, later).due(later)
 
 
-def test_a_look_from_the_future_keeps_no_time(scheduled):
+def test_an_unchanged_check_from_the_future_meets_no_time(scheduled):
     (record,) = scheduled.hours_ago(30)
     found_unchanged(scheduled, record, NOW + timedelta(hours=9))
     assert the_next(scheduled).due(NOW)
@@ -225,7 +225,7 @@ def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
     assert the_next(scheduled).failed is None
 
 
-def test_a_look_from_the_future_ends_no_failed_try(scheduled):
+def test_an_unchanged_check_from_the_future_ends_no_failed_attempt(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     (record,) = scheduled.hours_ago(30)

@@ -78,7 +78,7 @@ def running_bulk_jobs(*command):
     return Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: [], lambda _: command)
 
 
-def test_a_bulk_job_is_told_line_by_line():
+def test_a_bulk_job_is_reported_line_by_line():
     script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
     done = running_bulk_jobs(sys.executable, "-c", script).run_bulk_job("verify")
     assert done == BulkJobResult("verify", 1, ("a@s  FAILED",), ("verification failed: a",))

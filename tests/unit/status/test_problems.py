@@ -163,5 +163,5 @@ def test_every_code_is_documented():
         assert f"`{code}`" in page
 
 
-def test_what_the_timer_starts_is_nobody_who_carries_policies_out():
+def test_the_service_of_the_timer_does_not_count_as_active():
     assert not SchedulerState(None, {"snaporch-run-due.service": "active"}).there
