@@ -62,7 +62,7 @@ def validate_config(path: Path, document: dict[str, object]) -> Config:
 def _allowed(problem: dict[str, object]) -> str:
     """Pydantic's message, with the value."""
     if problem["type"] == "extra_forbidden":
-        return "is no option of snaporch"
+        return "is not an option of snaporch"
     message = str(problem["msg"]).removeprefix("Value error, ")
     text = f"{message[:1].lower()}{message[1:]}"
     about_many = isinstance(problem["input"], dict) and problem["type"] == "value_error"

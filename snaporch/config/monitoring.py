@@ -87,13 +87,11 @@ class StatusOptions(_Section):
 
     grace: Annotated[timedelta, Duration()] = Field(
         default=timedelta(minutes=30),
-        description="How long after its time a policy's snapshot may come before it counts as "
-        "missed.",
+        description="How late a policy's snapshot may be before it counts as missed.",
     )
     replica_late: Annotated[timedelta, Duration()] = Field(
         default=timedelta(days=1),
-        description="How long a snapshot that a policy replicates may lack its copy before that "
-        "is a warning.",
+        description="How long a replica may lack a snapshot before that is a warning.",
     )
     store_warning: int = Field(
         default=85,
@@ -118,14 +116,14 @@ class MetricsOptions(_Section):
 
     textfile: PathOrNothing = Field(
         default="",
-        description="File that `run-due` and the daemon write after each look at the policies, for "
+        description="File that `run-due` and the daemon write after each check of policies, for "
         "node_exporter's textfile collector: `/var/lib/prometheus/node-exporter/snaporch.prom`. "
         "None when empty.",
     )
     listen: Annotated[str, AfterValidator(_listen)] = Field(
         default="",
-        description="Where the daemon answers Prometheus over HTTP: `127.0.0.1:9751`, "
-        "`[::1]:9751`. Nowhere when empty. There is no password: whoever reaches it reads the "
+        description="Address at which the daemon serves metrics over HTTP: `127.0.0.1:9751`, "
+        "`[::1]:9751`. Off when empty. There is no password: every client can read the "
         "names of guests.",
     )
 
@@ -134,10 +132,10 @@ class EmailOptions(_Section):
     """Notifications by e-mail."""
 
     to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(
-        default=(), strict=False, description="Who gets them; no e-mail is sent when empty."
+        default=(), strict=False, description="Recipients; no e-mail is sent when empty."
     )
     sender: Annotated[str, AfterValidator(_sender)] = Field(
-        default="", description="Who they are from; `root@` and the host's name when empty."
+        default="", description="Sender; `root@` and the host's name when empty."
     )
     smtp: Annotated[str, AfterValidator(_smtp)] = Field(
         default="localhost",
@@ -152,7 +150,7 @@ class EmailOptions(_Section):
     user: str = Field(default="", description="Name to log in with; no login when empty.")
     password_file: PathOrNothing = Field(
         default="",
-        description="File with the password in its first line. Nobody but root may read it.",
+        description="File with the password in its first line. Only root may read it.",
     )
 
     @model_validator(mode="after")
@@ -173,27 +171,27 @@ class NotifyOptions(_Section):
         default=("failure", "attention", "downgrade"),
         strict=False,
         description="Which events are notified. `failure`: a run failed, and the guest is as it "
-        "was; `attention`: a human must look; `downgrade`: a lower level was taken than was asked "
-        "for; `success`: all others.",
+        "was; `attention`: the admin must act; `downgrade`: a lower level was taken than was "
+        "configured; `success`: all others.",
     )
     repeat: Annotated[timedelta, Duration()] = Field(
         default=timedelta(days=1),
-        description="How long no other notification is sent of a policy that fails again on the "
+        description="How long no other notification is sent if a policy fails again on the "
         "same domain for the same reason; `0s` to send one every time.",
     )
     timeout: Annotated[int, Seconds("1s", "10m")] = Field(
         default=30,
-        description="How long each way of notifying (program, e-mail, apprise) may take before "
-        "it is given up.",
+        description="How long each channel (program, e-mail, apprise) may take before "
+        "it is aborted.",
     )
     command: PathOrNothing = Field(
         default="",
-        description="Program that gets each notification as JSON on standard input, and as "
+        description="Program that reads each notification as JSON on standard input, and as "
         "`SNAPORCH_…` in its environment.",
     )
     apprise: PathOrNothing = Field(
         default="",
-        description="Configuration file of apprise, with an URL in each line. Needs the `apprise` "
-        "package. Nobody but root may read the file, for such URLs hold passwords.",
+        description="Configuration file of apprise, with a URL in each line. Needs the `apprise` "
+        "package. Only root may read the file, because such URLs hold passwords.",
     )
     email: EmailOptions = Field(default=EmailOptions(), description="Notifications by e-mail.")

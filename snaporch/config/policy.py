@@ -68,7 +68,7 @@ def cron_trigger(expression: str) -> CronTrigger:
         timezone=UTC,
     )
     if trigger.get_next_fire_time(None, datetime(2000, 1, 1, tzinfo=UTC)) is None:
-        raise ValueError("must be a time that comes")
+        raise ValueError("must be a time that exists")
     return trigger
 
 
@@ -78,7 +78,7 @@ def _weekdays(field: str) -> str:
     for part in field.split(","):
         found = _WEEKDAY_PART.fullmatch(part)
         if found is None:
-            raise ValueError(f"has the weekday {part!r}, which is none")
+            raise ValueError(f"has the weekday {part!r}, which does not exist")
         first, last = _weekday(found[1]), _weekday(found[2] or found[1])
         if found[1] == "*":
             first, last = 0, 6
@@ -96,7 +96,7 @@ def _weekday(text: str) -> int:
     if text in _WEEKDAYS:
         return _WEEKDAYS.index(text)
     if text not in tuple("01234567"):
-        raise ValueError(f"has the weekday {text!r}, which is none")
+        raise ValueError(f"has the weekday {text!r}, which does not exist")
     return int(text)
 
 
@@ -176,25 +176,24 @@ class Policy(_Section):
 
     every: Annotated[timedelta | None, Duration("1m")] = Field(
         default=None,
-        description="Take one every so often: `15m`, `1h`, `1d`, `1w`, counted in UTC from a "
-        "Monday on, so that `1h` is the full hour. Without `every` and `cron` nothing is taken by "
-        "itself.",
+        description="Interval between snapshots: `15m`, `1h`, `1d`, `1w`, counted in UTC from a "
+        "Monday on, so that `1h` is the full hour. Without `every` and `cron` no snapshots are "
+        "scheduled.",
     )
     cron: Annotated[str, AfterValidator(_cron)] = Field(
         default="",
-        description="Take one at the times of this line of crontab(5): minute, hour, day of the "
-        "month, month, weekday; in `schedule.timezone`. Either the day of the month or the weekday "
-        "must be `*`.",
+        description="Take snapshots at the times of this line of crontab(5): minute, hour, day of "
+        "the month, month, weekday; in `schedule.timezone`. Either the day of the month or the "
+        "weekday must be `*`.",
     )
     stagger: Annotated[timedelta, Duration()] = Field(
         default=timedelta(),
-        description="Spread the starts over this long: every domain has a place in it that is "
-        "always the same.",
+        description="Spread the starts of domains over this duration; the delay of each domain "
+        "is always the same.",
     )
     level: Literal["auto", "ram", "quiesced", "paused", "crash"] = Field(
         default="auto",
-        description="How consistent these snapshots shall be; `auto` is what is configured for the "
-        "domain.",
+        description="Level of these snapshots; `auto` is the level configured for the domain.",
     )
     domains: tuple[Annotated[str, StringConstraints(min_length=1)], ...] = Field(
         default=(),
@@ -204,23 +203,24 @@ class Policy(_Section):
     )
     verify: Annotated[bool | str, PlainValidator(_verify)] = Field(
         default=False,
-        description="`true` or `checksums`: read every bundle back once it is written and compare "
-        "its checksums; a snapshot that fails counts as a failed run. `daily`, `weekly`, "
-        "`monthly`, a duration (`3d`) or a line of crontab(5): test-restore the newest snapshot of "
-        "each domain so often, as `snaporch verify` does, one at a time.",
+        description="`true` or `checksums`: read every bundle back after it was written and "
+        "compare its checksums; a snapshot that fails counts as a failed run. `daily`, `weekly`, "
+        "`monthly`, a duration (`3d`) or a line of crontab(5): verify the newest snapshot of "
+        "each domain that often, as `snaporch verify` does, one at a time.",
     )
     verify_disks: bool = Field(
         default=False,
-        description="Whether these test restores read all data of the disks, too, as `snaporch "
+        description="Whether these verifications also read all data of the disks, as `snaporch "
         "verify --disks` does.",
     )
     replicate: tuple[PolicyName, ...] = Field(
         default=(),
         strict=False,
-        description="Replicas (`[replica.NAME]`) that each snapshot is copied to once it is taken.",
+        description="Replicas (`[replica.NAME]`) to which each snapshot is copied after it was "
+        "taken.",
     )
     keep: Keep | None = Field(
-        default=None, description="How many stay; without it nothing is ever deleted."
+        default=None, description="How many are kept; without it no snapshot is deleted."
     )
 
     @property
@@ -264,8 +264,8 @@ class Schedule(_Section):
 
     timezone: Annotated[str, AfterValidator(_zone)] = Field(
         default="local",
-        description="Whose clock `cron` is read by, and whose days, weeks and months retention "
-        "counts: `local`, or a name such as `Europe/Berlin`.",
+        description="Time zone of `cron`, and of the days, weeks and months of retention: "
+        "`local`, or a name such as `Europe/Berlin`.",
     )
     jobs: int = Field(default=1, ge=1, le=64, description="Most snapshots taken at once.")
     jobs_per_pool: int = Field(
@@ -280,9 +280,8 @@ class Schedule(_Section):
     )
     refresh: Annotated[timedelta, Duration("1s")] = Field(
         default=timedelta(minutes=5),
-        description="How often the daemon looks anew which domains, policies and snapshots there "
-        "are.",
+        description="How often the daemon checks domains, policies and snapshots.",
     )
     retry: Annotated[timedelta, Duration("1m")] = Field(
-        default=timedelta(minutes=10), description="How long after a failed run the next try comes."
+        default=timedelta(minutes=10), description="How long after a failed run it is retried."
     )

@@ -33,21 +33,23 @@ _DOMAIN_INTRO = (
     "overrides it option by option."
 )
 _POLICY_INTRO = (
-    "When snapshots are taken by themselves and how many of them stay. The name has at most 32 "
+    "When snapshots are taken and how many of them are kept. The name has at most 32 "
     "small letters, digits and hyphens, and is not `manual` or `none`."
 )
 _GROUP_INTRO = (
-    "A consistency group: see [groups](groups.md). The name is as a policy's. Of several groups "
-    "that a domain is in, policies take the first of the file."
+    "A consistency group: see [groups](groups.md). The name has the same form as a policy's. "
+    "If a domain is in several groups, policies use the first in the file."
 )
-_REPLICA_INTRO = "A copy elsewhere: see [replication](replication.md). The name is as a policy's."
+_REPLICA_INTRO = (
+    "A replica: see [replication](replication.md). The name has the same form as a policy's."
+)
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
     ("`[paths]`", Paths, ""),
     (
         "`[prune]`",
         PruneOptions,
-        "Bundles whose snapshots are gone, and safety copies: see [pruning](pruning.md).",
+        "Bundles without snapshots, and safety copies: see [pruning](pruning.md).",
     ),
     (
         "`[ram_pages]`",
@@ -55,9 +57,9 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
         "RAM that costs what changed: see [RAM in pages](ram-pages.md).",
     ),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
-    ("`[schedule]`", Schedule, "See [schedules](schedule.md)."),
+    ("`[schedule]`", Schedule, "See [scheduling](schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
-    ("`[policy.NAME.keep]`", Keep, "At least one of them."),
+    ("`[policy.NAME.keep]`", Keep, "At least one of these options."),
     ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
     ("`[status]`", StatusOptions, "See [status](status.md)."),

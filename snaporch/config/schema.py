@@ -54,7 +54,7 @@ class _Section(BaseModel):
 
 
 class Paths(_Section):
-    """Where snaporch keeps things."""
+    """Directories of snaporch."""
 
     overlays: AbsolutePath = Field(
         default=Path("/var/lib/snaporch/overlays"),
@@ -100,7 +100,7 @@ class Paths(_Section):
     )
     schedule: AbsolutePath = Field(
         default=Path("/var/lib/snaporch/schedule"),
-        description="What `run-due` and the daemon remember: which tries failed, and when.",
+        description="Records of `run-due` and the daemon, such as failed attempts.",
     )
     runtime: AbsolutePath = Field(
         default=RUNTIME,
@@ -147,23 +147,23 @@ class DomainSettings(_Section):
 
     level: Literal["auto", "ram", "quiesced", "paused", "crash", "off"] = Field(
         default="auto",
-        description="How consistent a snapshot of a guest that runs shall be. `ram`: RAM and all "
-        "disks of one instant; `quiesced`: file systems frozen by the guest's agent; `paused`: the "
-        "guest suspended meanwhile; `crash`: the ZFS snapshot alone; `off`: only while it is shut "
+        description="Level of a snapshot of a running guest. `ram`: RAM and all "
+        "disks at one instant; `quiesced`: file systems frozen by the guest's agent; `paused`: the "
+        "guest paused meanwhile; `crash`: the ZFS snapshot alone; `off`: only while it is shut "
         "off. `auto` is `ram`. A guest that is shut off gets a plain snapshot whatever this says.",
     )
     on_unavailable: Literal["fail", "quiesced", "paused", "crash"] = Field(
         default="fail",
-        description="What to do when the level cannot be had: `fail`, or take this lower level "
+        description="What to do when the level is not available: `fail`, or take this lower level "
         "instead. A note names the lower level, and it is recorded on the snapshot.",
     )
     ram_strategy: Literal["auto", "overlay", "manual"] = Field(
         default="auto",
-        description="How disks are kept still for a `ram` snapshot. `overlay`: writes go to "
+        description="How disks are frozen for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
         "`auto` is `manual` when all disks are in one pool, in a consistency group, and where "
-        "somebody else snapshots the guest's datasets; `overlay` otherwise.",
+        "another program snapshots the guest's datasets; `overlay` otherwise.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),
@@ -221,7 +221,8 @@ class DomainSettings(_Section):
         default=(),
         strict=False,
         description='Disks to leave out, by target name: `["vdb"]`. A restore does not touch them: '
-        "one that lies in the dataset of another disk is rolled back with it only if told so.",
+        "one that lies in the dataset of another disk is rolled back with it only with "
+        "`--also-roll-back`.",
     )
     ram_capture: Literal["auto", "stream", "file"] = Field(
         default="auto",
@@ -297,12 +298,12 @@ class Config(_Section):
         default=4,
         ge=1,
         le=256,
-        description="How many guests sanoid's pre hook freezes at the same time; those that stay "
-        "paused until all are frozen go together.",
+        description="How many guests sanoid's pre hook freezes at the same time. Guests that stay "
+        "paused until all are frozen are not limited: they are frozen together.",
     )
-    paths: Paths = Field(default=Paths(), description="Where snaporch keeps things.")
+    paths: Paths = Field(default=Paths(), description="Directories of snaporch.")
     prune: PruneOptions = Field(
-        default=PruneOptions(), description="How long things stay that nothing needs any more."
+        default=PruneOptions(), description="How long trash and safety copies are kept."
     )
     ram_pages: RamPagesOptions = Field(
         default=RamPagesOptions(), description='Where RAM goes with `ram_store = "pages"`.'
@@ -319,11 +320,11 @@ class Config(_Section):
         default={}, description="Policies, by name: `[policy.hourly]`."
     )
     status: StatusOptions = Field(
-        default=StatusOptions(), description="When something needs attention."
+        default=StatusOptions(), description="When `snaporch status` reports a problem."
     )
-    metrics: MetricsOptions = Field(default=MetricsOptions(), description="Figures for Prometheus.")
+    metrics: MetricsOptions = Field(default=MetricsOptions(), description="Metrics for Prometheus.")
     notify: NotifyOptions = Field(
-        default=NotifyOptions(), description="Who is told how runs ended."
+        default=NotifyOptions(), description="Notifications about the results of scheduled work."
     )
 
     group: dict[PolicyName, Group] = Field(

@@ -23,7 +23,7 @@ from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.event import Event
 
 Way = Callable[[Event], None]
-_OURS = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
+_DAEMON_ONLY = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
 """Variables that systemd sets for the daemon only, not for its children."""
 _LONGEST = 200
 
@@ -54,7 +54,7 @@ def by_command(event: Event, command: str, seconds: int) -> None:
         NotifyError: the program cannot be started, fails, or takes longer than ``seconds``.
     """
     document = json.dumps(event.as_json(), ensure_ascii=False) + "\n"
-    inherited = {name: value for name, value in os.environ.items() if name not in _OURS}
+    inherited = {name: value for name, value in os.environ.items() if name not in _DAEMON_ONLY}
     _run([command], document.encode("utf-8", "replace"), seconds, inherited | _variables(event))
 
 
@@ -88,8 +88,8 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
     if process.returncode != 0:
         lines = err.decode("utf-8", "replace").split("\n")
         last = next((line for line in reversed(lines) if line.strip()), "")
-        told = f": {one_line(last)[:_LONGEST]}" if last else ""
-        raise NotifyError(words[0], f"ended with status {process.returncode}{told}")
+        cause = f": {one_line(last)[:_LONGEST]}" if last else ""
+        raise NotifyError(words[0], f"exited with status {process.returncode}{cause}")
 
 
 # -- e-mail --------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def by_email(event: Event, email: EmailOptions, seconds: int) -> None:
                 server.login(email.user, secret(Path(email.password_file)))
             server.send_message(message, to_addrs=list(email.to))
     except (OSError, smtplib.SMTPException) as error:
-        raise NotifyError(email.smtp, _said(error)) from error
+        raise NotifyError(email.smtp, _error_text(error)) from error
 
 
 def mail(event: Event, email: EmailOptions) -> EmailMessage:
@@ -144,13 +144,13 @@ def _server(email: EmailOptions, seconds: int) -> smtplib.SMTP:
     return server
 
 
-def _said(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """The text of an error, without anything that was sent, which may be a password."""
     if isinstance(error, smtplib.SMTPRecipientsRefused):
         return f"refused {', '.join(sorted(error.recipients))}"
     if isinstance(error, smtplib.SMTPResponseException):
-        told = error.smtp_error
-        text = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+        raw = error.smtp_error
+        text = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else str(raw)
         return f"answered {error.smtp_code} {one_line(text)[:_LONGEST]}"
     return one_line(str(error))[:_LONGEST] or type(error).__name__
 
@@ -180,7 +180,7 @@ def private(path: Path) -> None:
     except OSError as error:
         raise NotifyError(str(path), error.strerror or "cannot be read") from error
     if stat.S_IMODE(mode) & 0o077:
-        raise NotifyError(str(path), "others can read it", f"run: chmod 600 {path}")
+        raise NotifyError(str(path), "other users can read it", f"run: chmod 600 {path}")
 
 
 # -- apprise -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from snaporch.model import iso, parse_iso
 from snaporch.notify.event import Event
 
 _NAME = "told.json"
-_TROUBLES = ("failure", "attention")
+_PROBLEMS = ("failure", "attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class NotificationRecord:
 def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
     """Whether to send an event; the same problem only if ``repeat`` has passed since."""
     last = known.get(event.key)
-    if event.kind not in _TROUBLES or last is None or last.at > event.at:
+    if event.kind not in _PROBLEMS or last is None or last.at > event.at:
         return True
     same = (last.kind, last.text) == (event.kind, event.text)
     return not same or last.at + repeat <= event.at
@@ -38,8 +38,8 @@ def remembered(
     event: Event, known: Mapping[str, NotificationRecord]
 ) -> dict[str, NotificationRecord]:
     """The history after an event; without a problem that no longer exists."""
-    others = {key: told for key, told in known.items() if key != event.key}
-    if event.kind in _TROUBLES:
+    others = {key: record for key, record in known.items() if key != event.key}
+    if event.kind in _PROBLEMS:
         others[event.key] = NotificationRecord(event.at, event.kind, event.text)
     return others
 

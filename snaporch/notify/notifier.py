@@ -21,8 +21,8 @@ from snaporch.progress import Progress
 from snaporch.schedule.subprocesses import CaptureOutcome
 
 _MOST_WAITING = 1000
-_ME = "notify"
-_MORE_SECONDS = 2
+_SOURCE = "notify"
+_EXTRA_SECONDS = 2
 """Added to the time limit: a channel that times out by itself has the better message."""
 
 
@@ -33,7 +33,7 @@ class _Job:
 
 
 @dataclass(frozen=True, slots=True)
-class _Over:
+class _Resolved:
     """Problems outside of runs that did not occur again."""
 
     config: Config
@@ -46,7 +46,7 @@ class Notifier:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._host = socket.gethostname()
-        self._jobs: queue.Queue[_Job | _Over | None] = queue.Queue(_MOST_WAITING)
+        self._jobs: queue.Queue[_Job | _Resolved | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._failing: set[str] = set()
         """Problems outside of runs since the last :meth:`looked`."""
@@ -58,7 +58,7 @@ class Notifier:
         over = frozenset(self._before - self._failing)
         self._before, self._failing = self._failing, set()
         if over:
-            self._put(_Over(config, over))
+            self._put(_Resolved(config, over))
 
     def ended(self, config: Config, outcome: CaptureOutcome) -> None:
         """A run of a policy ended."""
@@ -79,81 +79,79 @@ class Notifier:
         try:
             self._jobs.put_nowait(None)
         except queue.Full:
-            self._progress.note(_ME, "too much waits to be told; some of it will not be")
+            self._progress.note(_SOURCE, "too many notifications are waiting; some are dropped")
             return
         self._thread.join(seconds)
         if self._thread.is_alive():
-            self._progress.note(_ME, f"not all was told within {seconds:.0f} s")
+            self._progress.note(_SOURCE, f"not all notifications were sent within {seconds:.0f} s")
 
-    def _put(self, job: _Job | _Over) -> None:
+    def _put(self, job: _Job | _Resolved) -> None:
         if not ways(job.config.notify):
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=_ME, daemon=True)
+            self._thread = threading.Thread(target=self._work, name=_SOURCE, daemon=True)
             self._thread.start()
         try:
             self._jobs.put_nowait(job)
         except queue.Full:
             if isinstance(job, _Job):
-                self._progress.note(
-                    job.event.domain, "not told to anybody: too much waits to be told"
-                )
+                self._progress.note(job.event.domain, "notification dropped: too many are waiting")
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             try:
                 if isinstance(job, _Job):
-                    self._tell(job.config, job.event)
+                    self._notify(job.config, job.event)
                 else:
-                    _forget(job)
+                    _remove_resolved(job)
             except SnaporchError as error:
-                self._progress.note(_ME, error.line())
+                self._progress.note(_SOURCE, error.line())
 
-    def _tell(self, config: Config, event: Event) -> None:
+    def _notify(self, config: Config, event: Event) -> None:
         notify, directory = config.notify, config.paths.schedule
         known = read_history(directory)
         wanted = event.kind in notify.on
         if wanted and not should_notify(event, known, notify.repeat):
             return
-        told_by = ways(notify).items() if wanted else ()
-        heard = [self._try(way, event, notify.timeout) for way in told_by]
-        if any(heard) or not wanted:
+        channels = ways(notify).items() if wanted else ()
+        sent = [self._send(way, event, notify.timeout) for way in channels]
+        if any(sent) or not wanted:
             changed = remembered(event, known)
             if changed != known and (wanted or event.key in known):
                 write_history(directory, changed)
 
-    def _try(self, way: tuple[str, Way], event: Event, seconds: int) -> bool:
+    def _send(self, way: tuple[str, Way], event: Event, seconds: int) -> bool:
         """Whether the channel sent the event; an error is printed as a note."""
-        name, tell = way
+        name, send = way
         problem: list[str] = []
         done = threading.Event()
 
         def run() -> None:
             try:
-                tell(event)
+                send(event)
             except NotifyError as error:
                 problem.append(error.line())
             except Exception as error:  # noqa: BLE001 - of a library; it must not end the daemon
-                problem.append(f"{type(error).__name__} while telling")
+                problem.append(f"{type(error).__name__} while sending")
             finally:
                 done.set()
 
         threading.Thread(target=run, name=name, daemon=True).start()
-        if not done.wait(seconds + _MORE_SECONDS):
+        if not done.wait(seconds + _EXTRA_SECONDS):
             problem.append(f"did not end within {seconds} s")
         if problem:
             self._progress.note(event.domain, one_line(f"{name}: {problem[0]}"))
         return not problem
 
 
-def _forget(over: _Over) -> None:
+def _remove_resolved(over: _Resolved) -> None:
     directory = over.config.paths.schedule
     known = read_history(directory)
-    left = {key: told for key, told in known.items() if key not in over.keys}
+    left = {key: record for key, record in known.items() if key not in over.keys}
     if left != known:
         write_history(directory, left)
 
 
 def patience(config: Config) -> float:
     """How long to wait for pending notifications before a process exits, in seconds."""
-    return float((config.notify.timeout + _MORE_SECONDS) * max(len(ways(config.notify)), 1))
+    return float((config.notify.timeout + _EXTRA_SECONDS) * max(len(ways(config.notify)), 1))

@@ -42,10 +42,10 @@ from snaporch.snapshot.group import group_of
 from snaporch.systemd.notify import notify, watchdog_seconds
 
 _THREADS = 64
-_LOOK_SECONDS = 60
-_SETTLE_SECONDS = 1.0
+_JOIN_SECONDS = 60
+_BURST_SECONDS = 1.0
 """Changes of domains come in bursts: one forecast serves all changes within this time."""
-_ME = "snaporch"
+_SOURCE = "snaporch"
 
 
 class PolicyTrigger(BaseTrigger):  # type: ignore[misc]
@@ -65,7 +65,7 @@ class _Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class _Looked:
+class _ForecastsMade:
     """The forecasts were made."""
 
 
@@ -75,18 +75,20 @@ class _Reload:
 
 
 @dataclass(frozen=True, slots=True)
-class _Changed:
+class _DomainChanged:
     """A domain was defined, undefined, started or stopped."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Broken:
+class _Crashed:
     """An unexpected error occurred in a thread."""
 
     error: BaseException
 
 
-_Message = _Stop | _Reload | _Looked | _Changed | _Broken | CaptureOutcome | BulkJobResult
+_Message = (
+    _Stop | _Reload | _ForecastsMade | _DomainChanged | _Crashed | CaptureOutcome | BulkJobResult
+)
 
 
 class Daemon:
@@ -96,7 +98,7 @@ class Daemon:
         context: its configuration is replaced by a reload.
         captures: starts the subprocesses.
         load: loads the configuration again.
-        watcher: hears of results and failures.
+        observer: hears of results and failures.
     """
 
     def __init__(
@@ -104,24 +106,24 @@ class Daemon:
         context: Context,
         captures: Subprocesses,
         load: Callable[[], Config],
-        watcher: PolicyObserver,
+        observer: PolicyObserver,
     ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
         self._captures = captures
         self._load = load
-        self._watcher = watcher
+        self._observer = observer
         # Signal handlers put messages here: a SimpleQueue is reentrant, an Event is not.
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
         self._busy: set[str] = set()
         self._lock = threading.Lock()
-        self._looker: threading.Thread | None = None
+        self._forecaster: threading.Thread | None = None
         self._pruning = threading.Lock()
         self._ending = threading.Event()
-        self._look_again = False
-        self._look_at: float | None = None
-        self._look_began = 0.0
+        self._refresh_again = False
+        self._refresh_at: float | None = None
+        self._forecasts_began = 0.0
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -146,51 +148,51 @@ class Daemon:
             BaseException: an unexpected error in any thread; systemd restarts the daemon.
         """
         self._scheduler.add_listener(
-            lambda event: self._inbox.put(_Broken(event.exception)), EVENT_JOB_ERROR
+            lambda event: self._inbox.put(_Crashed(event.exception)), EVENT_JOB_ERROR
         )
-        before, threading.excepthook = threading.excepthook, self._thread_broke
+        before, threading.excepthook = threading.excepthook, self._thread_crashed
         try:
             self._scheduler.start()
-            self._listen()
+            self._subscribe()
             self._refresh()
             notify("READY=1")
             while not isinstance(message := self._next_message(), _Stop):
-                if isinstance(message, _Broken):
+                if isinstance(message, _Crashed):
                     raise message.error
-                if isinstance(message, _Looked):
-                    self._looked()
+                if isinstance(message, _ForecastsMade):
+                    self._forecasts_made()
                     continue
-                if isinstance(message, _Changed):
-                    if self._look_at is None:
-                        self._look_at = time.monotonic() + _SETTLE_SECONDS
+                if isinstance(message, _DomainChanged):
+                    if self._refresh_at is None:
+                        self._refresh_at = time.monotonic() + _BURST_SECONDS
                     continue
                 if isinstance(message, _Reload):
                     self._reload()
                 elif message is not None:
-                    self._tell(message)
+                    self._report(message)
                 self._refresh()
         finally:
             threading.excepthook = before
             self._end()
 
-    def _thread_broke(self, arguments: threading.ExceptHookArgs) -> None:
+    def _thread_crashed(self, arguments: threading.ExceptHookArgs) -> None:
         error = arguments.exc_value or RuntimeError(f"{arguments.exc_type.__name__} in a thread")
-        self._inbox.put(_Broken(error))
+        self._inbox.put(_Crashed(error))
 
-    def _listen(self) -> None:
+    def _subscribe(self) -> None:
         """Subscribe to changes of domains; without them ``schedule.refresh`` still applies."""
         try:
-            self._context.hypervisor.on_change(lambda: self._inbox.put(_Changed()))
+            self._context.hypervisor.on_change(lambda: self._inbox.put(_DomainChanged()))
         except SnaporchError as error:
-            self._context.progress.note(_ME, error.line())
+            self._context.progress.note(_SOURCE, error.line())
 
     def _next_message(self) -> _Message | None:
         """The next message; ``None`` when the time for new forecasts has come first."""
         pause = self._context.config.schedule.refresh.total_seconds()
-        until = min(time.monotonic() + pause, self._look_at or math.inf)
+        until = min(time.monotonic() + pause, self._refresh_at or math.inf)
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
-            if watchdog is not None and not self._hangs(watchdog):
+            if watchdog is not None and not self._is_stuck(watchdog):
                 notify("WATCHDOG=1")
             try:
                 return self._inbox.get(timeout=min(left, (watchdog or pause * 2) / 2))
@@ -198,57 +200,57 @@ class Daemon:
                 continue
         return None
 
-    def _hangs(self, watchdog: float) -> bool:
+    def _is_stuck(self, watchdog: float) -> bool:
         """Whether making forecasts takes longer than systemd's watchdog allows."""
-        return self._looker is not None and time.monotonic() - self._look_began > watchdog
+        return self._forecaster is not None and time.monotonic() - self._forecasts_began > watchdog
 
     def _end(self) -> None:
         self._ending.set()
-        notify("STOPPING=1", "STATUS=waiting for snapshots under way to undo or finish themselves")
+        notify("STOPPING=1", "STATUS=waiting for running snapshots to undo or finish their work")
         self._captures.stop()
         self._scheduler.shutdown(wait=True)
-        if self._looker is not None:
-            self._looker.join(_LOOK_SECONDS)
-        self._pruning.acquire(timeout=_LOOK_SECONDS)
+        if self._forecaster is not None:
+            self._forecaster.join(_JOIN_SECONDS)
+        self._pruning.acquire(timeout=_JOIN_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, (CaptureOutcome, BulkJobResult)):
-                self._tell(message)
+                self._report(message)
 
     def _reload(self) -> None:
         notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             config = self._load()
         except SnaporchError as error:
-            self._context.progress.note(_ME, f"{error.line()}; the old configuration stays")
+            self._context.progress.note(_SOURCE, f"{error.line()}; keeping the old configuration")
         else:
             self._context.config = config
             self._captures.limiter.limit(config.schedule)
-            self._context.progress.step(_ME, "configuration loaded")
+            self._context.progress.step(_SOURCE, "configuration loaded")
         notify("READY=1")
 
     # -- forecasts --------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         """Make new forecasts, now or when those that are being made are done."""
-        self._look_at = None
-        if self._looker is not None:
-            self._look_again = True
+        self._refresh_at = None
+        if self._forecaster is not None:
+            self._refresh_again = True
             return
-        self._look_again = False
+        self._refresh_again = False
         context = replace(self._context)  # a reload must not change it meanwhile
-        self._look_began = time.monotonic()
-        self._looker = threading.Thread(target=self._look, args=[context], daemon=True)
-        self._looker.start()
+        self._forecasts_began = time.monotonic()
+        self._forecaster = threading.Thread(target=self._work, args=[context], daemon=True)
+        self._forecaster.start()
 
-    def _looked(self) -> None:
-        self._looker = None
-        if self._look_again:
+    def _forecasts_made(self) -> None:
+        self._forecaster = None
+        if self._refresh_again:
             self._refresh()
 
-    def _look(self, context: Context) -> None:
-        prunes = self._set_right(context) and self._pruning.acquire(blocking=False)
-        self._inbox.put(_Looked())
+    def _work(self, context: Context) -> None:
+        prunes = self._update(context) and self._pruning.acquire(blocking=False)
+        self._inbox.put(_ForecastsMade())
         if prunes:  # may take long; new forecasts may be made meanwhile
             try:
                 self._prune(context)
@@ -261,14 +263,14 @@ class Daemon:
             found = pruned.found
             text = f"{pruned.fate.done} {found.path.name}: {pruned.reason}"
             context.progress.step(found.domain or found.uuid, text)
-        self._tell_failures(context, daily)
+        self._report_failures(context, daily)
 
-    def _tell_failures(self, context: Context, retired: RetentionResult) -> None:
+    def _report_failures(self, context: Context, retired: RetentionResult) -> None:
         for failure in retired.failures:
-            context.progress.note(_ME, failure.line())
-            self._watcher.failed(context.config, failure)
+            context.progress.note(_SOURCE, failure.line())
+            self._observer.failed(context.config, failure)
 
-    def _set_right(self, context: Context) -> bool:
+    def _update(self, context: Context) -> bool:
         """Make forecasts, apply retention and set the times of jobs; False if that failed."""
         now = datetime.now(UTC)
         progress = context.progress
@@ -280,19 +282,19 @@ class Daemon:
         except InterruptedRunError:
             return False
         except SnaporchError as error:
-            progress.note(_ME, f"cannot look at policies now: {error.line()}")
-            self._watcher.failed(context.config, error)
+            progress.note(_SOURCE, f"cannot check policies now: {error.line()}")
+            self._observer.failed(context.config, error)
             notify(f"STATUS={error.line()}")
             return False
         for domain, verdict in retired.deleted:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
         for waiting in retired.mounted:
-            progress.note(_ME, waiting.line())
-        self._tell_failures(context, retired)
+            progress.note(_SOURCE, waiting.line())
+        self._report_failures(context, retired)
         self._set_times(context.config, forecasts, now)
         self._bulk_jobs.set_times(forecasts)
         self._scheduler.wakeup()  # otherwise it oversleeps if the clock was put forward
-        self._watcher.looked(context, forecasts, now)
+        self._observer.looked(context, forecasts, now)
         notify(f"STATUS={self._status()}")
         return True
 
@@ -302,8 +304,8 @@ class Daemon:
         try:
             record_carried_out(context, forecasts, now)
         except SnaporchError as error:
-            context.progress.note(_ME, error.line())
-            self._watcher.failed(context.config, error)
+            context.progress.note(_SOURCE, error.line())
+            self._observer.failed(context.config, error)
 
     def _set_times(self, config: Config, forecasts: Sequence[Forecast], now: datetime) -> None:
         wanted = {
@@ -325,7 +327,7 @@ class Daemon:
         job = self._scheduler.get_job(key)
         if job is None or job.next_run_time != coming.at or job.trigger.when != when:
             self._scheduler.add_job(
-                self._fire,
+                self._take,
                 PolicyTrigger(when),
                 args=[each.domain.uuid, each.domain.name, coming.policy],
                 id=key,
@@ -340,16 +342,16 @@ class Daemon:
         text = f"taking {', '.join(inside)}; " if inside else ""
         text += self._bulk_jobs.describe()
         if not jobs:
-            return f"{text}no policy has anything to take"
+            return f"{text}no policy has a snapshot to take"
         first = jobs[0]
         at = first.next_run_time.astimezone(UTC)
         return (
-            f"{text}{len(jobs)} to come, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
+            f"{text}{len(jobs)} scheduled, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
         )
 
     # -- snapshots --------------------------------------------------------------------------
 
-    def _fire(self, uuid: str, name: str, policy: str) -> None:
+    def _take(self, uuid: str, name: str, policy: str) -> None:
         """Take a snapshot; called in a thread of the scheduler."""
         try:
             domain = self._context.hypervisor.find(uuid)
@@ -382,14 +384,14 @@ class Daemon:
         soonest = min(when.after(last), last + config.schedule.retry)
         return not last <= datetime.now(UTC) < soonest
 
-    def _tell(self, message: CaptureOutcome | BulkJobResult) -> None:
+    def _report(self, message: CaptureOutcome | BulkJobResult) -> None:
         if isinstance(message, CaptureOutcome):
             self._finished(message)
             return
         for text in message.results:
-            self._context.progress.step(_ME, f"{message.name}: {text}")
+            self._context.progress.step(_SOURCE, f"{message.name}: {text}")
         for text in message.complaints:
-            self._context.progress.note(_ME, text)
+            self._context.progress.note(_SOURCE, text)
 
     def _finished(self, outcome: CaptureOutcome) -> None:
         progress, name = self._context.progress, outcome.capture.label
@@ -399,9 +401,9 @@ class Daemon:
             progress.step(name, outcome.text)
         else:
             progress.note(name, f"{outcome.capture.policy}: {outcome.text}")
-        self._watcher.ended(self._context.config, outcome)
+        self._observer.ended(self._context.config, outcome)
         try:
             remember(self._context, [outcome])
         except SnaporchError as error:
-            progress.note(_ME, error.line())
-            self._watcher.failed(self._context.config, error)
+            progress.note(_SOURCE, error.line())
+            self._observer.failed(self._context.config, error)

@@ -280,7 +280,7 @@ def _next(
         newest[pool] = max(newest.get(pool, snapshot), snapshot, key=lambda s: s.createtxg)
     past = [moment for each in newest.values() for moment in _met(each, now)]
     if not past:
-        reason = "the clock went back" if newest else "there is none yet"
+        reason = "the clock was set back" if newest else "no snapshot yet"
         return NextSnapshot(policy, now, reason)
     at = when.after(max(past))
     return NextSnapshot(policy, at, when.rule, wanted=at)
@@ -312,7 +312,7 @@ def _after_failure(
         return found
     if failed.at + retry <= found.at:
         return replace(found, failed=failed)
-    reason = f"again after it failed: {failed.reason}"
+    reason = f"retry after a failure: {failed.reason}"
     return replace(found, at=failed.at + retry, reason=reason, failed=failed)
 
 

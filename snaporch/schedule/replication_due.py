@@ -69,14 +69,14 @@ def next_replication(
         return None
     newest = wanted[-1]
     last = last_arrived(replica, records)
-    reason = f"{len(waiting)} not there yet" if last else "nothing is there yet"
+    reason = f"{len(waiting)} not copied yet" if last else "nothing copied yet"
     found = PendingReplication(newest.domain, newest.uuid, replica, now, reason, last, min(waiting))
     before = failed.get(found.key)
     if before is None or before.at > now:
         return found
     if before.at + retry <= now:
         return replace(found, failed=before)
-    reason = f"again after it failed: {before.reason}"
+    reason = f"retry after a failure: {before.reason}"
     return replace(found, at=before.at + retry, reason=reason, failed=before)
 
 

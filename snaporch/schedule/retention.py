@@ -15,7 +15,7 @@ from snaporch.config.policy import Keep
 
 LAST_RAM = "the last good RAM snapshot"
 LAST_PASSED = "the last that passed its verification"
-_FUTURE = "from the future: the clock went back"
+_FUTURE = "from the future: the clock was set back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _with_others(verdict: RetentionDecision, stays: Mapping[str, str]) -> Retent
     other = stays.get(verdict.taken.group_run) if verdict.delete else None
     if other is None:
         return verdict
-    reason = f"of one instant with {other}'s, which stays"
+    reason = f"taken together with {other}'s, which is kept"
     return RetentionDecision(verdict.taken, delete=False, reason=reason)
 
 
@@ -164,7 +164,7 @@ def _verdict(
             taken, delete=False, reason=f"policy {taken.policy} deletes nothing"
         )
     if taken.incomplete:
-        return RetentionDecision(taken, delete=False, reason="incomplete: look at it yourself")
+        return RetentionDecision(taken, delete=False, reason="incomplete: check it by hand")
     if taken.created > now:
         return RetentionDecision(taken, delete=False, reason=_FUTURE)
     if reasons := kept.get(taken.run, ()):

@@ -113,7 +113,7 @@ class Subprocesses:
             with self.limiter.through(capture):
                 return self._take(capture)
         except LimiterClosedError:
-            return CaptureOutcome(capture, 128 + signal.SIGTERM, "not begun: asked to stop")
+            return CaptureOutcome(capture, 128 + signal.SIGTERM, "not started: stopped by a signal")
 
     def run_bulk_job(self, name: str) -> BulkJobResult:
         """Run the bulk job ``name``; a failure is in the result."""
@@ -190,5 +190,5 @@ def _outcome(capture: PolicyCapture, status: int, out: str, err: str) -> Capture
         documents = _documents(out)
         text = "\n".join(map(_line, documents)) or out.strip()
         return CaptureOutcome(capture, status, text, tuple(lines), documents)
-    last = lines.pop() if lines else f"ended with status {status} and without a word"
+    last = lines.pop() if lines else f"exited with status {status} without output"
     return CaptureOutcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))

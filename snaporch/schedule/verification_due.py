@@ -64,7 +64,7 @@ def next_verification(
     last = failed.get(check.key)
     if last is None or last.at > now or last.at + retry <= check.at:
         return check
-    reason = f"again after it failed: {last.reason}"
+    reason = f"retry after a failure: {last.reason}"
     return replace(check, at=last.at + retry, reason=reason)
 
 
@@ -76,9 +76,9 @@ def _by_verdicts(
     past = [verdict for verdict in verdicts if verdict.at <= now]
     if newest.verified in past and newest.verified is not None and not newest.verified.passed:
         at = when.after(newest.verified.at)
-        return DueVerification(policy, newest, at, "it failed, and there is no newer one")
+        return DueVerification(policy, newest, at, "it failed, and no newer snapshot exists")
     passed = [verdict.at for verdict in past if verdict.passed and verdict.disks >= disks]
     if not passed:
-        reason = "none has passed yet" if past else "none was verified yet"
+        reason = "no verification has passed yet" if past else "no verification yet"
         return DueVerification(policy, newest, now, reason)
     return DueVerification(policy, newest, when.after(max(passed)), when.rule)

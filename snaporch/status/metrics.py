@@ -66,15 +66,15 @@ def registry(
 
 def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetricFamily]:
     """All metrics."""
-    yield _one("info", "Which snaporch this is.", 1, version=__version__)
-    yield _one("status_timestamp_seconds", "When these figures were found.", status.at.timestamp())
-    yield _one("carrier_active", "Whether a daemon or a timer is there.", status.carrier.there)
+    yield _one("info", "The version of snaporch.", 1, version=__version__)
+    yield _one("status_timestamp_seconds", "When the status was collected.", status.at.timestamp())
+    yield _one("carrier_active", "Whether the daemon or the timer is active.", status.carrier.there)
     grades = [({"grade": g.value}, sum(t.grade is g for t in problems)) for g in ProblemGrade]
-    yield _many("troubles", "Things that need attention.", ("grade",), grades)
+    yield _many("troubles", "Problems by grade.", ("grade",), grades)
     held = [run for run in status.runs if run.held]
-    yield _one("runs_under_way", "Runs that go on.", len(held))
-    yield _one("runs_cut_short", "Runs to recover.", len(status.runs) - len(held))
-    yield _one("guests_barred", "Guests that only an undo can free.", len(status.barred))
+    yield _one("runs_under_way", "Runs in progress.", len(held))
+    yield _one("runs_cut_short", "Interrupted runs to recover.", len(status.runs) - len(held))
+    yield _one("guests_barred", "Guests barred until an undo is finished.", len(status.barred))
     yield _one("windows_open", "Guests frozen or on overlays.", sum(r.window for r in status.runs))
     yield from _of_snapshots(status.domains)
     yield from _of_policies(status.domains)
@@ -84,9 +84,9 @@ def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetri
         "bundles": store.bundle_bytes, "trash": store.trash_bytes, "other": store.other_bytes,
     }  # fmt: skip
     sizes = [({"kind": kind}, count) for kind, count in kinds.items()]
-    yield _many("store_bytes", "Size of what is in the bundle store.", ("kind",), sizes)
+    yield _many("store_bytes", "Size of the contents of the bundle store.", ("kind",), sizes)
     yield _one("store_bundles", "Bundles in the store.", store.bundles)
-    yield _one("store_free_bytes", "What the store's file system has left.", store.free_bytes)
+    yield _one("store_free_bytes", "Free space of the store's file system.", store.free_bytes)
     yield _one("store_size_bytes", "Size of the store's file system.", store.size_bytes)
 
 
@@ -114,7 +114,7 @@ def _of_snapshots(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily
     )
     yield _many(
         "newest_snapshot_pause_seconds",
-        "How long the guest stood still for its newest snapshot.",
+        "Pause of the guest for its newest snapshot.",
         ("domain",),
         [
             ({"domain": domain.name}, domain.last.pause_ms / _MILLI)
@@ -139,13 +139,13 @@ def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
     )
     yield _many(
         "policy_next_run_timestamp_seconds",
-        "When a policy's next snapshot is due, whatever has failed; gone by if it is late.",
+        "When a policy's next snapshot is due, apart from failures; in the past if late.",
         labels,
         [(words, each.next.due_but_for_failures.timestamp()) for words, each in pairs if each.next],
     )
     yield _many(
         "policy_missed_runs",
-        "Times of a policy that went by without a snapshot; 2 for two or more.",
+        "Times of a policy without a snapshot; 2 for two or more.",
         labels,
         [(words, each.missed) for words, each in pairs],
     )
@@ -166,13 +166,13 @@ def _of_replicas(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
     ]
     yield _many(
         "replica_newest_snapshot_timestamp_seconds",
-        "When the newest snapshot was taken that a replica has.",
+        "When the newest snapshot that a replica has was taken.",
         labels,
         [(words, each.last.timestamp()) for words, each in pairs if each.last],
     )
     yield _many(
         "replica_last_try_failed",
-        "Whether the last try to replicate failed.",
+        "Whether the last replication failed.",
         labels,
         [(words, bool(each.next and each.next.failed)) for words, each in pairs],
     )

@@ -56,7 +56,7 @@ class MetricsExporter:
             server, thread = start_http_server(port, address, registry=figures)
         except (SnaporchError, OSError) as error:
             text = error.line() if isinstance(error, SnaporchError) else error.strerror
-            context.progress.note(_ME, f"nothing is served at {metrics.listen}: {text}")
+            context.progress.note(_ME, f"metrics are not served at {metrics.listen}: {text}")
             yield
             return
         self._served = True

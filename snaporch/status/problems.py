@@ -38,7 +38,7 @@ def judge(status: Status, limits: StatusOptions) -> list[Problem]:
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
     for path in status.overlays:
-        text = "belongs to no run that is known; may hold writes of a guest: see docs/recovery.md"
+        text = "belongs to no known run; may hold writes of a guest: see docs/recovery.md"
         found.append(Problem("stray-overlay", ProblemGrade.WARNING, path, text))
     if status.store_gone:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
@@ -69,9 +69,7 @@ def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
         text = f"names the domain {name!r}, which does not exist"
         yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
     if not status.carrier.there and _anything_waits(status, limits.grace):
-        text = (
-            "snapshots are due, and nobody takes them: neither the daemon nor its timer is active"
-        )
+        text = "snapshots are due, but neither the daemon nor the timer of run-due is active"
         yield Problem("scheduler-inactive", ProblemGrade.WARNING, "policies", text)
 
 
@@ -93,10 +91,10 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Problem]:  # noqa: FBT
         text = f"is given the policy {name!r}, which does not exist"
         yield Problem("unknown-policy", ProblemGrade.WARNING, domain.name, text)
     if domain.lost:
-        text = f"had the policy {domain.lost!r} and has none now; if so it shall be, give it 'none'"
+        text = f"had the policy {domain.lost!r} but has none now; if intended, assign 'none'"
         yield Problem("no-policy", ProblemGrade.CRITICAL, domain.name, text)
     if domain.stray:
-        text = f"runs on an overlay of no run that is known: {', '.join(domain.stray)}"
+        text = f"runs on an overlay of no known run: {', '.join(domain.stray)}"
         yield Problem("on-overlay", ProblemGrade.CRITICAL, domain.name, text)
     last = domain.last
     if last is not None and not last.state.is_there and not busy:
@@ -140,7 +138,7 @@ def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[P
         grade = ProblemGrade.WARNING if replica.last else ProblemGrade.CRITICAL
         yield Problem("replica-failed", grade, domain, waiting.failed.reason)
     if waiting.since < limit:
-        text = f"replica {replica.replica} lacks what was taken since {_utc(waiting.since)}"
+        text = f"replica {replica.replica} lacks the snapshots since {_utc(waiting.since)}"
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
 
 
@@ -154,12 +152,12 @@ def _run(run: OpenRun) -> Iterator[Problem]:
         yield Problem("strange-journal", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.held and run.guest_held:
         text = (
-            f"a {run.kind} was cut short while {run.phase}, and the guest may still be paused or "
+            f"a {run.kind} was interrupted while {run.phase}, and the guest may still be paused or "
             f"frozen; its guardian keeps trying, or run: snaporch recover {run.uuid}"
         )
         yield Problem("held", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.held:
-        text = f"a {run.kind} was cut short while {run.phase}; run: snaporch recover {run.uuid}"
+        text = f"a {run.kind} was interrupted while {run.phase}; run: snaporch recover {run.uuid}"
         yield Problem("cut-short", ProblemGrade.CRITICAL, run.domain, text)
 
 
@@ -167,7 +165,7 @@ def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:
     """One problem for each place with mounted snapshots."""
     for holder, count in Counter(each.holder for each in mounts).items():
         what = "1 snapshot" if count == 1 else f"{count} snapshots"
-        text = f"has {what} mounted, which cannot be destroyed meanwhile: see docs/hosts.md"
+        text = f"has {what} mounted, which therefore cannot be destroyed: see docs/hosts.md"
         yield Problem("mounted", ProblemGrade.WARNING, holder, text)
 
 

@@ -42,7 +42,7 @@ class Change(StrEnum):
     UNCHANGED = "unchanged"
     REPLACED = "replaced"
     """The old file was from an earlier snaporch."""
-    SAVED = "replaced; the edited one is now"
+    SAVED = "replaced; the edited file is now"
     REMOVED = "removed"
     KEPT = "kept: it was edited"
 
@@ -87,7 +87,7 @@ def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
 def _line(text: str) -> str:
     """A path as the value of a setting; only specifiers are escaped (systemd.unit(5))."""
     if not text.isprintable() or text != text.strip() or text.endswith("\\"):
-        raise UsageError(repr(text), "cannot stand in a systemd unit", "choose a plainer path")
+        raise UsageError(repr(text), "cannot be written in a systemd unit", "choose a simpler path")
     return text.replace("%", "%%")
 
 

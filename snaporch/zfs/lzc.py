@@ -84,14 +84,6 @@ def _bytes(names: Sequence[str]) -> list[bytes]:
     return [name.encode() for name in names]
 
 
-@contextmanager
-def _explained(operation: str, names: Sequence[str]) -> Iterator[None]:
-    try:
-        yield
-    except lzc_errors.ZFSError as error:
-        raise _pool_error(operation, names, error) from error
-
-
 def _pool_error(operation: str, names: Sequence[str], error: Exception) -> PoolError:
     """An error with all causes inside a libzfs_core failure, each with its dataset."""
     causes = getattr(error, "errors", None) or [error]

@@ -80,11 +80,11 @@ def test_due_ones_are_taken_and_a_reload_brings_others(guest, listener, tmp_path
     with serving(tmp_path, SNAPORCH_CONFIG=str(config)) as daemon:
         hear(listener, "READY=1")
         wait_for(lambda: taken("first"), "the first policy's snapshot", PATIENCE_SECONDS)
-        assert hear(listener, "STATUS=1 to come")
+        assert hear(listener, "STATUS=1 scheduled")
         config.write_text(POLICY.format(name="second"))
         daemon.send_signal(signal.SIGHUP)
         wait_for(lambda: taken("second"), "the second policy's snapshot", PATIENCE_SECONDS)
-        hear(listener, "STATUS=1 to come, next served (second)")
+        hear(listener, "STATUS=1 scheduled, next served (second)")
         busy = snaporch("run-due")
         assert busy.status == 6
         assert "held by daemon" in busy.err

@@ -70,7 +70,7 @@ def test_sigterm_lets_those_under_way_undo_or_finish_themselves(guests, tmp_path
         open_gate(tmp_path)
         _, err = running.communicate(timeout=PATIENCE_SECONDS)
         assert running.returncode == 128 + signal.SIGTERM, err
-    assert "second: not begun: asked to stop" in err
-    assert "third: not begun: asked to stop" in err
+    assert "second: not started: stopped by a signal" in err
+    assert "third: not started: stopped by a signal" in err
     assert not {name for name in set(zfs_snapshots()) - before if "/first@" not in name}
     check(guests, marks)

@@ -178,7 +178,7 @@ def test_a_downtime_is_made_up_for_by_one_snapshot(guest):
     must("systemctl", "start", UNIT)
     wait_for(lambda: len(taken()) == many + 1, "the snapshot that makes up for it", 300)
     wait_for(lambda: not next_run()["due"], "the next time", PATIENCE_SECONDS)
-    wait_for(lambda: "1 to come" in show("StatusText"), "the daemon's next", PATIENCE_SECONDS)
+    wait_for(lambda: "1 scheduled" in show("StatusText"), "the daemon's next", PATIENCE_SECONDS)
     settled()
     coming = datetime.fromisoformat(next_run()["at"])
     assert coming > datetime.now(UTC)

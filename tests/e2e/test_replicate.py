@@ -265,7 +265,7 @@ def test_a_failure_of_what_is_due_is_told_until_it_is_mended(guests, there):
     status = snaporch("status")
     assert status.status == 10
     assert "[replica-failed]" in status.out
-    assert "again after it failed" in snaporch("plan", guest.name).out
+    assert "retry after a failure" in snaporch("plan", guest.name).out
     must("zfs", "inherit", "syncoid:sync", "tank/plain")
     assert replicate(guest)["arrived"] == [new]
     assert "replicate" not in snaporch("plan", guest.name).out

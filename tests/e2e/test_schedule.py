@@ -182,7 +182,7 @@ def test_a_run_that_fails_is_told_and_stops_no_other(guest, other):
     assert "agent" in outcome.err
     again = snaporch("run-due")
     assert (again.status, again.out) == (0, "")
-    assert "again after it failed" in planned("other")["quiet"]["reason"]
+    assert "retry after a failure" in planned("other")["quiet"]["reason"]
     CONFIG.write_text(POLICIES)
     must("zfs", "inherit", "snaporch:policy", "tank/other")
     must("zfs", "set", "snaporch:policy=hourly", "tank/timed")

@@ -50,7 +50,7 @@ def test_the_daemon_is_ready_reloads_and_stops(guest):
     unit = "snaporch.service"
     outcome = run("systemctl", "start", unit)
     assert outcome.status == 0, journal(unit)
-    wait_for(lambda: "1 to come" in show(unit, "StatusText"), "the daemon's first look", 300)
+    wait_for(lambda: "1 scheduled" in show(unit, "StatusText"), "the daemon's first look", 300)
     assert show(unit, "Slice") == "snaporch.slice"
     CONFIG.write_text(POLICY.format(name="other"))
     must("systemctl", "reload", unit)
@@ -58,7 +58,7 @@ def test_the_daemon_is_ready_reloads_and_stops(guest):
     wait_for(lambda: "next united (other)" in show(unit, "StatusText"), "the daemon's status", 300)
     must("systemctl", "stop", unit)
     assert (show(unit, "Result"), show(unit, "ExecMainStatus")) == ("success", "0")
-    assert "1 to come" not in show(unit, "StatusText")
+    assert "1 scheduled" not in show(unit, "StatusText")
     assert_clean(guest)
 
 

@@ -218,7 +218,7 @@ def test_a_refused_password_is_in_no_message(sink, password, certificate, monkey
 
 def test_a_password_others_can_read_is_not_used(sink, password, tmp_path):
     (tmp_path / "password").chmod(0o640)
-    with pytest.raises(NotifyError, match="others can read it; run: chmod 600"):
+    with pytest.raises(NotifyError, match="other users can read it; run: chmod 600"):
         by_email(EVENT, encrypted(sink, password, encryption="none"), 60)
 
 
@@ -227,7 +227,7 @@ def test_a_sendmail_gets_recipients_and_the_mail(script, tmp_path):
     by_email(EVENT, EmailOptions(to=("a@e", "b@e"), sender="s@e", smtp=path), 60)
     assert (tmp_path / "words").read_text() == "-i -f s@e -- a@e b@e\n"
     assert "no agent answers" in (tmp_path / "mail").read_text()
-    with pytest.raises(NotifyError, match="ended with status 75"):
+    with pytest.raises(NotifyError, match="exited with status 75"):
         by_email(EVENT, EmailOptions(to=("a@e",), sender="s@e", smtp=script("exit 75")), 60)
 
 
@@ -294,7 +294,7 @@ def test_apprise_with_a_file_that_is_no_good(tmp_path, urls):
         by_apprise(EVENT, tmp_path / "none")
     path = urls("good")
     path.chmod(0o644)
-    with pytest.raises(NotifyError, match="others can read it"):
+    with pytest.raises(NotifyError, match="other users can read it"):
         by_apprise(EVENT, path)
     path.chmod(0o600)
     path.write_text("# nothing yet\n")

@@ -614,7 +614,7 @@ def test_the_configuration_can_be_named_before_or_after_the_command(
     words = [*option, "list"] if place == "before" else ["list", *option]
     answer = snaporch(*words)
     assert answer.code == ExitCode.CONFIG
-    assert "other.toml: nope: is no option" in answer.err
+    assert "other.toml: nope: is not an option" in answer.err
 
 
 def test_the_configuration_can_be_named_by_the_environment(host, snaporch, tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def test_an_edited_file_is_kept_beside_the_new_one(install, place):
     for hour in (1, 2):
         edits.append(unit.read_text() + f"# {hour}\n")
         unit.write_text(edits[-1])
-        assert "replaced; the edited one is now" in install().out
+        assert "replaced; the edited file is now" in install().out
     assert unit.read_text() != edits[1]
     assert (place / "snaporch-run-due.timer.edited").read_text() == edits[0]
     assert (place / "snaporch-run-due.timer.edited.2").read_text() == edits[1]
@@ -89,7 +89,7 @@ def test_libvirts_hook_is_executable_and_an_edited_one_is_not_any_more(
     assert find_unguarded(may_have_called=False, place=path) is None
     with path.open("a") as stream:
         stream.write("# mine\n")
-    assert f"{path}  replaced; the edited one is now {path}.edited" in install().out
+    assert f"{path}  replaced; the edited file is now {path}.edited" in install().out
     assert [each.name for each in path.parent.iterdir() if os.access(each, os.X_OK)] == ["snaporch"]
     assert f"{path}  removed" in uninstall().out
 

@@ -54,7 +54,7 @@ def taken(host, there):
 def test_due_snapshots_are_replicated_and_printed(there, taken, snaporch):
     old, new = taken(hours=2), taken(hours=1)
     plan = snaporch("plan").out
-    assert "web  nas  replicate due now  (nothing is there yet)" in plan
+    assert "web  nas  replicate due now  (nothing copied yet)" in plan
     answer = snaporch("replicate", "--due", "--quiet")
     words = f"web  nas  2 snapshots replicated, up to @{new.snapshot}\n"
     assert (answer.code, answer.out, answer.err) == (0, words, "")
@@ -104,7 +104,7 @@ def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
     again = snaporch("replicate", "--due")
     assert (again.code, again.out) == (0, "")
     assert "mail  nas  replicate next" in snaporch("plan").out
-    assert "again after it failed: nas: cannot be reached" in snaporch("plan").out
+    assert "retry after a failure: nas: cannot be reached" in snaporch("plan").out
 
 
 @pytest.mark.parametrize("words", [("replicate", "--due"), ("run-due",)])

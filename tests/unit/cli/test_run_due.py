@@ -40,7 +40,7 @@ def policies(host, monkeypatch):
     return host
 
 
-def test_what_is_due_is_taken_and_told(policies, snaporch):
+def test_what_is_due_is_taken_and_printed(policies, snaporch):
     answer = snaporch("run-due")
     assert (answer.code, answer.out, answer.err) == (0, "web@s  ram  complete\n", "")
 
@@ -68,7 +68,7 @@ def test_what_failed_is_not_tried_at_once_again(policies, snaporch):
     assert [run["domain"] for run in answer.json["runs"]] == ["web"]  # its child took nothing
 
 
-def test_what_need_not_stay_goes_unless_told_otherwise(policies, snaporch):
+def test_retention_runs_unless_switched_off(policies, snaporch):
     scheduled = Scheduled(policies)
     now = datetime.now(UTC)
     old, _ = (scheduled.taken(now - timedelta(hours=h)) for h in (5, 3))
@@ -78,7 +78,7 @@ def test_what_need_not_stay_goes_unless_told_otherwise(policies, snaporch):
     assert f"tank/web@{old.snapshot}" not in policies.pool.names()
 
 
-def test_what_the_daily_prune_did_and_could_not_judge_is_told_to_the_timer_too(policies, snaporch):
+def test_run_due_prints_what_the_daily_prune_did_and_could_not_judge(policies, snaporch):
     """The timer's unit says --quiet."""
     store, run = policies.paths.bundles, "20260601T100000Z-0123abcd"
     uuid = policies.guest().uuid
@@ -139,7 +139,7 @@ def test_what_is_to_be_verified_is_verified_last(policies, snaporch):
 
 
 @pytest.mark.parametrize("words", [("verify", "--due"), ("run-due",)])
-def test_a_snapshot_that_does_not_pass_is_the_exit_code_and_told(policies, snaporch, told, words):
+def test_a_failed_verification_is_printed_and_sets_the_exit_code(policies, snaporch, told, words):
     text = load_module.DEFAULT_PATH.read_text()
     load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
@@ -193,7 +193,7 @@ def test_metrics_that_cannot_be_written_are_a_note(policies, snaporch, tmp_path)
     assert "metrics  note: " in answer.err
 
 
-def test_somebody_is_told(policies, snaporch, tmp_path):
+def test_a_failure_is_notified(policies, snaporch, tmp_path):
     tell = tmp_path / "tell"
     tell.write_text(f"#!/bin/sh\necho $SNAPORCH_TITLE: $SNAPORCH_TEXT >> {tmp_path}/told\n")
     tell.chmod(0o755)
@@ -208,7 +208,7 @@ def test_somebody_is_told(policies, snaporch, tmp_path):
     ]
 
 
-def test_that_nobody_could_be_told_is_a_note(policies, snaporch):
+def test_an_undelivered_notification_is_a_note(policies, snaporch):
     configure('[notify]\non = ["success"]\ncommand = "/nonexistent"\n')
     answer = snaporch("run-due")
     assert answer.code == 0

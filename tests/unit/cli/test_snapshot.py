@@ -231,5 +231,5 @@ def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, monkeypa
     killer.join(60)
     assert answer.code == 128 + signal.SIGTERM
     assert len(begun) == 1
-    assert "not begun: asked to stop" in answer.err
+    assert "not started: stopped by a signal" in answer.err
     assert "stopped by SIGTERM" in answer.err

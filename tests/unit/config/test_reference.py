@@ -39,7 +39,7 @@ def test_every_option_is_described(section):
         assert f"### `{name}`\n\n{field.description}" in page
 
 
-def test_every_default_and_type_is_told():
+def test_every_default_and_type_is_on_the_page():
     entries = reference().count("\n### ")
     options = sum(len(section.model_fields) for section in (Config, *SECTIONS))
     assert entries == options - 14  # these have sections of their own

@@ -54,7 +54,7 @@ def test_what_an_exit_code_means(status, kind):
     assert event(status, "no such luck").kind == kind
 
 
-def test_a_run_that_somebody_stopped_is_no_news():
+def test_a_run_stopped_by_a_signal_is_no_event():
     assert event(143, "stopped by SIGTERM") is None
 
 

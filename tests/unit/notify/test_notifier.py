@@ -58,7 +58,7 @@ def way(monkeypatch):
     return made
 
 
-def test_what_is_wanted_is_told(notifier, config, way, heard):
+def test_configured_events_are_sent(notifier, config, way, heard):
     notifier.ended(config(on=["failure"]), FAILED)
     notifier.ended(config(on=["failure"]), TAKEN)
     notifier.failed(config(on=["failure"]), SnaporchError("tank/web@s", "is busy"))
@@ -70,7 +70,7 @@ def test_what_is_wanted_is_told(notifier, config, way, heard):
     assert heard.notes == []
 
 
-def test_the_same_trouble_is_told_once_until_it_was_over(config, way, heard):
+def test_the_same_problem_is_sent_once_until_it_is_over(config, way, heard):
     wanted = config()
     for outcome in (FAILED, FAILED, TAKEN, FAILED):
         one = Notifier(heard)  # each as in a process of its own
@@ -79,7 +79,7 @@ def test_the_same_trouble_is_told_once_until_it_was_over(config, way, heard):
     assert len(way) == 2
 
 
-def test_what_nobody_heard_is_told_again(config, way, heard):
+def test_undelivered_notifications_are_sent_again(config, way, heard):
     way.error = NotifyError("mail.example.org", "answered 451 later")
     for _ in range(2):
         one = Notifier(heard)
@@ -94,12 +94,12 @@ def test_a_bug_in_a_library_is_a_note_without_what_it_said(notifier, config, way
     way.error = ValueError("https://user:secret@example.org")
     notifier.ended(config(), FAILED)
     notifier.close(PATIENCE)
-    assert heard.notes == ["way: ValueError while telling"]
+    assert heard.notes == ["way: ValueError while sending"]
 
 
-def test_one_who_never_hears_holds_nobody_up(notifier, config, monkeypatch, heard):
+def test_a_channel_that_hangs_delays_no_other_work(notifier, config, monkeypatch, heard):
     release, told = threading.Event(), []
-    monkeypatch.setattr(module, "_MORE_SECONDS", -0.9)
+    monkeypatch.setattr(module, "_EXTRA_SECONDS", -0.9)
     monkeypatch.setattr(
         module,
         "ways",
@@ -114,15 +114,13 @@ def test_one_who_never_hears_holds_nobody_up(notifier, config, monkeypatch, hear
         release.set()
 
 
-def test_the_end_of_a_process_waits_no_longer_than_it_is_told_to(
-    notifier, config, monkeypatch, heard
-):
+def test_close_waits_no_longer_than_its_time_limit(notifier, config, monkeypatch, heard):
     release = threading.Event()
     monkeypatch.setattr(module, "ways", lambda _: {"deaf": lambda _: release.wait(PATIENCE)})
     try:
         notifier.ended(config(timeout="600s"), FAILED)
         notifier.close(0.01)
-        assert heard.notes == ["not all was told within 0 s"]
+        assert heard.notes == ["not all notifications were sent within 0 s"]
     finally:
         release.set()
 
@@ -136,7 +134,7 @@ def test_what_cannot_be_remembered_is_a_note(notifier, config, way, heard, tmp_p
     assert str(tmp_path) in note
 
 
-def test_nobody_to_tell_costs_no_thread(notifier, config, heard):
+def test_without_channels_no_thread_is_started(notifier, config, heard):
     notifier.ended(config(), FAILED)
     assert notifier._thread is None
     notifier.close(PATIENCE)
@@ -166,7 +164,7 @@ def test_a_trouble_that_is_no_run_is_over_when_it_does_not_come_again(notifier, 
     assert len(way) == 2
 
 
-def test_what_others_told_is_not_over_by_our_look(config, way, heard):
+def test_problems_of_other_processes_are_not_resolved_by_a_forecast(config, way, heard):
     wanted = config()
     for _ in range(2):
         other, own = Notifier(heard), Notifier(heard)

@@ -52,7 +52,7 @@ def test_problems_fit_80_columns(shown):
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     assert "run web: snapshot interrupted, frozen, window open for 0s" in text
-    assert "critical web: a snapshot was cut short" in text
+    assert "critical web: a snapshot was interrupted" in text
     assert "[missed]" in text
     assert re.search(r"web +hourly +10m +missed", "\n".join(lines))
 
@@ -99,7 +99,7 @@ def test_names_are_text(shown):
         (
             replace(with_policy(missed=1), runs=(replace(RUN, held=False),)),
             (
-                "SNAPORCH CRITICAL - web: a snapshot was cut short while frozen; run: snaporch "
+                "SNAPORCH CRITICAL - web: a snapshot was interrupted while frozen; run: snaporch "
                 "recover u (and 1 more) | guests=1 missed=1 failed=0 cut_short=1 "
             ),
             2,

@@ -61,7 +61,7 @@ def test_what_a_restore_has_rolled_away_meanwhile_changes_the_verdict(scheduled)
     assert old.run in remaining(scheduled)
 
 
-def test_a_domain_somebody_works_with_waits(scheduled):
+def test_a_locked_domain_is_left_for_the_next_time(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     runtime = scheduled.context.config.paths.runtime
     with domain_lock(runtime, "web", old.uuid, "restore", wait=0, interrupt=Interrupt()):
@@ -81,7 +81,7 @@ def test_snapshots_that_are_being_copied_wait(scheduled):
     assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
 
 
-def test_a_snapshot_that_somebody_has_mounted_waits(scheduled):
+def test_a_mounted_snapshot_is_left_for_the_next_time(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     pool = scheduled.world.pool
     pool.foreign = [ForeignMount(f"tank/web@{old.snapshot}", "the guest db")]
@@ -189,7 +189,7 @@ def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
     assert [(each.fate, each.found.path) for each in done.pruned] == [(PruneAction.DELETE, aged)]
 
 
-def test_what_goes_to_the_trash_and_comes_back_is_told(scheduled):
+def test_what_is_moved_to_the_trash_and_put_back_is_reported(scheduled):
     (record,) = scheduled.hours_ago(1)
     pool, mark = scheduled.world.pool, scheduled.context.config.paths.schedule / "pruned"
     pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
@@ -230,7 +230,7 @@ def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):
         assert abs(mark.stat().st_mtime - time.time()) < 60
 
 
-def test_a_store_that_cannot_be_judged_is_told_once_a_day(scheduled, aged):
+def test_a_store_that_cannot_be_judged_is_reported_once_a_day(scheduled, aged):
     scheduled.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "lists nothing"))
     assert [error.reason for error in prune_store(scheduled).failures] == ["lists nothing"]
     assert prune_store(scheduled).failures == []

@@ -98,7 +98,7 @@ def test_a_guest_larger_than_the_limit_is_taken_alone_of_its_kind():
     assert crowd.inside() == ["big"]
 
 
-def test_who_waits_at_a_gate_that_closes_is_told():
+def test_waiting_captures_are_refused_when_the_limiter_closes():
     crowd = Crowd(jobs=1)
     first, second = capture("a"), capture("b")
     crowd.come(first)
@@ -109,7 +109,7 @@ def test_who_waits_at_a_gate_that_closes_is_told():
     assert crowd.inside() == ["a"]
 
 
-def test_nobody_enters_a_closed_gate():
+def test_a_closed_limiter_refuses_every_capture():
     limiter = ConcurrencyLimiter(Schedule())
     limiter.close()
     with pytest.raises(LimiterClosedError), limiter.through(capture("a")):

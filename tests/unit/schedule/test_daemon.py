@@ -126,7 +126,7 @@ def test_what_is_due_is_taken_at_once_and_once(scheduled, serving, told):
         daemon.thread.start()
         told("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
-        assert "1 to come, next web (hourly)" in told("STATUS=1 to come")
+        assert "1 scheduled, next web (hourly)" in told("STATUS=1 scheduled")
     assert daemon.taker.taken.empty()
     assert len(scheduled.world.pool.names()) == 1
 
@@ -135,7 +135,7 @@ def test_what_is_not_due_waits_for_its_time(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         (job,) = daemon._scheduler.get_jobs()
         when = times(
             scheduled.context.config, "hourly", scheduled.context.hypervisor.domain("web").uuid
@@ -150,7 +150,7 @@ def test_missed_times_are_made_up_for_once(scheduled, serving, told):
         daemon.thread.start()
         told("READY=1")
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
     assert daemon.taker.taken.empty()
 
 
@@ -158,14 +158,14 @@ def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         mail = scheduled.world.add_guest("mail")
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
-        told("STATUS=2 to come")
+        told("STATUS=2 scheduled")
         del scheduled.context.hypervisor.guests[mail.uuid]
         daemon.reload()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
 
 
 def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
@@ -173,12 +173,12 @@ def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         scheduled.world.add_guest("mail")
         for _ in range(9):
             scheduled.world.hypervisor.happen()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
-        told("STATUS=2 to come")
+        told("STATUS=2 scheduled")
     looks = [daemon.heard.looks.get() for _ in range(daemon.heard.looks.qsize())]
     assert len(looks) in (2, 3)  # at the start, after the swarm, maybe after the snapshot
 
@@ -210,7 +210,7 @@ def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told)
     assert daemon.heard.looks.get(timeout=PATIENCE) == ["web"]
 
 
-def test_what_need_not_stay_goes(scheduled, serving, told):
+def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, told):
     now = datetime.now(UTC)
     old = scheduled.taken(now - timedelta(hours=9))
     for hours in (7, 5, 0):
@@ -220,7 +220,7 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
     (Path(old.bundle) / "stranger").touch()
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         assert "holds stranger" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     text = f"deleted {partial.name}: its run ended without finishing it"
@@ -228,7 +228,7 @@ def test_what_need_not_stay_goes(scheduled, serving, told):
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 
 
-def test_a_prune_that_takes_long_keeps_no_look_waiting(scheduled, serving, told, monkeypatch):
+def test_a_long_prune_delays_no_forecast(scheduled, serving, told, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
     def prune(_context, stopped):
@@ -259,13 +259,13 @@ def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
     )
     with serving(load=lambda: new) as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         daemon.reload()
         told("RELOADING=1")
         assert told("MONOTONIC_USEC=")
         told("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
-        told("STATUS=1 to come, next web (daily)")
+        told("STATUS=1 scheduled, next web (daily)")
         assert daemon.taker.limiter._limits.jobs == 7
 
 
@@ -277,11 +277,11 @@ def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told)
 
     with serving(load=load) as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         daemon.reload()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
     (note,) = [n for n in scheduled.world.heard.notes if "TOML" in n]
-    assert note == "snaporch.toml: is not TOML; the old configuration stays"
+    assert note == "snaporch.toml: is not TOML; keeping the old configuration"
 
 
 def test_a_stop_in_the_middle_waits_for_the_snapshot_under_way(scheduled, serving, told):
@@ -309,7 +309,7 @@ def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, told
     with serving() as daemon:
         daemon.taker.stop = answer.set
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         scheduled.world.hooks.at["pool.survey"] = hang
         daemon.reload()
         assert looking.wait(PATIENCE)
@@ -329,7 +329,7 @@ def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
         assert daemon.heard.errors.get(timeout=PATIENCE) == "zfs: does not answer"
         del hooks.at["pool.survey"]
         daemon.reload()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
 
 
 def wants_bulk_job(scheduled, bulk_job):
@@ -357,10 +357,10 @@ def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, bulk_j
         daemon.thread.start()
         done, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
         assert done == bulk_job
-        told("STATUS=1 to come, next web (hourly)")
+        told("STATUS=1 scheduled, next web (hourly)")
         daemon.reload()
         told("RELOADING=1")
-        told("STATUS=1 to come, next web (hourly)")
+        told("STATUS=1 scheduled, next web (hourly)")
         while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=5)):
             told("STATUS=")
     assert daemon.taker.bulk_jobs_done.empty()
@@ -368,16 +368,16 @@ def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, bulk_j
 
 
 @every_bulk_job
-def test_a_bulk_job_that_fails_is_told_and_not_repeated_at_once(scheduled, serving, told, bulk_job):
+def test_a_failed_bulk_job_is_reported_and_not_retried_at_once(scheduled, serving, told, bulk_job):
     wants_bulk_job(scheduled, bulk_job)
     with serving() as daemon:
         daemon.taker.answer = 8, ("web@s  FAILED",), ("it failed: why",)
         daemon.thread.start()
         _, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         daemon.reload()
         told("RELOADING=1")
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=10)):
             told("STATUS=")
     assert daemon.taker.bulk_jobs_done.empty()
@@ -391,7 +391,7 @@ def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
     with serving(load=lambda: Config(paths=scheduled.context.config.paths)) as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         assert daemon._scheduler.get_job("verify") is not None
         daemon.reload()
         told("STATUS=no policy")
@@ -405,7 +405,7 @@ def test_what_is_replicated_needs_no_bulk_job(scheduled, serving, told):
     scheduled.world.pool.set_properties(names, {"snaporch:replicated": "offsite,usb"})
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         assert daemon._scheduler.get_job("replicate") is None
     assert daemon.taker.bulk_jobs_done.empty()
 
@@ -432,7 +432,7 @@ def bug():
 
 
 @pytest.mark.parametrize("place", ["pool.survey", "hypervisor.find"])
-def test_what_nobody_foresaw_ends_it(scheduled, serving, told, place):
+def test_an_unexpected_error_ends_the_daemon(scheduled, serving, told, place):
     """systemd starts it again: better than to be there and take nothing."""
     scheduled.world.hooks.at[place] = bug
     with serving() as daemon:
@@ -462,7 +462,7 @@ def test_a_libvirt_that_is_away_when_the_time_has_come_is_a_failure(scheduled, s
     assert failed.reason == "libvirt: does not answer"
 
 
-def test_it_is_ready_before_it_has_looked(scheduled, serving, told):
+def test_it_is_ready_before_the_first_forecast(scheduled, serving, told):
     """Looking may mean to delete for hours."""
     answer = threading.Event()
     scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
@@ -481,7 +481,7 @@ def heard(lines, seconds):
         return None
 
 
-def test_a_look_that_hangs_is_not_fed_to_the_watchdog(scheduled, serving, monkeypatch):
+def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, monkeypatch):
     scheduled.taken(datetime.now(UTC))
     lines = queue.SimpleQueue()
     monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])
@@ -509,7 +509,7 @@ def test_a_full_disk_keeps_nothing_from_being_deleted_nor_a_try_from_waiting(
         daemon.taker.statuses["web"] = 5
         daemon.thread.start()
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         while daemon._scheduler.get_jobs()[0].next_run_time < now + timedelta(minutes=9):
             told("STATUS=")
         assert "schedule" in daemon.heard.errors.get(timeout=PATIENCE)
@@ -532,7 +532,7 @@ def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypa
     monkeypatch.setattr(daemon_module, "datetime", Clock)
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 to come")
+        told("STATUS=1 scheduled")
         while heard(asked, seconds=1):
             pass
         ahead = timedelta(hours=2)  # the scheduler sleeps until a time of the clock before

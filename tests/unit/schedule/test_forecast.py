@@ -20,7 +20,7 @@ def the_next(scheduled, now=NOW):
 
 def test_without_any_snapshot_the_first_is_due(scheduled):
     found = the_next(scheduled)
-    assert (found.due(NOW), found.reason) == (True, "there is none yet")
+    assert (found.due(NOW), found.reason) == (True, "no snapshot yet")
 
 
 def test_the_next_follows_the_newest(scheduled):
@@ -55,7 +55,7 @@ def test_a_clock_that_went_back_does_not_stop_snapshots(scheduled):
     scheduled.hours_ago(3, 2, 1, 0)
     earlier = NOW - timedelta(hours=2)
     found = the_next(scheduled, earlier)
-    assert (found.due(earlier), found.reason) == (True, "the clock went back")
+    assert (found.due(earlier), found.reason) == (True, "the clock was set back")
     scheduled.hours_ago(2)
     assert the_next(scheduled, earlier).at == earlier + timedelta(minutes=30)
     assert the_next(scheduled, earlier + timedelta(minutes=31)).due(earlier + timedelta(minutes=31))
@@ -69,11 +69,11 @@ def test_a_failed_try_is_made_again_later(scheduled):
     )
     found = the_next(scheduled)
     assert found.at == NOW + timedelta(minutes=6)
-    assert found.reason == "again after it failed: no agent"
+    assert found.reason == "retry after a failure: no agent"
     assert the_next(scheduled, found.at).due(found.at)
 
 
-def test_a_failed_try_from_the_future_is_nobodys(scheduled):
+def test_a_failed_attempt_from_the_future_is_ignored(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     write_failed(directory, {f"{uuid}/hourly": FailedAttempt(NOW + timedelta(days=1), "later")})
@@ -209,7 +209,7 @@ def test_a_time_is_kept_where_nothing_was_there_to_take(scheduled):
     assert the_next(scheduled, later).due(later)
 
 
-def test_a_look_from_the_future_keeps_no_time(scheduled):
+def test_an_unchanged_check_from_the_future_meets_no_time(scheduled):
     (record,) = scheduled.hours_ago(30)
     found_unchanged(scheduled, record, NOW + timedelta(hours=9))
     assert the_next(scheduled).due(NOW)
@@ -226,7 +226,7 @@ def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
     assert the_next(scheduled).failed is None
 
 
-def test_a_look_from_the_future_ends_no_failed_try(scheduled):
+def test_an_unchanged_check_from_the_future_ends_no_failed_attempt(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     (record,) = scheduled.hours_ago(30)

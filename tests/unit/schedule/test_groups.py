@@ -60,7 +60,7 @@ def test_a_failure_is_remembered_for_all_of_them(pair):
     assert changed_by(failed, [CaptureOutcome(group, 0, "done")], NOW) == {}
 
 
-def test_a_member_that_is_gone_is_left_to_the_run_to_tell(pair):
+def test_the_run_reports_a_missing_member(pair):
     pair.world.hypervisor.guests.pop(pair.context.hypervisor.domain("mail").uuid)
     (group,) = [capture for capture in due(pair) if capture.group]
     assert group.others == ()
@@ -92,13 +92,13 @@ def test_what_stays_of_a_group_is_of_one_instant(pair):
     forecasts = look(pair.context, now)
     assert [verdict for each in forecasts for verdict in each.doomed] == []
     web = next(each for each in forecasts if each.domain.name == "web")
-    assert web.verdicts[0].reason == "of one instant with mail's, which stays"
+    assert web.verdicts[0].reason == "taken together with mail's, which is kept"
     (again,) = look(pair.context, now, "web")
     assert again.verdicts == web.verdicts
     assert retire(pair.context, forecasts, now).deleted == []
 
 
-def test_an_instant_nobody_keeps_goes_everywhere(pair):
+def test_a_group_snapshot_that_no_rule_keeps_is_deleted_everywhere(pair):
     keep = {"hourly": {"every": "1h", "keep": {"last": 1}}}
     pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
     for _ in range(2):

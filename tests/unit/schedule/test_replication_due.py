@@ -29,7 +29,7 @@ def test_nothing_while_there_are_no_snapshots():
 def test_at_once_when_nothing_has_arrived():
     found = wanted([taken(3), taken(2, "usb")])
     assert (found.at, found.last, found.since) == (NOW, None, NOW - timedelta(hours=3))
-    assert found.reason == "nothing is there yet"
+    assert found.reason == "nothing copied yet"
     assert found.due(NOW)
 
 
@@ -39,11 +39,11 @@ def test_nothing_once_all_are_there():
 
 def test_an_older_one_that_did_not_arrive_is_still_wanted():
     found = wanted([taken(4), taken(3, "nas"), taken(2), taken(1, policy="other"), taken(1)])
-    assert found.reason == "3 not there yet"
+    assert found.reason == "3 not copied yet"
     assert found.last == NOW - timedelta(hours=3)
     assert found.since == NOW - timedelta(hours=4)
     found = wanted([taken(3), taken(2, "nas")])
-    assert (found.reason, found.since) == ("1 not there yet", NOW - timedelta(hours=3))
+    assert (found.reason, found.since) == ("1 not copied yet", NOW - timedelta(hours=3))
 
 
 def test_an_older_one_that_is_not_whole_can_never_arrive():
@@ -56,7 +56,7 @@ def test_one_that_is_torn_is_not_wanted():
     torn = replace(taken(2), level=Level.TORN, state=BundleState.INCOMPLETE)
     assert wanted([torn]) is None
     assert wanted([taken(3, "nas"), torn]) is None
-    assert wanted([taken(3), torn]).reason == "nothing is there yet"
+    assert wanted([taken(3), torn]).reason == "nothing copied yet"
 
 
 def test_another_policys_newest_is_no_reason():
@@ -65,7 +65,7 @@ def test_another_policys_newest_is_no_reason():
 
 def test_of_several_policies_all_count():
     records = [taken(3, "nas"), taken(1, policy="other")]
-    assert wanted(records, policies=("hourly", "other")).reason == "1 not there yet"
+    assert wanted(records, policies=("hourly", "other")).reason == "1 not copied yet"
 
 
 @pytest.mark.parametrize(

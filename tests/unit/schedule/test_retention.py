@@ -125,7 +125,7 @@ def test_what_is_from_the_future_stays_and_displaces_nothing():
     present = [*hourly(3), taken(NOW, ram=True, run="z")]
     verdicts = judge([*future, *present], {"p": Keep(last=4)}, NOW, UTC)
     assert not any(v.delete for v in verdicts)
-    assert [v.reason for v in verdicts][-1] == "from the future: the clock went back"
+    assert [v.reason for v in verdicts][-1] == "from the future: the clock was set back"
 
 
 def test_only_what_a_policy_took_is_ever_deleted():
@@ -140,7 +140,7 @@ def test_an_incomplete_one_stays_and_stands_for_nothing():
     verdicts = judge([good, torn], {"p": Keep(hourly=1)}, NOW, UTC)
     assert [(v.delete, v.reason) for v in verdicts] == [
         (False, "hourly 1 of 1"),
-        (False, "incomplete: look at it yourself"),
+        (False, "incomplete: check it by hand"),
     ]
 
 
@@ -179,7 +179,7 @@ def test_one_that_failed_its_verification_is_not_the_last_good_one():
     assert reasons[failed.created] == "its verification failed, last 1 of 1"
 
 
-def test_one_that_failed_goes_when_it_would_have_gone_anyway():
+def test_one_that_failed_its_verification_is_deleted_no_earlier():
     failed = taken(at("2026-06-08 10:05"), ram=True, passed=False)
     assert deleted([failed, *hourly(2)], {"last": 2}) == [failed.created]
 
@@ -214,16 +214,16 @@ def test_what_stays_of_one_member_stays_of_all():
     assert "app" in together["db"][0].reason
 
 
-def test_what_nobody_keeps_goes_of_all():
+def test_what_no_domain_keeps_is_deleted_for_all():
     assert torn(app=judged(delete=True), db=judged(delete=True)) == {"app": True, "db": True}
 
 
-def test_one_that_is_incomplete_keeps_nobody_elses():
+def test_an_incomplete_one_keeps_no_other():
     broken = judged(delete=False, incomplete=True)
     assert torn(app=broken, db=judged(delete=True)) == {"app": False, "db": True}
 
 
 @pytest.mark.parametrize(("one", "other"), [("g", "h"), ("", ""), ("g", "")])
-def test_another_instant_keeps_nobody_elses(one, other):
+def test_another_instant_keeps_no_other(one, other):
     app, db = judged(delete=False, group=one), judged(delete=True, group=other)
     assert torn(app=app, db=db) == {"app": False, "db": True}

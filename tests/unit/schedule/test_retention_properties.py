@@ -73,7 +73,7 @@ def test_only_the_policys_own_free_whole_past_ones_go(found, keep, now, zone):
 
 
 @given(snapshots(), keeps, moments, zones)
-def test_the_last_good_ram_snapshot_never_goes(found, keep, now, zone):
+def test_the_last_good_ram_snapshot_is_never_deleted(found, keep, now, zone):
     left = gone(found, keep, now, zone)
     past = [taken for taken in found if taken.created <= now and taken.passed is not False]
     good = [taken for taken in past if taken.good_ram]
@@ -87,7 +87,7 @@ def test_the_last_good_ram_snapshot_never_goes(found, keep, now, zone):
 
 
 @given(snapshots(), keeps, moments, zones)
-def test_the_newest_of_a_policy_never_goes(found, keep, now, zone):
+def test_the_newest_of_a_policy_is_never_deleted(found, keep, now, zone):
     left = gone(found, keep, now, zone)
     own = [t for t in found if t.policy == "p" and t.created <= now and not t.incomplete]
     if own:
@@ -95,7 +95,7 @@ def test_the_newest_of_a_policy_never_goes(found, keep, now, zone):
 
 
 @given(snapshots(), keeps, moments, zones)
-def test_those_that_failed_take_nobodys_place(found, keep, now, zone):
+def test_those_that_failed_displace_no_other(found, keep, now, zone):
     others = [taken for taken in found if taken.passed is not False]
     failed = {taken.run for taken in found if taken.passed is False}
     assert gone(found, keep, now, zone) - failed == gone(others, keep, now, zone)

@@ -63,7 +63,7 @@ def test_a_failure_has_its_last_line_as_the_reason():
 
 def test_one_that_is_killed_is_128_and_the_signal():
     outcome = captures("import os; os.kill(os.getpid(), 9)").take(WEB)
-    assert (outcome.status, outcome.text) == (137, "ended with status 137 and without a word")
+    assert (outcome.status, outcome.text) == (137, "exited with status 137 without output")
 
 
 def test_one_that_cannot_be_started():
@@ -78,7 +78,7 @@ def running_bulk_jobs(*command):
     return Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: [], lambda _: command)
 
 
-def test_a_bulk_job_is_told_line_by_line():
+def test_a_bulk_job_is_reported_line_by_line():
     script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
     done = running_bulk_jobs(sys.executable, "-c", script).run_bulk_job("verify")
     assert done == BulkJobResult("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
@@ -107,14 +107,14 @@ def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):
     for thread in threads:
         thread.join(60)
     assert (outcomes["web"].status, outcomes["web"].text) == (143, "stopped by SIGTERM")
-    assert outcomes["mail"].text == "not begun: asked to stop"
+    assert outcomes["mail"].text == "not started: stopped by a signal"
     assert outcomes["mail"].status == 128 + signal.SIGTERM
 
 
 def test_nothing_begins_after_the_stop():
     made = captures("print('begun')")
     made.stop()
-    assert made.take(WEB).text == "not begun: asked to stop"
+    assert made.take(WEB).text == "not started: stopped by a signal"
 
 
 def printed(tmp_path, *levels, single=False):

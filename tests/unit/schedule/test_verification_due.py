@@ -103,7 +103,7 @@ def test_what_could_not_be_found_out_is_tried_again_later(weekly):
     found = the_check(weekly)
     assert (found.at, found.reason) == (
         NOW + timedelta(minutes=10),
-        "again after it failed: no memory",
+        "retry after a failure: no memory",
     )
     assert read_failed(place) == {}
 

@@ -80,7 +80,7 @@ def test_a_snapshot_since_then_undoes_a_failure(scheduled, standing):
     assert policy(standing()).next.failed is None
 
 
-def test_a_policy_that_does_not_exist_is_told(scheduled, standing):
+def test_a_policy_that_does_not_exist_is_reported(scheduled, standing):
     scheduled.world.pool.set_properties(["tank/web"], {"snaporch:policy": "dayly"})
     assert standing().domains[0].unknown == ("dayly",)
 
@@ -128,7 +128,7 @@ def test_a_run_under_way(scheduled, standing, opened, steps, phase, window):
     assert run.since - datetime.now(UTC) < timedelta(seconds=1)
 
 
-def test_a_run_cut_short_and_one_nobody_understands(scheduled, standing, opened):
+def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opened):
     opened(Step.PREPARE)
     strange = scheduled.context.config.paths.journal / "zz.jsonl"
     strange.write_text('{"format": 99}\n')
@@ -165,7 +165,7 @@ def test_overlays_of_no_run(scheduled, standing, opened):
     assert standing().overlays == (str(overlays / "20200101T000000Z-0badcafe"),)
 
 
-def test_overlays_that_go_between_two_looks_leave_no_alarm(scheduled, standing, monkeypatch):
+def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypatch):
     directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
     directory.mkdir(parents=True)
 
@@ -192,7 +192,7 @@ def test_a_guest_on_an_overlay_of_no_run(scheduled, standing, opened):
         assert standing().domains[0].stray == ()
 
 
-def test_a_run_that_ends_between_two_looks_leaves_no_alarm(scheduled, standing, monkeypatch):
+def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatch):
     overlay, base = on_overlay(scheduled)
     web = scheduled.world.guest()
     ask = scheduled.world.hypervisor.sources
@@ -320,7 +320,7 @@ def test_a_domain_that_shall_have_no_policy_any_more(scheduled, standing):
     assert codes(scheduled, standing()) == []
 
 
-def test_a_name_in_a_policy_that_nobody_has(scheduled, standing):
+def test_a_domain_in_a_policy_that_does_not_exist(scheduled, standing):
     domains = {"hourly": HOURLY | {"domains": ["web", "wbe", "x-*"]}}
     scheduled.configure(policy=domains, domain={"shop-x": {"policies": ["hourly"]}})
     scheduled.hours_ago(0)
@@ -331,7 +331,7 @@ def test_a_name_in_a_policy_that_nobody_has(scheduled, standing):
     ]
 
 
-def test_what_was_missed_goes_by_the_place_of_the_group_in_stagger(scheduled, standing):
+def test_missed_times_use_the_stagger_of_the_group(scheduled, standing):
     """Not by the domain's own, which may be earlier: then the next one would be missed too soon."""
     staggered = {"hourly": {"every": "1h", "stagger": "1h"}}
     scheduled.configure(
@@ -384,7 +384,7 @@ def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(sch
     assert told["policies"][0]["unchanged"] == iso(looked)
 
 
-def test_a_look_of_the_future_says_nothing(scheduled, standing):
+def test_an_unchanged_check_from_the_future_is_not_shown(scheduled, standing):
     (record,) = scheduled.hours_ago(1)
     scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]

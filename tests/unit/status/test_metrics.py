@@ -73,7 +73,7 @@ def test_names_are_escaped():
     assert samples(with_domain(name=name))["snaporch_snapshots", *sorted(["ram", name])] == 24
 
 
-def test_before_the_first_look_there_is_nothing():
+def test_there_are_no_metrics_before_the_first_forecast():
     assert list(registry(lambda: None).collect()) == []
 
 

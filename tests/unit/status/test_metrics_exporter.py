@@ -27,7 +27,7 @@ def looked(observer, context):
     observer.looked(context, look(context, NOW), NOW)
 
 
-def test_figures_are_served_as_of_the_last_look(scheduled, place):
+def test_metrics_of_the_last_forecast_are_served(scheduled, place):
     observer = MetricsExporter()
     with observer.serving(scheduled.context, MetricsOptions(listen=place)):
         assert "snaporch_snapshots" not in scrape(place)
@@ -48,10 +48,10 @@ def test_an_address_that_is_taken_is_a_note(scheduled, place):
         second.serving(scheduled.context, MetricsOptions(listen=place)),
     ):
         (note,) = scheduled.world.heard.notes
-    assert note == f"nothing is served at {place}: Address already in use"
+    assert note == f"metrics are not served at {place}: Address already in use"
 
 
-def test_unless_configured_nothing_is_looked_at(scheduled, monkeypatch):
+def test_unless_configured_nothing_is_collected(scheduled, monkeypatch):
     monkeypatch.setattr("snaporch.status.metrics_exporter.gather", lambda *_: pytest.fail("looked"))
     observer = MetricsExporter()
     with observer.serving(scheduled.context, MetricsOptions()):

@@ -140,7 +140,7 @@ def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
 
 def test_what_to_do_is_said():
     (problem,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
-    assert problem.text == "a snapshot was cut short while frozen; run: snaporch recover u"
+    assert problem.text == "a snapshot was interrupted while frozen; run: snaporch recover u"
     wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
     (missed,) = judge(with_policy(missed=2, next=wanted), StatusOptions())
     assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
@@ -163,5 +163,5 @@ def test_every_code_is_documented():
         assert f"`{code}`" in page
 
 
-def test_what_the_timer_starts_is_nobody_who_carries_policies_out():
+def test_the_service_of_the_timer_does_not_count_as_active():
     assert not SchedulerState(None, {"snaporch-run-due.service": "active"}).there

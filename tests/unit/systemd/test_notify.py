@@ -22,7 +22,7 @@ def test_lines_arrive_in_one_message(listener):
     assert listener.recv(4096).decode() == "READY=1\nSTATUS=läuft"
 
 
-def test_a_listener_that_reads_nothing_holds_nobody_up(listener, monkeypatch):
+def test_a_receiver_that_does_not_read_blocks_no_work(listener, monkeypatch):
     monkeypatch.setattr(notify_module, "_SECONDS", 0.001)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     for _ in range(2000):
@@ -31,7 +31,7 @@ def test_a_listener_that_reads_nothing_holds_nobody_up(listener, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["", "relative", "/nonexistent/socket", "vsock:1:2"])
-def test_nobody_to_tell_is_no_error(monkeypatch, place):
+def test_no_notify_socket_is_no_error(monkeypatch, place):
     monkeypatch.setenv("NOTIFY_SOCKET", place)
     notify("READY=1")
 
