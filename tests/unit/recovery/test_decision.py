@@ -84,7 +84,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it()
 def test_all_that_a_transient_guest_wrote_last_comes_into_its_base():
     for observation in ALL:
         if (
-            observation.power is EmulatorState.GONE
+            observation.power is EmulatorState.NO_DOMAIN
             and observation.unused
             and not observation.pivoting
         ):
@@ -116,7 +116,7 @@ def test_a_human_decides_what_is_undecided_and_nothing_else(take):
 
 def test_nothing_is_committed_behind_an_emulators_back():
     for observation in seen(Action.COMMIT_OFFLINE):
-        if observation.power is EmulatorState.GONE:
+        if observation.power is EmulatorState.NO_DOMAIN:
             assert observation.unused
         else:
             assert observation.power is EmulatorState.OFF
@@ -126,7 +126,10 @@ def test_nothing_is_committed_behind_an_emulators_back():
 
 def test_the_last_writes_of_a_missing_guest_are_committed_if_no_process_used_the_base_since():
     for observation in ALL:
-        if observation.power is EmulatorState.GONE and observation.file is OverlayState.WRITTEN:
+        if (
+            observation.power is EmulatorState.NO_DOMAIN
+            and observation.file is OverlayState.WRITTEN
+        ):
             last = observation.unused and not observation.pivoting
             assert decide(observation) is (Action.COMMIT_OFFLINE if last else Action.QUARANTINE)
 
@@ -172,7 +175,7 @@ def test_a_restart_proves_nothing():
             assert decide(observation) is Action.QUARANTINE
 
 
-@pytest.mark.parametrize("power", [EmulatorState.OFF, EmulatorState.GONE])
+@pytest.mark.parametrize("power", [EmulatorState.OFF, EmulatorState.NO_DOMAIN])
 def test_without_an_emulator_the_live_definition_does_not_matter(power):
     for observation in ALL:
         if observation.power is power:
