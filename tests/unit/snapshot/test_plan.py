@@ -146,7 +146,7 @@ def test_that_others_go_on_writing_to_a_disk_is_said(world, shareable, other, to
     context = world.with_defaults(ram_strategy="auto")
     made = make_plan(context, domain, "s", group=group if together else None)
     assert [text.split(":")[0] for text in made.shared] == (
-        ["db writes to vdb, too, and goes on"] if told else []
+        ["db writes to vdb, too, and is not frozen"] if told else []
     )
 
 
