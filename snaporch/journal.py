@@ -93,11 +93,11 @@ _STAGES = {
 def noting(note: Callable[[Note], None]) -> Told:
     """A callback for a commit that writes its stages as notes."""
 
-    def told(stage: CommitStage) -> None:
+    def on_stage(stage: CommitStage) -> None:
         if stage in _STAGES:
             note(_STAGES[stage])
 
-    return told
+    return on_stage
 
 
 def _take(notes: set[Note], line: Mapping[str, Any]) -> None:

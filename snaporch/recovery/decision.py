@@ -18,7 +18,7 @@ class EmulatorState(StrEnum):
     RESTARTED = "restarted"
     """Another emulator: the guest was off meanwhile."""
     OFF = "off"
-    GONE = "gone"
+    NO_DOMAIN = "no domain"
     """The domain no longer exists."""
 
 
@@ -109,7 +109,11 @@ def _decide(observation: Observation) -> Action:
             # wrote to it: a commit would undo these writes. If both images are equal, it cannot.
             return Action.UNDECIDED
         return Action.REMOVE if observation.file is OverlayState.EMPTY else Action.COMMIT_OFFLINE
-    if observation.power is EmulatorState.GONE and observation.unused and not observation.pivoting:
+    if (
+        observation.power is EmulatorState.NO_DOMAIN
+        and observation.unused
+        and not observation.pivoting
+    ):
         # a transient guest that was shut down: its last writes are in the overlay, and no process
         # wrote to the base since; a quarantine would lose them
         held = observation.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)

@@ -70,18 +70,16 @@ def observe(
     power, where = _emulator_state(domain, facts), _image_ref(live, disk)
     if power is EmulatorState.OFF:  # a start uses the RAM that libvirt saved
         inactive = context.hypervisor.saved_sources(facts.uuid) or inactive
-    settled = where is ImageRef.OVERLAY or (
-        power is EmulatorState.ACTIVE and where is ImageRef.BASE
-    )
+    known = where is ImageRef.OVERLAY or (power is EmulatorState.ACTIVE and where is ImageRef.BASE)
     observation = Observation(
         power=power,
         live=where,
         inactive=_image_ref(inactive, disk),
         file=OverlayState.WRITTEN,
         pivoting=Note.PIVOTING in notes,
-        unused=alive and power is EmulatorState.GONE and is_unused(context, disk),
+        unused=alive and power is EmulatorState.NO_DOMAIN and is_unused(context, disk),
     )
-    if settled:
+    if known:
         return observation
     # compared only where the result decides the action: comparing a large disk takes long
     compare = decide(observation) is not decide(replace(observation, file=OverlayState.COMMITTED))
@@ -90,7 +88,7 @@ def observe(
 
 def _emulator_state(domain: Domain | None, facts: RunFacts) -> EmulatorState:
     if domain is None:
-        return EmulatorState.GONE
+        return EmulatorState.NO_DOMAIN
     if not domain.active:
         return EmulatorState.OFF
     return EmulatorState.ACTIVE if domain.boot == facts.boot else EmulatorState.RESTARTED

@@ -113,7 +113,7 @@ def _thaw_after_managed_save(
         return []
     hypervisor = context.hypervisor
     if _pause_reason(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
-        why = "it was restarted and is paused; only when it runs can its agent tell whether its "
+        why = "it was restarted and is paused; only when it runs can its agent report whether its "
         raise _may_be_frozen(facts, f"{why}file systems are frozen", "resume")
     if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
         return []
@@ -201,7 +201,7 @@ def suspend(hypervisor: Hypervisor, planned: Domain) -> None:
 
 
 def resume(
-    hypervisor: Hypervisor, uuid: str, told: Callable[[str], None] = lambda _text: None
+    hypervisor: Hypervisor, uuid: str, on_retry: Callable[[str], None] = lambda _text: None
 ) -> None:
     """Resume a guest, and retry for 30 s.
 
@@ -209,7 +209,7 @@ def resume(
     lock (qemu-img without ``-U``), the guest cannot run.
 
     Args:
-        told: called once with the reason for the retries.
+        on_retry: called once with the reason for the retries.
 
     Raises:
         HypervisorError: the guest still cannot run.
@@ -218,15 +218,15 @@ def resume(
     def paused(error: BaseException) -> bool:
         return isinstance(error, HypervisorError) and hypervisor.paused_by(uuid) is not None
 
-    def tell(state: RetryCallState) -> None:
+    def report(state: RetryCallState) -> None:
         if state.attempt_number == 1 and state.outcome is not None:
-            told(f"{state.outcome.exception()}; trying again")
+            on_retry(f"{state.outcome.exception()}; trying again")
 
     patience = Retrying(
         stop=stop_after_delay(_RESUME_SECONDS),
         wait=wait_exponential(_RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS),
         retry=retry_if_exception(paused),
-        before_sleep=tell,
+        before_sleep=report,
         reraise=True,
     )
     patience(hypervisor.resume, uuid)

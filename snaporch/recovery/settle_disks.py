@@ -96,11 +96,11 @@ def settle_disks(
 
 
 def _check_saved_ram(
-    context: Context, domain: Domain | None, facts: RunFacts, aside: list[OverlayDisk]
+    context: Context, domain: Domain | None, facts: RunFacts, quarantined: list[OverlayDisk]
 ) -> None:
     """Check that the RAM that libvirt saved does not need an overlay that is to be quarantined."""
     saved = context.hypervisor.saved_sources(facts.uuid) if domain is not None else None
-    if needed := [disk for disk in aside if (saved or {}).get(disk.target) == disk.overlay]:
+    if needed := [disk for disk in quarantined if (saved or {}).get(disk.target) == disk.overlay]:
         raise AttentionError(
             facts.domain,
             f"the RAM that libvirt saved of it needs {paths_of(needed)}",

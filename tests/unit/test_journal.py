@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from fakes.hypervisor import Agent
 
-from snaporch import journal as journal_module
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import (
@@ -126,7 +125,7 @@ def test_what_will_happen_is_on_stable_storage_before_it_happens(directory, monk
     journal.close(settled=True)
 
 
-def test_a_guest_that_stands_still_waits_for_no_storage(directory, path, monkeypatch):
+def test_a_frozen_guest_waits_for_no_storage(directory, path, monkeypatch):
     journal = Journal(directory, FACTS)
     with journal.step(Step.PREPARE):
         pass
@@ -200,7 +199,7 @@ def test_a_reader_between_creation_and_first_line_does_not_remove_it(directory, 
         read_journals(directory)
         return real(descriptor, data)
 
-    monkeypatch.setattr(journal_module.os, "write", write)
+    monkeypatch.setattr(os, "write", write)
     journal = Journal(directory, FACTS)
     monkeypatch.undo()
     journal.close(settled=False)
@@ -216,7 +215,7 @@ def test_other_files_are_left_alone(directory):
 
 def test_two_may_sweep_at_once(directory, path, monkeypatch):
     directory.mkdir()
-    monkeypatch.setattr(journal_module.os, "listdir", lambda _directory: [path.name])
+    monkeypatch.setattr(os, "listdir", lambda _directory: [path.name])
     assert list_journals(directory, sweep=True) == []
 
 
@@ -296,7 +295,7 @@ def test_the_guardians_notes_count_and_what_was_done_and_could_not_be_noted(
     def full(*_what):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(journal_module.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     for note in (Note.SUSPENDED, Note.HELD, Note.COMMITTED):
         with suppress(OSError):
             journal.note(note)
@@ -330,7 +329,7 @@ def test_a_step_that_was_taken_and_could_not_be_noted_was_taken(directory, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with suppress(OSError), journal.step(Step.RELEASE):
-        monkeypatch.setattr(journal_module.os, "write", full)
+        monkeypatch.setattr(os, "write", full)
     assert journal.notes == {Note.LET_GO}
 
 
@@ -358,7 +357,7 @@ def of_another_kind(directory, *steps):
     return journal.path
 
 
-def test_another_kind_is_told_apart_and_its_lines_are_kept(directory):
+def test_another_kind_is_recognised_and_its_lines_are_kept(directory):
     path = of_another_kind(directory, Step.FREEZE)
     (found,) = list_journals(directory, sweep=False)
     assert isinstance(found, ForeignJournal)
@@ -379,7 +378,7 @@ def test_another_kind_is_no_snapshot_run(directory):
     assert others_of(directory, "another") == []
 
 
-def test_a_journal_can_be_gone_on_with_after_a_torn_line(directory):
+def test_a_journal_can_be_continued_after_a_torn_line(directory):
     path = of_another_kind(directory)
     with path.open("ab") as stream:
         stream.write(b'{"event": "begin", "st')
@@ -402,7 +401,7 @@ def test_a_journal_has_its_name_when_it_is_whole_and_keeps_it_through_a_crash(di
 
 
 def test_notes_are_on_stable_storage(directory, path, to_disk):
-    """What is done next cannot be seen afterwards."""
+    """The next action cannot be observed afterwards."""
     journal = Journal(directory, FACTS)
     to_disk.clear()
     journal.note(Note.SUSPENDED)
@@ -425,7 +424,7 @@ SAID = {
         ("ram", [], False),
         ("ram", ["freeze begins"], True),
         ("ram", ["freeze begins", "let-go"], False),
-        ("ram", ["freeze begins", "held"], False),  # by somebody else
+        ("ram", ["freeze begins", "held"], False),  # by its owner
         ("manual", [], False),
         ("quiesced", ["let-go", "freezing"], True),
         ("ram", ["freeze begins", "freeze ends"], False),  # it runs on its overlays
@@ -476,7 +475,7 @@ def test_a_guest_that_was_paused_before_is_not_held(world):
 def test_what_is_on_stable_storage_is_the_line(directory, path, monkeypatch):
     Journal(directory, FACTS).close(settled=False)
     there = []
-    monkeypatch.setattr(journal_module.os, "fsync", lambda _: there.append(path.read_text()))
+    monkeypatch.setattr(os, "fsync", lambda _: there.append(path.read_text()))
     append_note(path, Note.PIVOTING)
     (text,) = there
     assert "pivoting" in text.splitlines()[-1]
@@ -489,7 +488,7 @@ def test_the_guardians_mark_goes_with_the_journal(directory, path):
     assert os.listdir(directory) == []
 
 
-def test_a_journal_is_there_until_the_mark_is_gone(directory, path):
+def test_a_journal_exists_until_the_mark_is_removed(directory, path):
     Journal(directory, FACTS).close(settled=False)
     let_go_mark(path).mkdir()
     with pytest.raises(OSError, match="let-go"):
@@ -521,11 +520,11 @@ def test_whose_the_emulator_is_survives(directory):
     assert read_journals(directory)[0].facts == facts
 
 
-def test_a_journal_that_is_gone_is_none(path):
+def test_a_missing_journal_is_none(path):
     assert read_journal(path) is None
 
 
-def test_a_journal_says_what_others_look_for(directory, path):
+def test_a_journal_has_what_other_code_reads(directory, path):
     journal = Journal(directory, FACTS)
     with journal.step(Step.POOL_SNAPSHOT):
         pass

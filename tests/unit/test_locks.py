@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from snaporch import locks as lock_module
+from snaporch import locks
 from snaporch.context import Interrupt
 from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
 from snaporch.locks import PRUNING, RECOVERING, RETENTION, domain_lock
@@ -126,7 +126,7 @@ def test_the_end_of_retention_is_waited_for_without_being_asked(runtime):
 
 
 def test_a_recovery_that_hangs_is_not_waited_for_for_ever(runtime, recovery, monkeypatch):
-    monkeypatch.setattr(lock_module, "_BRIEF_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_BRIEF_SECONDS", 0.1)
     with pytest.raises(BusyError, match="held by recover"), lock(runtime):
         pass
 
@@ -155,7 +155,7 @@ def test_a_run_that_fails_gives_the_domain_back(runtime):
 
 
 def test_who_has_just_taken_it_gets_the_time_to_say_so(runtime, recovery):
-    """What the file says until then is of a run that was killed."""
+    """Until then the file names a run that was killed."""
     path = runtime / "u.lock"
     truth = path.read_text()
     with subprocess.Popen(["true"]) as gone:
@@ -169,7 +169,7 @@ def test_who_has_just_taken_it_gets_the_time_to_say_so(runtime, recovery):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": 1}'])
 def test_a_holder_that_left_no_readable_name_is_another_run(runtime, other, monkeypatch, content):
-    monkeypatch.setattr(lock_module, "_NAMELESS_SECONDS", 0.1)
+    monkeypatch.setattr(locks, "_NAMELESS_SECONDS", 0.1)
     (runtime / "u.lock").write_text(content)
     with pytest.raises(BusyError, match="held by another run"), lock(runtime):
         pass
@@ -187,28 +187,28 @@ def test_a_runtime_directory_that_cannot_be_made(tmp_path):
         pass
 
 
-def test_who_holds_it_is_told_without_taking_it(runtime):
-    assert lock_module.holder(runtime, "u") is None
+def test_the_holder_is_found_without_taking_the_lock(runtime):
+    assert locks.holder(runtime, "u") is None
     with lock(runtime):
-        assert lock_module.holder(runtime, "u") == f"snapshot (pid {os.getpid()})"
-        assert lock_module.holder(runtime, "another") is None
-    assert lock_module.holder(runtime, "u") is None
+        assert locks.holder(runtime, "u") == f"snapshot (pid {os.getpid()})"
+        assert locks.holder(runtime, "another") is None
+    assert locks.holder(runtime, "u") is None
 
 
-def test_no_room_to_say_who_holds_it_keeps_nobody_from_it(runtime, monkeypatch):
+def test_a_lock_can_be_taken_without_room_for_the_holders_name(runtime, monkeypatch):
     def full(*_arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "pwrite", full)
     with lock(runtime):
-        assert lock_module.holder(runtime, "u") == f"another run (pid {os.getpid()})"
+        assert locks.holder(runtime, "u") == f"another run (pid {os.getpid()})"
         with pytest.raises(BusyError, match="held by another run"), lock(runtime):
             pass
-    assert lock_module.holder(runtime, "u") is None
+    assert locks.holder(runtime, "u") is None
 
 
 def test_a_run_that_failed_holds_nothing(runtime):
     with pytest.raises(ZeroDivisionError), lock(runtime):
         raise ZeroDivisionError
     assert "pid" in (runtime / "u.lock").read_text()
-    assert lock_module.holder(runtime, "u") is None
+    assert locks.holder(runtime, "u") is None

@@ -35,7 +35,7 @@ class Chain:
         return self
 
     def spell(self, below, *, live=True, inside=""):
-        """Put an element into the disk: what libvirt says lies beneath."""
+        """Put an element into the disk: the chain as libvirt reports it."""
         guest = self.world.guest("web")
         for name in ("live", "inactive") if live else ("inactive",):
             root = parse(getattr(guest, name))
@@ -176,7 +176,7 @@ def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
         (qcow2("top.img", "qcow2"), "more than 64 images"),
     ],
 )
-def test_what_cannot_be_told_is_refused(chain, content, reason):
+def test_an_unknown_chain_is_refused(chain, content, reason):
     os.mkfifo(chain.top.with_name("pipe"))
     chain.top.with_name("bare.img").write_bytes(qcow2())
     with pytest.raises(RefusedError, match=reason):
@@ -191,7 +191,7 @@ def device(elsewhere):
 
 
 @pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
-def test_a_golden_device_is_told_of_and_refused_by_none_but_overlays(chain, world, device, state):
+def test_a_golden_device_is_reported_and_refused_only_with_overlays(chain, world, device, state):
     chain.write(qcow2(str(device), "raw"), state=state)
     if state is DomainState.RUNNING:
         with pytest.raises(RefusedError, match=r"vda lies over .*only libvirt could commit"):
@@ -206,7 +206,7 @@ def test_a_golden_device_is_told_of_and_refused_by_none_but_overlays(chain, worl
     assert any(told in note for note in world.heard.notes)
 
 
-def test_what_nobody_can_know_again_is_put_back_only_if_it_may_be(chain, world, device):
+def test_an_unverifiable_file_is_restored_only_if_permitted(chain, world, device):
     chain.write(qcow2(str(device), "raw"))
     world.with_defaults(ram_strategy="auto")
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
@@ -232,7 +232,7 @@ def test_a_backing_file_that_is_not_on_this_host(chain):
         chain.write(qcow2()).spell(network).plan()
 
 
-def test_what_lies_where_nobody_may_answer_is_not_touched(chain, elsewhere, monkeypatch):
+def test_files_on_nfs_or_fuse_are_not_accessed(chain, elsewhere, monkeypatch):
     real, touched = resolver.real_path, []
 
     def away(path, mounts=None):
@@ -257,7 +257,7 @@ def test_what_lies_where_nobody_may_answer_is_not_touched(chain, elsewhere, monk
     assert str(elsewhere) not in touched
 
 
-def test_what_is_written_where_nobody_can_look_counts_by_its_name(chain, monkeypatch):
+def test_a_written_path_that_cannot_be_resolved_counts_by_its_name(chain, monkeypatch):
     def away(path, mounts=None):
         raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
 
@@ -268,7 +268,7 @@ def test_what_is_written_where_nobody_can_look_counts_by_its_name(chain, monkeyp
 
 
 @pytest.mark.parametrize("form", ["vmdk", "qed", "qcow"])
-def test_formats_whose_headers_nobody_reads(chain, form):
+def test_formats_whose_headers_are_not_read(chain, form):
     with pytest.raises(RefusedError, match=f"is a {form} image"):
         chain.write(b"KDMV", form).plan()
 
@@ -318,7 +318,7 @@ def test_a_data_file_gets_no_overlay(chain, world):
     assert chain.plan().strategy is Strategy.MANUAL
 
 
-def test_what_is_not_snapshotted_is_said(chain, world, elsewhere):
+def test_files_that_are_not_snapshotted_are_reported(chain, world, elsewhere):
     chain.write(qcow2(str(elsewhere), "raw"))
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     assert f"not snapshotted, must not be changed: {elsewhere}" in world.heard.steps

@@ -8,8 +8,7 @@ import pytest
 from fakes.images import qcow2
 
 from snaporch.disks import overlay_files
-from snaporch.disks import qemu_img as images
-from snaporch.disks.qemu_img import OverlayError
+from snaporch.disks.qemu_img import OverlayError, given_to
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
@@ -23,11 +22,11 @@ def disk(directory, target="vda"):
 
 @pytest.fixture
 def qemu_img(monkeypatch):
-    """qemu-img that answers as told."""
+    """A fake qemu-img with the given answer."""
 
     def answers(code=0, out="", err=""):
         monkeypatch.setattr(
-            images.subprocess,
+            subprocess,
             "run",
             lambda words, **_: subprocess.CompletedProcess(words, code, out, err),
         )
@@ -96,7 +95,7 @@ def test_a_host_without_qemu_img(tmp_path, monkeypatch):
         overlay_files.make_overlay(disk(tmp_path), 1 << 20, None)
 
 
-def test_what_qemu_img_says_is_told_on_one_line(qemu_img, tmp_path):
+def test_the_output_of_qemu_img_is_reported_on_one_line(qemu_img, tmp_path):
     qemu_img(1, err="qemu-img: Could not write\nNo space left on device\n")
     with pytest.raises(OverlayError) as caught:
         overlay_files.make_overlay(disk(tmp_path), 1 << 20, None)
@@ -132,7 +131,7 @@ def test_an_overlay_of_another_base_is_not_believed_to_hold_nothing(qemu_img, tm
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
-def test_what_lies_below_the_base_may_be_where_nobody_gives_it_away(monkeypatch, kept):
+def test_a_layer_below_the_base_may_refuse_a_new_owner(monkeypatch, kept):
     """A template on a read-only dataset, or on a server that knows no root."""
     given = []
 
@@ -143,8 +142,8 @@ def test_what_lies_below_the_base_may_be_where_nobody_gives_it_away(monkeypatch,
 
     status = SimpleNamespace(st_uid=0, st_gid=0)
     calls = SimpleNamespace(geteuid=lambda: 0, fstat=lambda _descriptor: status, fchown=give)
-    monkeypatch.setattr(images, "os", calls)
-    lending = images.given_to(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
+    monkeypatch.setattr("snaporch.disks.qemu_img.os", calls)
+    lending = given_to(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
     with pytest.raises(OSError, match="Read-only") if kept < 2 else lending:
         lending.__enter__() if kept < 2 else None
     assert sorted(given) == [0, 0, 1, 1][: 2 * kept]

@@ -1,4 +1,4 @@
-"""Every observable state: what is done, and what is never done."""
+"""Every observable state: the action, and the actions that are never taken."""
 
 import itertools
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_every_action_has_a_state():
 
 
 def test_a_write_that_may_be_nowhere_else_is_never_removed():
-    """Only the same emulator on its base proves a pivot; an overlay in use is not looked at."""
+    """Only the same emulator on its base proves a pivot; an overlay in use is not read."""
     for observation in seen(Action.REMOVE):
         if observation.file is OverlayState.WRITTEN:
             assert (observation.power, observation.live) == (EmulatorState.ACTIVE, ImageRef.BASE)
@@ -84,7 +84,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it()
 def test_all_that_a_transient_guest_wrote_last_comes_into_its_base():
     for observation in ALL:
         if (
-            observation.power is EmulatorState.GONE
+            observation.power is EmulatorState.NO_DOMAIN
             and observation.unused
             and not observation.pivoting
         ):
@@ -93,7 +93,7 @@ def test_all_that_a_transient_guest_wrote_last_comes_into_its_base():
 
 
 def test_a_guest_that_was_started_on_such_an_overlay_changes_nothing():
-    """Somebody did without waiting for a decision; it is still to be made."""
+    """The guest was started without waiting for a decision; the admin still has to make it."""
     for observation in ALL:
         if may_be_stale(observation):
             assert decide(observation) is Action.UNDECIDED
@@ -108,7 +108,7 @@ def test_a_human_decides_what_is_undecided_and_nothing_else(take):
         elif take is UserDecision.OVERLAY:
             off = observation.power is EmulatorState.OFF
             assert told is (Action.COMMIT_OFFLINE if off else Action.COMMIT)
-        else:  # who runs on the overlay cannot be on the base as well
+        else:  # a guest on the overlay cannot be on the base as well
             assert told is (
                 Action.QUARANTINE if observation.power is EmulatorState.OFF else Action.UNDECIDED
             )
@@ -116,7 +116,7 @@ def test_a_human_decides_what_is_undecided_and_nothing_else(take):
 
 def test_nothing_is_committed_behind_an_emulators_back():
     for observation in seen(Action.COMMIT_OFFLINE):
-        if observation.power is EmulatorState.GONE:
+        if observation.power is EmulatorState.NO_DOMAIN:
             assert observation.unused
         else:
             assert observation.power is EmulatorState.OFF
@@ -124,9 +124,12 @@ def test_nothing_is_committed_behind_an_emulators_back():
         assert observation.file in (OverlayState.WRITTEN, OverlayState.COMMITTED)
 
 
-def test_what_a_guest_that_is_gone_wrote_last_is_committed_if_nobody_can_have_come_after_it():
+def test_the_last_writes_of_a_missing_guest_are_committed_if_no_process_used_the_base_since():
     for observation in ALL:
-        if observation.power is EmulatorState.GONE and observation.file is OverlayState.WRITTEN:
+        if (
+            observation.power is EmulatorState.NO_DOMAIN
+            and observation.file is OverlayState.WRITTEN
+        ):
             last = observation.unused and not observation.pivoting
             assert decide(observation) is (Action.COMMIT_OFFLINE if last else Action.QUARANTINE)
 
@@ -144,7 +147,7 @@ def test_what_the_definition_of_a_guest_that_is_off_names_is_committed_or_empty(
             assert decide(observation) is wanted.get(observation.file, Action.COMMIT_OFFLINE)
 
 
-def test_only_what_nobody_uses_is_set_aside():
+def test_only_an_unused_overlay_is_quarantined():
     for observation in seen(Action.QUARANTINE):
         assert observation.file is OverlayState.WRITTEN
         assert not in_use(observation)
@@ -172,7 +175,7 @@ def test_a_restart_proves_nothing():
             assert decide(observation) is Action.QUARANTINE
 
 
-@pytest.mark.parametrize("power", [EmulatorState.OFF, EmulatorState.GONE])
+@pytest.mark.parametrize("power", [EmulatorState.OFF, EmulatorState.NO_DOMAIN])
 def test_without_an_emulator_the_live_definition_does_not_matter(power):
     for observation in ALL:
         if observation.power is power:
@@ -180,7 +183,7 @@ def test_without_an_emulator_the_live_definition_does_not_matter(power):
 
 
 def after(observation):
-    """What can be seen when the action has been done."""
+    """The state that is observed after the action."""
     done = decide(observation)
     inactive = ImageRef.BASE if observation.inactive is ImageRef.OVERLAY else observation.inactive
     live = ImageRef.BASE if done is Action.COMMIT else observation.live
@@ -198,7 +201,7 @@ def test_doing_it_leaves_nothing_to_do():
             assert decide(after(observation)) is Action.REMOVE
 
 
-def test_a_second_look_after_only_the_definition_was_mended_loses_nothing():
+def test_a_second_recovery_after_only_the_definition_was_fixed_loses_nothing():
     """Recovery may be killed between its steps."""
     for observation in ALL:
         if observation.file is OverlayState.WRITTEN and decide(observation) in (

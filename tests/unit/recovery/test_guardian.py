@@ -45,7 +45,7 @@ def looks_often(monkeypatch):
 
 @pytest.fixture
 def process():
-    """What takes the run's place; ends with its standard input."""
+    """A process in place of the run; it exits when its standard input is closed."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as made:
         yield made
         with suppress(BrokenPipeError):
@@ -54,7 +54,7 @@ def process():
 
 
 class Run:
-    """A run of a strategy, as far as its journal tells."""
+    """A run of a strategy, of which only the journal exists."""
 
     def __init__(self, world, strategy, **guest):
         world.add_guest(agent=Agent.ANSWERS, **guest)
@@ -73,7 +73,7 @@ class Run:
         return self
 
     def frozen(self):
-        """In the window."""
+        """Write the journal as far as the frozen window."""
         for step in (Step.PREPARE, Step.FREEZE):
             self.write("begin", step).write("end", step)
         if self.facts.overlays:
@@ -116,10 +116,10 @@ def recovering(monkeypatch):
 
 
 @pytest.fixture
-def let_go(monkeypatch):
-    """What to do when the guardian lets go of a guest whose run is alive, and how often it did."""
+def releases(monkeypatch):
+    """Counts the guardian's releases of a guest whose run is alive; ``then`` is called at each."""
 
-    class LetGo:
+    class Releases:
         times = 0
         then = staticmethod(lambda: None)
 
@@ -129,7 +129,7 @@ def let_go(monkeypatch):
             self.then()
             return True
 
-    made = LetGo()
+    made = Releases()
     monkeypatch.setattr(guardian, "release", made)
     monkeypatch.setattr(guardian._Guardian, "_release_first", lambda *_what: None)
     return made
@@ -145,7 +145,7 @@ def guard(run, pid, deadline="60", *config):
 
 
 def looking(monkeypatch, times, then):
-    """After so many looks, something happens; until then the guardian must only look."""
+    """Call ``then`` at the given check; until then the guardian must only check."""
     real, left = frozen_window.window_of, [times]
 
     def look(lines):
@@ -161,7 +161,7 @@ def looking(monkeypatch, times, then):
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_it_ends_when_the_journal_is_gone(begin, process, recovering, monkeypatch, frozen):
+def test_it_ends_when_the_journal_is_removed(begin, process, recovering, monkeypatch, frozen):
     run = begin()
     if frozen:
         run.frozen()
@@ -206,7 +206,7 @@ def test_a_run_that_ended_before_the_guardian_began(begin, process, recovering):
 
 
 def test_a_zombie_is_dead(begin, process, recovering):
-    """Nobody may have waited for the run yet."""
+    """A zombie: its parent may not have waited for the run yet."""
     run = begin()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -242,64 +242,66 @@ def test_the_recovery_is_a_command_that_there_is(begin, process, recovering, mon
     assert seen["path"] == run.path
 
 
-# -- letting the guest go -----------------------------------------------------------------------
+# -- releasing the guest -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STILL)
-def test_a_guest_that_stands_still_too_long_is_let_go_once(
-    begin, process, recovering, let_go, monkeypatch, strategy
+def test_a_guest_held_too_long_is_released_once(
+    begin, process, recovering, releases, monkeypatch, strategy
 ):
     run = begin(strategy).frozen()
     looking(monkeypatch, 10, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
-def test_the_time_counts_from_the_first_look_at_the_window(begin, process, let_go, monkeypatch):
+def test_the_time_counts_from_the_first_check_that_sees_the_window(
+    begin, process, releases, monkeypatch
+):
     run = begin("paused").frozen()
     monkeypatch.setattr(guardian, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
     looking(monkeypatch, 30, run.over)
     guard(run, process.pid, "10")
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
-def test_the_mark_is_there_before_the_guest_is_let_go(begin, process, recovering, let_go):
-    """The run may look in that very moment: a guest that runs must not seem its own doing."""
+def test_the_mark_is_written_before_the_guest_is_released(begin, process, recovering, releases):
+    """The run may check at that moment, and must not take the resume for its own."""
     run, marked = begin("paused").frozen(), []
-    let_go.then = lambda: (marked.append(let_go_mark(run.path).exists()), process.kill())
+    releases.then = lambda: (marked.append(let_go_mark(run.path).exists()), process.kill())
     guard(run, process.pid, "0")
     assert marked == [True]
 
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
-def test_within_the_deadline_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+def test_within_the_deadline_it_is_left_alone(begin, process, releases, monkeypatch, strategy):
     run = begin(strategy).frozen()
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "60")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
-def test_before_the_freeze_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+def test_before_the_freeze_it_is_left_alone(begin, process, releases, monkeypatch, strategy):
     run = begin(strategy).write("begin", Step.PREPARE).write("end", Step.PREPARE)
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
-def test_after_the_release_it_is_left_alone(begin, process, let_go, monkeypatch, strategy):
+def test_after_the_release_it_is_left_alone(begin, process, releases, monkeypatch, strategy):
     run = begin(strategy).frozen()
     for step in (Step.POOL_SNAPSHOT, Step.RELEASE):
         run.write("begin", step).write("end", step)
     run.write("begin", Step.SEAL)
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 class Time:
-    """A clock that goes on when somebody sleeps or looks at it."""
+    """A clock that advances at each sleep and each reading."""
 
     def __init__(self):
         self.now = 1000.0
@@ -312,9 +314,7 @@ class Time:
         self.now += 1.0
 
 
-def test_a_guest_that_cannot_be_let_go_is_tried_again_later_each_time(
-    begin, process, let_go, monkeypatch
-):
+def test_a_release_that_fails_is_retried_later_each_time(begin, process, releases, monkeypatch):
     run, clock, tries = begin("paused").frozen(), Time(), []
     monkeypatch.setattr(guardian, "time", clock)
 
@@ -340,7 +340,7 @@ def test_a_guest_that_cannot_be_let_go_is_tried_again_later_each_time(
 
 
 @pytest.mark.parametrize(("notes", "longest"), [(["suspended"], 60), (["let-go"], 3600)])
-def test_a_recovery_is_tried_again_soon_for_a_guest_that_may_stand_still(
+def test_a_recovery_is_retried_soon_for_a_guest_that_may_be_held(
     begin, monkeypatch, notes, longest
 ):
     run, clock, tries = begin("paused").frozen(), Time(), []
@@ -404,7 +404,7 @@ def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
     assert guest.state is DomainState.RUNNING
 
 
-def test_a_recovery_that_commits_is_left_to_it(begin, host, let_go, monkeypatch):
+def test_a_recovery_that_commits_is_left_to_it(begin, host, releases, monkeypatch):
     host.paths = host.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
     run = begin("overlay").frozen()
 
@@ -416,10 +416,10 @@ def test_a_recovery_that_commits_is_left_to_it(begin, host, let_go, monkeypatch)
 
     monkeypatch.setattr(guardian, "_run_recovery", recover)
     guardian.main(["0", str(run.path), "0", URI])
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
-def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
+def test_equal_output_is_repeated_only_later_each_time(monkeypatch, capsys):
     clock, printed = Time(), guardian._RepeatFilter()
     monkeypatch.setattr(guardian, "time", clock)
     for _second in range(100):
@@ -442,7 +442,7 @@ def test_the_same_is_said_again_only_later_each_time(monkeypatch, capsys):
         ("overlay", True, "suspended", "user"),
     ],
 )
-def test_a_guest_is_let_go_before_anything_else_is_asked_for(
+def test_a_guest_is_released_before_anything_else_is_asked_for(
     begin, host, recovering, monkeypatch, strategy, frozen, note, reason
 ):
     """A recovery opens the configuration and ZFS first."""
@@ -477,16 +477,16 @@ def test_a_run_on_its_overlays_is_left_to_its_recovery(begin, host, recovering):
     assert not host.on_bases()
 
 
-def test_nobody_is_waited_for_when_the_run_is_gone(begin, recovering):
-    """Process 0 is nobody's."""
+def test_no_process_is_waited_for_when_the_run_has_exited(begin, recovering):
+    """Process ID 0 stands for a run that has exited."""
     run = begin("paused").frozen()
     guard(run, 0)
     assert len(recovering) == 1
 
 
 @pytest.mark.parametrize("strategy", STILL)
-def test_a_guest_that_was_let_go_is_not_in_the_window(begin, strategy):
-    """A freeze or a pause from then on is somebody else's."""
+def test_a_released_guest_is_not_in_the_window(begin, strategy):
+    """A later freeze or pause is not the run's."""
     run = begin(strategy).frozen()
     run.journal.note(Note.FREEZING)
     assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.STILL
@@ -495,7 +495,7 @@ def test_a_guest_that_was_let_go_is_not_in_the_window(begin, strategy):
 
 
 @pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
-def test_one_that_came_to_stand_still_after_it_was_let_go_is_in_the_window(begin, strategy, note):
+def test_a_guest_held_after_its_release_is_in_the_window(begin, strategy, note):
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note(note))
     run.journal.note(Note.LET_GO)
@@ -508,7 +508,7 @@ def test_one_that_came_to_stand_still_after_it_was_let_go_is_in_the_window(begin
     assert frozen_window.window_of(lines_of(run)) is None
 
 
-def test_a_guest_that_is_paused_only_after_it_was_let_go_is_resumed(
+def test_a_guest_paused_only_after_its_release_is_resumed(
     begin, host, process, recovering, monkeypatch
 ):
     """libvirt may take its time for a suspend, or QEMU."""
@@ -525,10 +525,10 @@ def test_a_guest_that_is_paused_only_after_it_was_let_go_is_resumed(
     assert host.guest().state is DomainState.RUNNING
 
 
-def test_a_guest_that_is_paused_just_after_it_was_let_go_is_let_go_again(
-    begin, process, recovering, let_go, monkeypatch
+def test_a_guest_paused_just_after_its_release_is_released_again(
+    begin, process, recovering, releases, monkeypatch
 ):
-    """Between two looks."""
+    """Between two checks."""
     monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
     run = begin("paused").write("begin", Step.FREEZE)
     run.journal.note(Note.SUSPENDED)
@@ -536,47 +536,47 @@ def test_a_guest_that_is_paused_just_after_it_was_let_go_is_let_go_again(
     def then():
         run.journal.note(Note.LET_GO)
         run.write("end", Step.FREEZE)
-        let_go.then = process.kill
+        releases.then = process.kill
 
-    let_go.then = then
+    releases.then = then
     looking(monkeypatch, 40, process.kill)
     guard(run, process.pid, "0")
-    assert let_go.times == 2
+    assert releases.times == 2
 
 
 @pytest.mark.parametrize("strategy", STILL)
-def test_a_release_that_hangs_is_no_reason_to_stand_still(
-    begin, process, let_go, monkeypatch, strategy
+def test_a_guest_is_not_left_paused_by_a_release_that_hangs(
+    begin, process, releases, monkeypatch, strategy
 ):
     run = begin(strategy).frozen()
     run.write("begin", Step.POOL_SNAPSHOT).write("end", Step.POOL_SNAPSHOT)
     run.write("begin", Step.RELEASE)
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
 @pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
 def test_a_run_that_hangs_while_it_freezes_is_in_the_window(
-    begin, process, let_go, monkeypatch, strategy, note
+    begin, process, releases, monkeypatch, strategy, note
 ):
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note(note))
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
 @pytest.mark.parametrize(("notes", "times"), [(["suspended"], 1), (["suspended", "resumed"], 0)])
-def test_a_guest_suspended_for_its_commit_is_let_go(
-    begin, process, let_go, monkeypatch, notes, times
+def test_a_guest_suspended_for_its_commit_is_released(
+    begin, process, releases, monkeypatch, notes, times
 ):
     run = begin("overlay").frozen().write("begin", Step.RELEASE)
     for note in notes:
         run.journal.note(Note(note))
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == times
+    assert releases.times == times
 
 
 def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
@@ -591,13 +591,15 @@ def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
     assert not host.on_bases()
 
 
-def test_a_commit_under_way_is_not_begun_a_second_time(begin, process, let_go, monkeypatch, world):
+def test_a_commit_under_way_is_not_begun_a_second_time(
+    begin, process, releases, monkeypatch, world
+):
     world.paths = world.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
     run = begin("overlay").frozen()
     run.write("begin", Step.RELEASE)
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 @pytest.mark.parametrize(
@@ -609,13 +611,13 @@ def test_a_commit_under_way_is_not_begun_a_second_time(begin, process, let_go, m
         ({}, 0),
     ],
 )
-def test_overlays_have_limits(begin, process, let_go, monkeypatch, world, limits, let):
+def test_overlays_have_limits(begin, process, releases, monkeypatch, world, limits, let):
     world.paths = world.paths.model_copy(update=limits)
     run = begin("overlay").frozen()
     Path(run.facts.overlays[0].overlay).write_bytes(b"x" * (3 << 20))
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == let
+    assert releases.times == let
 
 
 @pytest.mark.parametrize(("seconds", "let"), [(90, False), (119, False), (121, True)])
@@ -627,9 +629,7 @@ def test_a_window_held_for_others_has_an_end(begin, world, seconds, let):
     assert frozen_window.exceeds_limits(window, facts | {"window_seconds": 90}, seconds, 60) is let
 
 
-def test_overlays_that_are_gone_already_do_not_end_the_guardian(
-    begin, process, recovering, monkeypatch
-):
+def test_overlays_removed_already_do_not_end_the_guardian(begin, process, recovering, monkeypatch):
     """A run that failed commits and removes them while its journal is still there."""
     run = begin("overlay").frozen()
     overlay_files.remove(Path(run.facts.overlay_dir), run.facts.overlays)
@@ -638,13 +638,13 @@ def test_overlays_that_are_gone_already_do_not_end_the_guardian(
     assert len(recovering) == 1
 
 
-def test_a_run_that_dies_after_the_guest_was_let_go_is_recovered(
-    begin, process, recovering, let_go
+def test_a_run_killed_after_the_guest_was_released_is_recovered(
+    begin, process, recovering, releases
 ):
     run = begin("paused").frozen()
-    let_go.then = process.kill
+    releases.then = process.kill
     guard(run, process.pid, "0")
-    assert (let_go.times, len(recovering)) == (1, 1)
+    assert (releases.times, len(recovering)) == (1, 1)
 
 
 def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
@@ -669,7 +669,7 @@ def host(world, monkeypatch):
     return world
 
 
-def let_it_go(run):
+def release(run):
     strategy = run.facts.strategy
     window = (
         frozen_window.Window.ON_OVERLAYS if strategy == "overlay" else frozen_window.Window.STILL
@@ -683,7 +683,7 @@ def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
     if reason == "user":
         run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
-    let_it_go(run)
+    release(run)
     assert host.guest().state is DomainState.RUNNING
 
 
@@ -691,29 +691,29 @@ def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
 def test_a_guest_that_its_owner_has_paused_meanwhile_is_not(begin, host, strategy):
     run = begin(strategy)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    let_it_go(run)
+    release(run)
     assert host.guest().state is DomainState.PAUSED
 
 
 @pytest.mark.parametrize("strategy", ["manual", "paused"])
 def test_a_guest_that_was_paused_before_is_not(begin, host, strategy):
     run = begin(strategy, state=DomainState.PAUSED)
-    let_it_go(run)
+    release(run)
     assert host.guest().state is DomainState.PAUSED
     assert host.hooks.log == []
 
 
 def test_a_guest_that_runs_already_is_not_touched(begin, host):
     run = begin("manual")
-    let_it_go(run)
+    release(run)
     assert host.hooks.log == []
 
 
-def test_a_frozen_guest_is_thawed_and_what_comes_then_is_somebody_elses(begin, host):
+def test_a_frozen_guest_is_thawed_and_a_later_freeze_is_not_the_runs(begin, host):
     run = begin("quiesced").frozen()
     run.journal.note(Note.FREEZING)
     host.guest().frozen = True
-    let_it_go(run)
+    release(run)
     assert not host.guest().frozen
     assert frozen_window.window_of(lines_of(run)) is None
     (journal,) = read_journals(host.paths.journal)
@@ -724,7 +724,7 @@ def test_one_that_was_not_thawed_is_noted_as_nothing_else(begin, host):
     run = begin("quiesced").frozen()
     run.journal.note(Note.FREEZING)
     host.guest().agent = Agent.SILENT
-    assert not let_it_go(run)
+    assert not release(run)
     (journal,) = read_journals(host.paths.journal)
     assert journal.held
 
@@ -733,25 +733,25 @@ def test_overlays_are_committed(begin, host):
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
-    let_it_go(run)
+    release(run)
     assert host.on_bases()
 
 
 def test_a_guest_is_not_suspended_for_a_commit_of_the_guardians(begin, host):
-    """Should the guardian be killed then, nobody would know whose pause it is."""
+    """If the guardian were killed then, the pause could not be told from the owner's."""
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     host.guest().writes_fast = True
     suspended = []
     host.hooks.at["commit.suspended"] = lambda: suspended.append(True)
-    let_it_go(run)
+    release(run)
     assert host.on_bases()
     assert suspended == []
 
 
 @pytest.mark.parametrize("job", ["backup", "snapshot revert"])
-def test_a_job_of_somebody_elses_holds_nobody_up(saving, host, job):
+def test_another_programs_job_does_not_delay_a_release(saving, host, job):
     run = saving("manual")
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
@@ -767,7 +767,7 @@ def test_another_emulator_than_the_runs_is_left_alone(begin, host, strategy):
     host.guest().boot += 1
     host.guest().frozen = True
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "migration"
-    assert let_it_go(run)
+    assert release(run)
     assert host.hooks.log == []
 
 
@@ -787,23 +787,23 @@ def test_what_libvirt_saved_of_a_paused_guest_is_left_to_its_recovery(
     assert journal.held
 
 
-def test_a_guest_that_is_gone_is_let_go(begin, host):
+def test_a_missing_guest_counts_as_released(begin, host):
     run = begin("quiesced")
     host.hypervisor.guests.clear()
-    assert let_it_go(run)
+    assert release(run)
 
 
-def test_a_guest_that_cannot_be_let_go_does_not_end_the_guardian(begin, host, monkeypatch):
+def test_a_release_that_fails_does_not_end_the_guardian(begin, host, monkeypatch):
     run = begin("manual")
     host.guest().paused_reason = "snapshot"
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "no"))
-    let_it_go(run)
+    release(run)
 
     def absent(_uri):
         raise UnavailableError(URI, "does not answer")
 
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", absent)
-    let_it_go(run)
+    release(run)
 
 
 # -- while RAM is saved --------------------------------------------------------------------------
@@ -846,48 +846,48 @@ def answering(host, monkeypatch):
 
 @pytest.mark.parametrize("strategy", SAVING)
 def test_a_guest_that_runs_has_its_ram_saved_for_as_long_as_it_takes(
-    saving, process, let_go, answering, strategy
+    saving, process, releases, answering, strategy
 ):
     run = saving(strategy)
     answering(20, run.over)
     guard(run, process.pid, "0.1")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 @pytest.mark.parametrize("strategy", SAVING)
-def test_a_guest_that_is_suspended_while_its_ram_is_saved_is_let_go(
-    saving, host, process, recovering, let_go, strategy
+def test_a_guest_suspended_while_its_ram_is_saved_is_released(
+    saving, host, process, recovering, releases, strategy
 ):
     run = saving(strategy)
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    let_go.then = process.kill
+    releases.then = process.kill
     guard(run, process.pid, "0.1")
-    assert (let_go.times, let_go.window) == (1, frozen_window.Window.SAVING)
+    assert (releases.times, releases.window) == (1, frozen_window.Window.SAVING)
 
 
-def test_a_guest_that_libvirt_does_not_answer_for_is_let_go(
-    saving, host, process, recovering, let_go
+def test_a_guest_for_which_libvirt_does_not_answer_is_released(
+    saving, host, process, recovering, releases
 ):
     """It holds the domain while it waits for a reader of the pipe, with the guest paused."""
     run, asked = saving("manual"), threading.Event()
     host.hypervisor.paused_by = lambda _uuid: asked.wait()
-    let_go.then = process.kill
+    releases.then = process.kill
     guard(run, process.pid, "0.1")
     asked.set()
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
 @pytest.mark.parametrize("strategy", SAVING)
 @pytest.mark.parametrize("reason", ["user", "snapshot"])
-def test_a_guest_that_its_owner_suspends_may_stand_still(
-    saving, host, process, let_go, answering, strategy, reason
+def test_a_guest_that_its_owner_suspends_may_stay_paused(
+    saving, host, process, releases, answering, strategy, reason
 ):
     run = saving(strategy)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     answering(20, run.over)
     guard(run, process.pid, "0.1")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 @pytest.mark.parametrize(
@@ -915,12 +915,12 @@ def test_whose_pause_it_is_while_ram_is_saved(
 
 
 @pytest.mark.parametrize("reason", ["unknown", "migration"])
-def test_a_pause_for_the_end_of_ram_has_an_end(saving, host, process, recovering, let_go, reason):
+def test_a_pause_for_the_end_of_ram_has_an_end(saving, host, process, recovering, releases, reason):
     run = saving("manual")
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
-    let_go.then = process.kill
+    releases.then = process.kill
     guard(run, process.pid, "0.1")
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
 @pytest.mark.parametrize("strategy", SAVING)
@@ -932,7 +932,7 @@ def test_a_guest_that_is_held_for_its_owner_stays_so(saving, host, recovering, s
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     if strategy == "manual":
         assert frozen_window.window_of(lines_of(run)) is None
-    let_it_go(run)
+    release(run)
     guard(run, 0)
     assert host.guest().state is DomainState.PAUSED
     (journal,) = read_journals(host.paths.journal)
@@ -945,7 +945,7 @@ def test_what_is_taken_while_the_guardian_commits_is_torn_and_nothing_else(begin
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     host.pool.snapshot(["tank/web@before"], {})
     host.hooks.at["commit.pivoting"] = lambda: host.pool.snapshot(["tank/web@meanwhile"], {})
-    let_it_go(run)
+    release(run)
     host.pool.snapshot(["tank/web@later"], {})
     (commit,) = commits_in(run.path)
     torn = {each.name: commit.tears(each) for each in host.pool.snapshots(["tank/web"])}
@@ -957,16 +957,16 @@ def test_a_pool_that_does_not_answer_keeps_no_guest_on_its_overlays(begin, host)
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     host.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
-    let_it_go(run)
+    release(run)
     assert host.on_bases()
 
 
 def test_a_pivot_of_the_guardians_is_noted(begin, host):
-    """Cut short then, nobody could tell which is the newer, and has to know that."""
+    """If it were interrupted then, recovery must know that either image may be the newer."""
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
-    let_it_go(run)
+    release(run)
     assert "pivoting" in [line.get("note") for line in lines_of(run)]
 
 
@@ -980,7 +980,7 @@ def test_a_full_disk_keeps_no_guest_on_its_overlays(begin, host, monkeypatch):
 
     monkeypatch.setattr("snaporch.journal.append_line", full)
     monkeypatch.setattr("snaporch.catalog.torn.append_line", full)
-    assert let_it_go(run)
+    assert release(run)
     assert host.on_bases()
 
 
@@ -990,11 +990,11 @@ def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
     assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.COMMITTING
 
 
-def test_a_guest_that_was_paused_before_may_stand_still(saving, process, let_go, monkeypatch):
+def test_a_guest_that_was_paused_before_may_stay_paused(saving, process, releases, monkeypatch):
     run = saving("manual", state=DomainState.PAUSED)
     looking(monkeypatch, 5, run.over)
     guard(run, process.pid, "0")
-    assert let_go.times == 0
+    assert releases.times == 0
 
 
 @pytest.mark.parametrize("strategy", SAVING)
@@ -1008,7 +1008,7 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     assert host.guest().state is DomainState.RUNNING
 
 
-def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, let_go, monkeypatch):
+def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, releases, monkeypatch):
     """Paused for the end of its RAM, then for its snapshots: one deadline for both."""
     run, now = saving("manual"), [100.0]
     monkeypatch.setattr(guardian.time, "monotonic", lambda: now[0])
@@ -1020,15 +1020,15 @@ def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, let_g
     watching._check()
     now[0] = 161.0
     watching._check()
-    assert let_go.times == 1
+    assert releases.times == 1
 
 
-# -- what goes wrong -----------------------------------------------------------------------------
+# -- failures ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
 @pytest.mark.parametrize("strategy", ["manual", "paused"])
-def test_a_guest_is_let_go_although_nothing_can_be_written(
+def test_a_guest_is_released_although_nothing_can_be_written(
     begin, host, process, recovering, monkeypatch, number, strategy
 ):
     run = begin(strategy).frozen()
@@ -1061,7 +1061,7 @@ def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypa
 
 
 def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
-    begin, process, let_go, recovering, monkeypatch
+    begin, process, releases, recovering, monkeypatch
 ):
     run, failed = begin("paused").frozen(), []
 
@@ -1074,13 +1074,13 @@ def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
         monkeypatch.setattr(os, "lstat", unreadable)
 
     monkeypatch.setattr(guardian, "exceeds_limits", lambda *_what: bool(failed))
-    let_go.then = process.kill
+    releases.then = process.kill
     looking(monkeypatch, 2, break_off)
     guard(run, process.pid)
-    assert (let_go.times, len(recovering)) == (1, 1)
+    assert (releases.times, len(recovering)) == (1, 1)
 
 
-def test_a_recovery_that_fails_is_tried_again(begin, process, monkeypatch):
+def test_a_recovery_that_fails_is_retried(begin, process, monkeypatch):
     run, tries = begin("paused").frozen(), []
     monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.02)
 

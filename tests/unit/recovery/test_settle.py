@@ -20,7 +20,6 @@ from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.model import DomainState, Level
 from snaporch.recovery import observe, release_guest, settle_disks
-from snaporch.recovery import settle as settle_module
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.overlay_use import remove_unused
 from snaporch.recovery.release_guest import is_ours_to_resume
@@ -111,7 +110,7 @@ def test_a_guest_on_its_bases_needs_nothing(world):
     [
         (40, 300),
         (300, 300),
-        (77, 77),  # somebody has set it since
+        (77, 77),  # the admin has set it since
     ],
 )
 def test_the_emulator_gets_its_own_downtime_limit_back(world, found, then):
@@ -208,7 +207,7 @@ def test_a_job_of_ours_that_does_not_end(world, monkeypatch):
         ("ram", [Note.SUSPENDED, Note.SAVING], "snapshot revert"),
     ],
 )
-def test_a_guest_goes_on_whoever_else_has_a_job_on_it(world, level, notes, job):
+def test_a_guest_is_resumed_though_another_program_has_a_job_on_it(world, level, notes, job):
     run = Killed(world, level)
     run.guest.job = job
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
@@ -225,8 +224,8 @@ def test_a_job_of_another_emulator_is_not_ours(world):
     assert run.guest.job == "snapshot"
 
 
-def test_a_guest_that_cannot_run_yet_is_resumed_again_and_again(world, monkeypatch):
-    """Whoever looks at an image may hold its lock."""
+def test_resuming_a_guest_that_cannot_run_yet_is_retried(world, monkeypatch):
+    """A program that reads an image may hold its lock."""
     monkeypatch.setattr(release_guest, "_RESUME_SECONDS", 60)
     monkeypatch.setattr(release_guest, "_RESUME_FIRST_SECONDS", 0.001)
     run, locked = Killed(world), iter([True, True, True])
@@ -251,8 +250,8 @@ def test_a_guest_that_can_never_run_needs_attention_and_stays_ours(world):
     assert Note.LET_GO not in journal.notes
 
 
-def test_what_was_let_go_is_noted_before_the_disks_are_settled(world):
-    """Whoever comes next must not thaw or resume what somebody else has frozen or paused since."""
+def test_a_release_is_noted_before_the_disks_are_recovered(world):
+    """Another recovery must not thaw or resume a guest that another program froze since."""
     run = Killed(world).switched()
     world.hooks.at["hypervisor.commit"] = failing(HypervisorError("web", "no"))
     with pytest.raises(AttentionError):
@@ -299,7 +298,7 @@ NOBODY_USES = [restarted_on_its_base, moved_elsewhere, off_on_its_base, gone]
 
 
 @pytest.mark.parametrize("happened", NOBODY_USES)
-def test_writes_that_nobody_uses_any_more_are_set_aside_and_named(world, happened):
+def test_an_overlay_that_no_guest_uses_is_quarantined_and_named(world, happened):
     run = Killed(world).switched(live=False, inactive=False)
     happened(run)
     (text,) = run.settle()
@@ -311,7 +310,7 @@ def test_writes_that_nobody_uses_any_more_are_set_aside_and_named(world, happene
 
 @pytest.mark.parametrize("happened", NOBODY_USES)
 @pytest.mark.parametrize("state", ["empty", "committed", "noted"])
-def test_overlays_with_nothing_of_their_own_are_removed(world, happened, state):
+def test_overlays_without_writes_of_their_own_are_removed(world, happened, state):
     run = Killed(world).switched(live=False, inactive=False)
     if state == "empty":
         run.overlay().write_bytes(b"")
@@ -348,7 +347,7 @@ def test_two_disks_may_need_different_things(world):
     assert world.on_bases()
 
 
-def test_what_was_set_aside_stays_for_later_runs(world):
+def test_a_quarantined_overlay_stays_during_later_runs(world):
     run = Killed(world).switched(live=False, inactive=False)
     restarted_on_its_base(run)
     run.recover()
@@ -356,7 +355,7 @@ def test_what_was_set_aside_stays_for_later_runs(world):
     assert run.quarantined().exists()
 
 
-# -- when the guest is off or gone --------------------------------------------------------------
+# -- when the guest is off or missing -----------------------------------------------------------
 
 
 def off(run):
@@ -371,8 +370,8 @@ def test_a_guest_that_is_off_is_committed_offline(world):
     assert_settled(world)
 
 
-def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
-    """QEMU may have been on its base, and libvirt not have come to note it."""
+def test_an_overlay_that_may_be_older_than_its_base_is_left_for_the_admin(world):
+    """QEMU may have been on its base before libvirt could note that."""
     run = Killed(world, disks=TWO).switched()
     off(run)
     before = everything(world)
@@ -383,7 +382,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_a_human(world):
     assert everything(world) == before
 
 
-def test_a_human_takes_the_overlay(world):
+def test_the_admin_chooses_the_overlay(world):
     run = Killed(world).switched()
     off(run)
     written = run.overlay().read_bytes()
@@ -394,7 +393,7 @@ def test_a_human_takes_the_overlay(world):
     assert_settled(world)
 
 
-def test_a_human_decides_when_it_is_recovered(world):
+def test_the_admin_decides_at_recovery(world):
     run = Killed(world).switched()
     off(run)
     (journal,) = world.paths.journal.glob("*.jsonl")
@@ -404,7 +403,7 @@ def test_a_human_decides_when_it_is_recovered(world):
 
 
 @pytest.mark.parametrize(("happened", "told"), [(off, True), (None, False), (gone, False)])
-def test_it_is_told_when_libvirt_may_have_been_kept_from_starting_it(world, happened, told):
+def test_it_is_reported_that_the_hook_may_have_refused_a_start(world, happened, told):
     run = Killed(world)
     run.guest.autostart = True
     if happened:
@@ -412,7 +411,7 @@ def test_it_is_told_when_libvirt_may_have_been_kept_from_starting_it(world, happ
     assert any("refused to start it" in text for text in run.recover()) == told
 
 
-def test_a_human_takes_the_base(world):
+def test_the_admin_chooses_the_base(world):
     run = Killed(world).switched()
     off(run)
     before = Path(run.facts.overlays[0].base).read_bytes()
@@ -422,7 +421,7 @@ def test_a_human_takes_the_base(world):
     assert run.facts.overlays[0].overlay not in run.guest.inactive
 
 
-def test_an_overlay_that_is_the_same_as_its_base_needs_no_human(world):
+def test_an_overlay_equal_to_its_base_needs_no_admin(world):
     run = Killed(world).switched()
     off(run)
     disk = run.facts.overlays[0]
@@ -432,7 +431,7 @@ def test_an_overlay_that_is_the_same_as_its_base_needs_no_human(world):
 
 
 def test_a_commit_of_which_one_disk_failed_leaves_no_pivot_in_doubt(world):
-    """What is still on its overlay was not being switched, whatever ends its emulator later."""
+    """A disk still on its overlay was not being switched, whatever ends its emulator later."""
     run = Killed(world, disks=TWO).switched()
     tool = world.image("tank/web", "tool.img")
 
@@ -478,7 +477,7 @@ def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
     assert_settled(world)
 
 
-def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, monkeypatch):
+def test_a_guest_is_not_suspended_when_that_cannot_be_noted(world, monkeypatch):
     run = Killed(world).switched()
     run.guest.writes_fast = True
     monkeypatch.setattr(settle_disks, "append_note", full)
@@ -491,8 +490,8 @@ def test_a_guest_is_not_suspended_when_nobody_could_know_it_afterwards(world, mo
     assert run.overlay().exists()
 
 
-def test_a_guest_that_goes_on_is_committed_though_that_cannot_be_noted(world, monkeypatch):
-    """As the disk gets full meanwhile: only before it stands still nothing is begun."""
+def test_a_running_guest_is_committed_though_that_cannot_be_noted(world, monkeypatch):
+    """The disk becomes full meanwhile: only a suspend that cannot be noted is not begun."""
     run = Killed(world).switched()
     run.guest.writes_fast = True
 
@@ -530,7 +529,7 @@ def test_a_guest_that_its_full_overlay_paused_runs_again_after_the_commit(world)
     assert run.guest.state is DomainState.RUNNING
 
 
-def test_somebody_reads_the_ram_pipe_while_the_guest_is_let_go(world, monkeypatch):
+def test_the_ram_pipe_is_read_while_the_guest_is_released(world, monkeypatch):
     """libvirt may wait for that, and answers nothing about the domain meanwhile."""
     run = Killed(world).switched()
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
@@ -540,7 +539,7 @@ def test_somebody_reads_the_ram_pipe_while_the_guest_is_let_go(world, monkeypatc
     real = world.hypervisor.find
 
     def open_for_writing():
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO: nobody reads
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO: there is no reader
 
     def find(uuid):
         if not opened:
@@ -580,7 +579,7 @@ def saved_by_libvirt(run):
     return lambda: str(run.overlay()).encode() in image.read_bytes()
 
 
-def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_committed(world):
+def test_ram_that_libvirt_saved_on_overlays_names_the_bases_after_the_commit(world):
     run = Killed(world).switched()
     names_overlay = saved_by_libvirt(run)
     assert names_overlay()
@@ -596,8 +595,8 @@ def test_ram_that_libvirt_saved_on_overlays_goes_with_the_bases_once_they_are_co
 
 
 @pytest.mark.parametrize("written", [True, False])
-def test_it_goes_by_what_it_names_whatever_the_definition_names(world, written):
-    """A start resumes that RAM, and an overlay that was removed or set aside would be missing."""
+def test_images_that_saved_ram_names_count_and_not_the_definition(world, written):
+    """A start resumes that RAM, and an overlay that was removed or quarantined would be missing."""
     run = Killed(world).switched(inactive=False)
     if not written:
         run.overlay().write_bytes(b"")
@@ -607,7 +606,7 @@ def test_it_goes_by_what_it_names_whatever_the_definition_names(world, written):
     assert_settled(world)
 
 
-def test_nothing_is_set_aside_that_it_goes_with(world):
+def test_no_overlay_that_saved_ram_needs_is_quarantined(world):
     run = Killed(world).switched()
     names_overlay = saved_by_libvirt(run)
     with pytest.raises(
@@ -693,7 +692,7 @@ def test_the_last_writes_of_a_domain_that_is_gone_are_set_aside(world):
     assert not run.overlay().exists()
 
 
-# -- letting the guest go -----------------------------------------------------------------------
+# -- releasing the guest ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("was", [DomainState.RUNNING, DomainState.PAUSED])
@@ -708,8 +707,8 @@ def test_whose_pause_it_is(world, was, reason, noted):
 
 
 @pytest.mark.parametrize("reason", [None, "user", "snapshot", "migration", "save", "ioerror"])
-def test_whose_pause_it_is_after_the_guest_was_let_go(world, reason):
-    """Only an overlay of the run's that is full is still its doing."""
+def test_whose_pause_it_is_after_the_release(world, reason):
+    """Then the run caused the pause only if an overlay of its own is full."""
     run = Killed(world)
     run.guest.paused_reason = reason
     ours = is_ours_to_resume(world.context, run.facts, [Note.LET_GO])
@@ -723,7 +722,7 @@ def test_a_guest_that_the_run_suspended_runs_again(world):
     assert run.guest.state is DomainState.RUNNING
 
 
-def test_one_that_its_suspend_reached_only_after_it_was_let_go_runs_again(world):
+def test_a_guest_suspended_only_after_its_release_runs_again(world):
     run = Killed(world, level="paused")
     journal = Journal.reopen(world.paths.journal / f"{run.facts.run}.jsonl")
     with journal.step(Step.FREEZE):
@@ -743,7 +742,7 @@ def test_a_guest_is_thawed_if_the_agent_had_been_asked(world):
 
 
 def test_an_agent_that_was_not_asked_is_left_alone(world):
-    """Somebody else may have frozen the guest."""
+    """Another program may have frozen the guest."""
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     run.guest.frozen = True
     assert run.settle() == []
@@ -770,7 +769,7 @@ def test_a_frozen_guest_that_is_gone_needs_no_agent(world):
     assert run.settle(Note.FREEZING) == []
 
 
-def test_a_guest_that_was_started_anew_is_paused_by_its_user(world):
+def test_a_restarted_guest_is_paused_by_its_user(world):
     """The pause of this run ended with the emulator that it was in."""
     run = Killed(world, level="paused")
     run.guest.boot += 1
@@ -779,7 +778,7 @@ def test_a_guest_that_was_started_anew_is_paused_by_its_user(world):
     assert run.guest.state is DomainState.PAUSED
 
 
-def test_a_guest_that_was_started_anew_is_not_frozen(world):
+def test_a_restarted_guest_is_not_frozen(world):
     """Its agent may not be up yet, when recovery runs at the host's boot."""
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     run.guest.boot += 1
@@ -806,7 +805,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
     assert caught.value.step == f"run: virsh resume web, and {then}"
     run.guest.frozen = True
     world.hypervisor.resume(run.facts.uuid)  # by its owner: libvirt forgets that it was restored
-    run.guest.agent = Agent.SILENT  # not up yet, and then it is nobody's guess that it is thawed
+    run.guest.agent = Agent.SILENT  # not up yet: whether it is thawed is unknown
     with pytest.raises(AttentionError, match="perhaps from RAM that libvirt saved") as caught:
         run.settle(Note.FREEZING)
     assert caught.value.step == then
@@ -818,7 +817,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
 
 
 @pytest.mark.parametrize("passing", ["starting up", "migration"])
-def test_a_guest_that_libvirt_is_starting_is_not_said_to_be_paused(world, monkeypatch, passing):
+def test_a_guest_that_libvirt_is_starting_is_not_reported_as_paused(world, monkeypatch, passing):
     """At the host's boot libvirt starts guests while they are recovered."""
     monkeypatch.setattr(release_guest, "_POLL_SECONDS", 0)
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
@@ -834,7 +833,7 @@ def test_a_guest_that_libvirt_is_starting_is_not_said_to_be_paused(world, monkey
     assert run.settle(Note.FREEZING) == []
 
 
-def test_a_guest_that_its_owner_paused_since_is_not_said_to_be_saved(world):
+def test_a_guest_that_its_owner_paused_since_is_not_reported_as_saved(world):
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     world.hypervisor.destroy(run.facts.uuid)
     world.hypervisor.start(run.facts.uuid, paused=True)
@@ -843,7 +842,7 @@ def test_a_guest_that_its_owner_paused_since_is_not_said_to_be_saved(world):
     assert "saved" not in caught.value.reason
 
 
-def test_ram_that_goes_on_at_once_is_thawed_as_well(world):
+def test_a_guest_resumed_from_saved_ram_is_thawed_as_well(world):
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     saved_by_libvirt(run)
     world.hypervisor.start(run.facts.uuid, paused=False)
@@ -853,7 +852,7 @@ def test_ram_that_goes_on_at_once_is_thawed_as_well(world):
 
 
 def test_an_agent_that_says_thawed_ends_it(world):
-    """Booted anew, and paused and resumed since: nothing tells it from RAM that was read back."""
+    """Booted from scratch, paused and resumed since: it looks like loaded RAM."""
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     world.hypervisor.destroy(run.facts.uuid)
     world.hypervisor.start(run.facts.uuid, paused=True)
@@ -862,7 +861,7 @@ def test_an_agent_that_says_thawed_ends_it(world):
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
 
 
-def test_a_freeze_of_a_guest_that_was_booted_anew_is_somebody_elses(world):
+def test_a_freeze_of_a_guest_booted_from_scratch_is_not_the_runs(world):
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     world.hypervisor.destroy(run.facts.uuid)
     world.hypervisor.start(run.facts.uuid, paused=False)
@@ -883,7 +882,7 @@ def test_ram_that_libvirt_saved_paused_runs_when_it_is_resumed(world, note, mend
 
 @pytest.mark.parametrize("level", ["paused", "ram"])
 def test_ram_that_libvirt_saved_paused_and_read_back_runs(world, level):
-    """Started by its owner before anybody looked: libvirt leaves it as it was saved."""
+    """Started by its owner before the recovery: libvirt leaves it as it was saved."""
     run = Killed(world, level=level)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
     saved_by_libvirt(run)
@@ -896,7 +895,7 @@ def test_ram_that_libvirt_saved_paused_and_read_back_runs(world, level):
 
 
 @pytest.mark.parametrize("note", [Note.LET_GO, Note.HELD, Note.FREEZING])
-def test_ram_that_somebody_else_had_paused_stays_so_when_it_is_read_back(world, note):
+def test_ram_of_a_guest_that_its_owner_paused_stays_paused_when_it_is_loaded(world, note):
     run = Killed(world, level="paused")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
     saved_by_libvirt(run)
@@ -921,7 +920,7 @@ def test_a_guest_that_libvirt_is_starting_is_waited_for(world, monkeypatch):
     assert next(reasons, None) is None
 
 
-def test_a_guest_that_libvirt_starts_for_long_is_looked_at_again(world, monkeypatch):
+def test_a_guest_that_libvirt_takes_long_to_start_is_checked_again(world, monkeypatch):
     monkeypatch.setattr(release_guest, "_READ_BACK_SECONDS", 0)
     run = Killed(world, level="paused")
     run.guest.boot += 1
@@ -999,7 +998,7 @@ def test_an_overlay_that_a_process_has_open_is_not_removed(world):
 
 @pytest.mark.parametrize("state", ["empty", "written"])
 @pytest.mark.parametrize("user", ["a domain", "a process"])
-def test_an_overlay_that_somebody_else_uses_is_neither_removed_nor_set_aside(world, user, state):
+def test_an_overlay_in_use_is_neither_removed_nor_quarantined(world, user, state):
     run = Killed(world).made_overlays()
     overlay = run.overlay()
     if state == "written":
@@ -1017,7 +1016,7 @@ def test_an_overlay_that_somebody_else_uses_is_neither_removed_nor_set_aside(wor
 
 
 def foreign_snapshot(run, *, spelled):
-    """Somebody else has put an image over the overlay; a definition may leave the chain out."""
+    """Another program put an image over the overlay; a definition may omit the chain."""
     tool = run.world.image("tank/web", "tool.qcow2")
     tool.write_bytes(qcow2(backing=str(run.overlay()), backing_format="qcow2"))
     chain = f"<backingStore type='file'><format type='qcow2'/><source file='{run.overlay()}'/>"
@@ -1036,7 +1035,7 @@ def foreign_snapshot(run, *, spelled):
 @pytest.mark.parametrize("spelled", [True, False])
 @pytest.mark.parametrize("written", [True, False])
 @pytest.mark.parametrize("power", ["runs", "runs anew", "off"])
-def test_an_overlay_that_somebody_elses_snapshot_lies_over_stays(world, spelled, written, power):
+def test_an_overlay_below_another_programs_image_stays(world, spelled, written, power):
     run = Killed(world).switched()
     if not written:
         run.overlay().write_bytes(b"")
@@ -1056,15 +1055,15 @@ def test_an_overlay_that_somebody_elses_snapshot_lies_over_stays(world, spelled,
     assert ("shut it off" in caught.value.step) == (power == "runs anew")
 
 
-def test_a_guest_that_is_shut_off_while_it_is_looked_at_keeps_its_writes(world):
-    """What its overlays hold is committed, and not set aside as of a guest that left them."""
+def test_a_guest_shut_off_during_recovery_keeps_its_writes(world):
+    """Its overlays are committed, and not quarantined like those of a guest that left them."""
     run = Killed(world).switched()
 
     def shut_off():
         if run.guest.live is not None:
             world.hypervisor.destroy(run.guest.uuid)
 
-    world.hooks.at["hypervisor.paused_by"] = shut_off  # it is asked as it is let go
+    world.hooks.at["hypervisor.paused_by"] = shut_off  # called during the release
     run.settle()
     assert world.hooks.acts().count("overlays.commit_offline") == 1
     assert not run.quarantined().exists()
@@ -1072,8 +1071,8 @@ def test_a_guest_that_is_shut_off_while_it_is_looked_at_keeps_its_writes(world):
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined):
-    """AppArmor would deny the guest whatever lies below it from then on."""
+def test_no_pivot_denies_another_programs_image_its_commit(world, monkeypatch, confined):
+    """From then on AppArmor would deny the guest all images below."""
     monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: confined)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
@@ -1084,18 +1083,18 @@ def test_a_pivot_takes_the_others_image_no_way_back(world, monkeypatch, confined
     assert world.hypervisor.sources(run.facts.uuid)[0]["vdb"] == source
 
 
-def test_a_guest_that_is_off_has_no_profile_to_mind(world, monkeypatch):
-    """What can be committed is, though another disk needs a human."""
+def test_a_guest_that_is_off_has_no_profile_to_check(world, monkeypatch):
+    """The other disk is committed, though the first one needs an admin."""
     monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
     world.hypervisor.destroy(run.guest.uuid)
     foreign_snapshot(run, spelled=True)
-    with pytest.raises(AttentionError, match=r"vda is on .* somebody else has put over"):
+    with pytest.raises(AttentionError, match=r"vda is on .* another program has put over"):
         run.settle()
     assert world.hooks.acts().count("overlays.commit_offline") == 1
 
 
-def test_a_guest_without_room_runs_again_whatever_becomes_of_the_others_image(world, monkeypatch):
+def test_a_guest_without_room_runs_again_despite_another_programs_image(world, monkeypatch):
     monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
     foreign_snapshot(run, spelled=True)
@@ -1168,7 +1167,7 @@ def test_snapshots_of_a_run_that_took_them_all_stay(world):
 # -- recovery -----------------------------------------------------------------------------------
 
 
-def test_recovery_settles_and_forgets_the_run(world):
+def test_recovery_finishes_the_run_and_removes_its_journal(world):
     run = Killed(world).switched()
     said = run.recover()
     assert said == [
@@ -1213,8 +1212,8 @@ def test_recovery_that_fails_can_be_repeated(world):
     assert world.leftovers() == []
 
 
-def test_recovery_does_not_go_by_what_the_journal_says_was_done(world):
-    """A run killed in RELEASE may or may not have committed: what is, counts."""
+def test_recovery_trusts_the_observed_state_and_not_the_journals_steps(world):
+    """A run killed in RELEASE may or may not have committed: the observed state counts."""
     run = Killed(world)
     journal = Journal(world.paths.journal / "again", run.facts)
     with journal.step(Step.FREEZE):
@@ -1225,7 +1224,7 @@ def test_recovery_does_not_go_by_what_the_journal_says_was_done(world):
 
 
 @pytest.mark.parametrize("level", ["paused", "quiesced", "ram"])
-def test_a_guest_is_let_go_and_committed_before_any_pool_is_asked(world, level):
+def test_a_guest_is_released_and_committed_before_any_pool_is_asked(world, level):
     run = Killed(world, level=level, agent=Agent.ANSWERS)
     run.switched()
     run.guest.frozen = level == "quiesced"
@@ -1254,7 +1253,7 @@ def test_a_pool_that_does_not_answer_keeps_the_journal(world):
 # -- before another domain's command ------------------------------------------------------------
 
 
-def test_what_was_done_for_other_domains_is_told(world):
+def test_results_for_other_domains_are_reported(world):
     run = Killed(world).switched()
     recover_leftovers(world.context)
     assert_settled(world)
@@ -1263,7 +1262,7 @@ def test_what_was_done_for_other_domains_is_told(world):
 
 
 @pytest.mark.parametrize("swept", [recover_leftovers, lambda context: recover(context, "u")])
-def test_a_journal_of_which_nothing_was_begun_goes(world, swept):
+def test_a_journal_of_a_run_that_began_nothing_is_removed(world, swept):
     world.add_guest()
     world.paths.journal.mkdir(parents=True, exist_ok=True)
     torn = world.paths.journal / "20250101T000000Z-00.jsonl"
@@ -1272,8 +1271,8 @@ def test_a_journal_of_which_nothing_was_begun_goes(world, swept):
     assert not torn.exists()
 
 
-def test_one_that_is_at_work_keeps_nobody_from_the_others(world, monkeypatch):
-    """And whoever could not be settled is left to a guardian."""
+def test_a_run_at_work_does_not_block_the_recovery_of_others(world, monkeypatch):
+    """And a run that could not be recovered is left to a guardian."""
     Killed(world, name="busy", disks={"vda": "tank/busy"})
     run = Killed(world)
     tried, guarded = [], []
@@ -1285,8 +1284,8 @@ def test_one_that_is_at_work_keeps_nobody_from_the_others(world, monkeypatch):
             raise BusyError(name, "a snapshot is being taken")
         yield
 
-    monkeypatch.setattr(settle_module, "domain_lock", locked)
-    monkeypatch.setattr(settle_module, "guard_leftovers", guarded.append)
+    monkeypatch.setattr("snaporch.recovery.settle.domain_lock", locked)
+    monkeypatch.setattr("snaporch.recovery.settle.guard_leftovers", guarded.append)
     recover_leftovers(world.context)
     assert sorted(tried) == ["busy", run.facts.domain]
     assert len(read_journals(world.paths.journal)) == 1
@@ -1294,7 +1293,7 @@ def test_one_that_is_at_work_keeps_nobody_from_the_others(world, monkeypatch):
     assert guarded == [world.context]
 
 
-def test_what_cannot_be_done_for_them_is_told_and_ends_nothing(world):
+def test_failures_for_other_domains_are_reported_and_end_nothing(world):
     run = Killed(world).switched()
     off(run)
     run.overlay().unlink()
@@ -1330,7 +1329,7 @@ def test_foreseeing_changes_nothing(world, happened):
     assert everything(world) == before
 
 
-def test_a_recovery_is_foreseen_in_words(world):
+def test_a_recovery_is_foreseen_step_by_step(world):
     run = Killed(world, disks=TWO).switched("vda")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
     assert run.foreseen() == [
@@ -1408,7 +1407,7 @@ def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
     assert torn.exists()
 
 
-# -- snapshots that somebody else takes ---------------------------------------------------------
+# -- snapshots that another program takes -------------------------------------------------------
 
 
 class KilledHolder(Killed):
@@ -1469,7 +1468,7 @@ def test_a_sealed_bundle_makes_all_its_snapshots_what_they_are(world):
     assert {snapshot.properties["run"] for snapshot in world.pool.snapshots()} == {run.facts.run}
 
 
-# -- a guest that is gone while its run is alive ------------------------------------------------
+# -- a guest that is missing while its run is alive ---------------------------------------------
 
 
 def test_the_last_writes_of_a_transient_guest_come_into_its_base(world):
@@ -1483,8 +1482,8 @@ def test_the_last_writes_of_a_transient_guest_come_into_its_base(world):
     assert [name for name in world.leftovers() if not name.startswith("journal")] == []
 
 
-def test_they_are_set_aside_when_the_run_was_killed(world):
-    """Somebody may have had the base since."""
+def test_they_are_quarantined_when_the_run_was_killed(world):
+    """Another process may have used the base since."""
     run = Killed(world).switched()
     gone(run)
     assert f"vda: quarantine {run.overlay()}" in run.foreseen()
@@ -1500,16 +1499,18 @@ def test_there_are_none_where_there_is_no_overlay(world):
     assert not Path(run.facts.overlay_dir).exists()
 
 
-def test_what_a_run_left_to_be_talked_to_by_goes(world, monkeypatch):
+def test_the_socket_that_a_run_left_is_removed(world, monkeypatch):
     run, removed = Killed(world), []
-    monkeypatch.setattr(settle_module, "remove_if_dead", lambda *what: removed.append(what))
+    monkeypatch.setattr(
+        "snaporch.recovery.settle.remove_if_dead", lambda *what: removed.append(what)
+    )
     run.settle()
     assert removed == [(world.paths.runtime, run.facts.uuid)]
 
 
 @pytest.fixture
 def linked(world):
-    """A transient guest that has gone, and whose base is a link; the link, and the file itself."""
+    """A missing transient guest, whose base is a link; the link, and the file itself."""
     run = Killed(world).switched()
     gone(run)
     base = Path(run.facts.overlays[0].base)
@@ -1520,7 +1521,7 @@ def linked(world):
 
 @pytest.mark.parametrize("name", ["link", "file"])
 @pytest.mark.parametrize("definition", ["live", "inactive"])
-def test_they_are_set_aside_when_another_domain_has_the_base(world, linked, name, definition):
+def test_they_are_quarantined_when_another_domain_has_the_base(world, linked, name, definition):
     run, names = linked
     other = world.add_guest("other")
     guest = world.guest("other")
@@ -1531,7 +1532,7 @@ def test_they_are_set_aside_when_another_domain_has_the_base(world, linked, name
     assert run.quarantined().exists()
 
 
-def test_they_are_set_aside_when_a_process_has_the_base(linked):
+def test_they_are_quarantined_when_a_process_has_the_base(linked):
     run, names = linked
     with open(names["link"]):
         run.settle(alive=True)
@@ -1547,7 +1548,7 @@ def test_they_are_left_alone_when_a_process_has_the_overlay(world):
     assert "overlays.commit_offline" not in world.hooks.acts()
 
 
-def test_they_are_set_aside_when_there_is_no_base_for_them(world):
+def test_they_are_quarantined_when_there_is_no_base_for_them(world):
     run = Killed(world).switched()
     gone(run)
     Path(run.facts.overlays[0].base).unlink()

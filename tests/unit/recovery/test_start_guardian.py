@@ -23,7 +23,7 @@ REAL = start_guardian.start_guardian
 
 @pytest.fixture(autouse=True)
 def real(world, monkeypatch):
-    """Not the world's, which starts nobody."""
+    """The real function instead of the world's, which starts no process."""
     monkeypatch.setattr(start_guardian, "start_guardian", REAL)
 
 
@@ -60,7 +60,7 @@ JOURNAL = Path("/journal/run.jsonl")
 
 
 @pytest.mark.parametrize("level", ["ram", "quiesced", "paused"])
-def test_a_guest_that_may_stand_still_is_guarded(world, facts, started, level):
+def test_a_guest_that_may_be_held_is_guarded(world, facts, started, level):
     world.with_defaults(freeze_deadline="17s")
     start_guardian.start_guardian(world.context, facts(level), JOURNAL)
     ((words, how),) = started
@@ -157,7 +157,7 @@ def test_who_waits_for_it_stops_for_a_signal(world, facts):
 
 
 @pytest.mark.parametrize("level", ["crash", "off"])
-def test_where_none_is_needed_nobody_waits(world, facts, level):
+def test_a_run_that_needs_no_guardian_waits_for_none(world, facts, level):
     state = DomainState.OFF if level == "off" else DomainState.RUNNING
     told = facts("crash", state=state)
     start_guardian.await_guardian(world.context, told, JOURNAL)
@@ -186,7 +186,7 @@ def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
         process.wait()
 
 
-# -- again, for a run that was cut short ---------------------------------------------------------
+# -- again, for an interrupted run ---------------------------------------------------------------
 
 
 @pytest.fixture
@@ -199,7 +199,7 @@ def left(world, facts):
     return told, journal.path
 
 
-def test_a_guest_that_may_stand_still_has_a_guardian_again(world, left, started):
+def test_a_guest_that_may_be_held_has_a_guardian_again(world, left, started):
     told, path = left
     start_guardian.guard_leftovers(world.context)
     ((words, _how),) = started
@@ -207,7 +207,7 @@ def test_a_guest_that_may_stand_still_has_a_guardian_again(world, left, started)
     assert told.run in path.name
 
 
-def test_one_that_was_let_go_needs_none(world, left, started):
+def test_a_released_guest_needs_no_guardian(world, left, started):
     journal = Journal.reopen(left[1])
     journal.note(Note.LET_GO)
     journal.close(settled=False)
@@ -222,7 +222,7 @@ def test_one_whose_guardian_is_there_has_it_already(world, left, started):
     assert started == []
 
 
-def test_one_that_somebody_is_at_is_theirs(world, left, started):
+def test_a_domain_whose_lock_is_held_gets_no_guardian(world, left, started):
     told, context = left[0], world.context
     place = {"wait": 0, "interrupt": context.interrupt}
     with domain_lock(

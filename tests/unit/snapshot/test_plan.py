@@ -152,7 +152,7 @@ def test_a_disk_that_others_write_to_is_reported(world, shareable, other, togeth
     context = world.with_defaults(ram_strategy="auto")
     made = make_plan(context, domain, SnapshotRequest("s"), group=group if together else None)
     assert [text.split(":")[0] for text in made.shared] == (
-        ["db writes to vdb, too, and goes on"] if told else []
+        ["db writes to vdb, too, and is not frozen"] if told else []
     )
 
 
