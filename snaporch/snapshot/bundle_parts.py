@@ -44,7 +44,7 @@ from snaporch.zfs import resolver
 _RAW_NAME = "ram.raw"
 _READ = 1 << 20
 _TICK_SECONDS = 0.5
-_BREAK_OFF_SECONDS = 10
+_ABORT_SECONDS = 10
 _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
     2: "bzip2",
     3: "xz",
@@ -67,7 +67,7 @@ class _Sealing(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - raised by `image`
             self._failure = error
 
-    def over(self, seconds: float) -> bool:
+    def ended_within(self, seconds: float) -> bool:
         """Wait at most so many seconds; return whether it has ended."""
         self.join(seconds)
         return not self.is_alive()
@@ -133,26 +133,26 @@ class RamCapture:
             raise
 
     @property
-    def limits(self) -> bool:
+    def is_limited(self) -> bool:
         """Whether a rate limits the reader of the pipe."""
         return self.streams and self._throttle.limits
 
-    def hurry(self) -> None:
+    def lift_limit(self) -> None:
         """Lift the rate limit."""
         if self._stream is not None:
             self._stream.hurry()
 
-    def captured(self) -> None:
+    def record_times(self) -> None:
         """Record the times of saving RAM, which end now: libvirt has written all of it."""
         if self._stream is not None:
             self._stream.take_pace()
 
-    def make_room(self) -> None:
+    def enlarge_pipe(self) -> None:
         """Enlarge the pipe and lift the limit: the guest is paused and must not wait for us."""
         if self._stream is not None:
             self._stream.make_room()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Abort: stop the reader and the compressor, so that no process waits for them."""
         if self._stream is not None:
             self._stream.break_off()
@@ -175,20 +175,20 @@ class RamCapture:
         """
         sealing = _Sealing(self._finish)
         sealing.start()
-        while not sealing.over(_TICK_SECONDS):
+        while not sealing.ended_within(_TICK_SECONDS):
             if self._writer is None or self._writer.syncing:
                 continue
             try:
                 tick(self._writer.moved_bytes)
             except BaseException:
-                if not self._break_off_sealing(sealing):
+                if not self._abort_sealing(sealing):
                     raise
         return self._part(sealing.image())
 
-    def _break_off_sealing(self, sealing: _Sealing) -> bool:
+    def _abort_sealing(self, sealing: _Sealing) -> bool:
         """Abort sealing; return whether the image was finished nevertheless."""
-        self.break_off()
-        if not sealing.over(_BREAK_OFF_SECONDS):
+        self.abort()
+        if not sealing.ended_within(_ABORT_SECONDS):
             self._stream = None  # its open file is deleted with the unfinished bundle
         return sealing.succeeded
 

@@ -46,7 +46,8 @@ def apply_policy(config: Config, request: SnapshotRequest) -> SnapshotRequest:
     """
     if request.policy is None:
         if request.if_changed:
-            raise UsageError("--if-changed", "needs --policy: it compares with its last snapshot")
+            reason = "needs --policy: the guest is compared with the policy's last snapshot"
+            raise UsageError("--if-changed", reason)
         return request
     if request.name is not None:
         raise UsageError("--policy", "names its snapshots itself", "leave out --name")

@@ -39,7 +39,7 @@ class RunMaterial:
         """The hypervisor of the run's context."""
         return self.context.hypervisor
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Report a step."""
         self.context.progress.step(self.domain.name, text)
 
@@ -128,4 +128,4 @@ class PausingStrategy(FreezeStrategy):
         released = time.monotonic()
         resume(self.work.hypervisor, self.work.domain.uuid, self.work.warn)
         self.pause = self.pause.over(released, time.monotonic())
-        self.work.say(f"paused {self.pause.milliseconds:.0f} ms")
+        self.work.report(f"paused {self.pause.milliseconds:.0f} ms")

@@ -55,11 +55,11 @@ class Overlay(RamStrategy):
     def release(self) -> None:
         """Commit the overlays, pivot to the bases, and remove the overlays that are unused."""
         facts = self.work.plan.facts
-        self.work.say(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
+        self.work.report(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
         patience = Patience(running=self.work.plan.settings.commit_patience)
-        told = noting(self.work.journal.note)
+        on_stage = noting(self.work.journal.note)
         with noted_commit(self.work.context.pool, facts.datasets, self.work.journal.path):
-            self.work.hypervisor.commit(facts.uuid, facts.overlays, told, patience)
+            self.work.hypervisor.commit(facts.uuid, facts.overlays, on_stage, patience)
         self.work.journal.note(Note.COMMITTED)
         self._wake_from_full_disk()
         remove_unused(self.work.context, facts)

@@ -62,7 +62,7 @@ class Quiesced(FreezeStrategy):
         settings = self.work.plan.settings
         self._check_not_frozen()  # again, because a member of a group has waited for the others
         self.work.journal.note(Note.FREEZING)
-        self.work.say("freezing the guest's file systems")
+        self.work.report("freezing the guest's file systems")
         since = time.monotonic()
         try:
             count = self.work.hypervisor.freeze_file_systems(
@@ -73,7 +73,7 @@ class Quiesced(FreezeStrategy):
             raise
         parts = PauseParts(switch=milliseconds(time.monotonic() - since))
         self.pause = Pause(datetime.now(UTC), 0.0, since, parts)
-        self.work.say(f"froze {count} file system{'' if count == 1 else 's'}")
+        self.work.report(f"froze {count} file system{'' if count == 1 else 's'}")
 
     def reached(self) -> Level:
         """Return ``quiesced`` if the guest was still frozen when the snapshots existed."""
@@ -96,7 +96,7 @@ class Quiesced(FreezeStrategy):
             self.work.domain.uuid, self.work.plan.settings.agent_timeout
         )
         self.pause = self.pause.over(released, time.monotonic())
-        self.work.say(f"file systems were frozen for {self.pause.milliseconds:.0f} ms")
+        self.work.report(f"file systems were frozen for {self.pause.milliseconds:.0f} ms")
 
     def _frozen_ms(self) -> float:
         return (time.monotonic() - self.pause.since) * 1000 if self.pause.since else 0.0

@@ -13,7 +13,12 @@ from snaporch.journal import Note, let_go_mark
 from snaporch.recovery.release_guest import suspend
 from snaporch.snapshot.bundle_parts import RamCapture
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial
-from snaporch.snapshot.strategies.ram_limits import Downtime, RamBudget, SealWatch, fair_rate
+from snaporch.snapshot.strategies.ram_limits import (
+    DowntimeLimit,
+    RamBudget,
+    SealingWatch,
+    fair_rate,
+)
 
 
 class RamStrategy(FreezeStrategy):
@@ -23,7 +28,7 @@ class RamStrategy(FreezeStrategy):
         super().__init__(work)
         self._pipe = Path(work.plan.facts.ram_pipe)
         self._capture = RamCapture(work.bundle.directory, self._pipe, work.plan.compressing)
-        self._downtime = Downtime(work)
+        self._downtime = DowntimeLimit(work)
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
 
     def prepare(self) -> None:
@@ -56,7 +61,7 @@ class RamStrategy(FreezeStrategy):
     def freeze(self) -> None:
         """Save RAM through the pipe; if that fails, once more through a file where allowed."""
         self.check_unchanged()
-        self.work.say("saving RAM while the guest runs")
+        self.work.report("saving RAM while the guest runs")
         try:
             self._save_ram()
         except (InterruptedRunError, CancelledError):
@@ -100,14 +105,16 @@ class RamStrategy(FreezeStrategy):
             ram_path=str(self._capture.target),
         )
         self._budget.begin()
-        self._downtime.shorten()
+        self._downtime.set()
         try:
-            self.pause = self.work.hypervisor.capture(request, self._tick, self._capture.make_room)
-            self._capture.captured()
+            self.pause = self.work.hypervisor.capture(
+                request, self._tick, self._capture.enlarge_pipe
+            )
+            self._capture.record_times()
             self._note_resumed()
-            self._hold()
+            self._keep_suspended()
         except BaseException as error:
-            self._downtime.put_back()
+            self._downtime.restore()
             if not isinstance(error, HypervisorError) or isinstance(error, CancelledError):
                 raise
             if self._capture.failure is not None:  # the cause of libvirt's "broken pipe"
@@ -122,7 +129,7 @@ class RamStrategy(FreezeStrategy):
         if self.work.hypervisor.paused_by(facts.uuid) is None:
             self.work.journal.note(Note.RESUMED)
 
-    def _hold(self) -> None:
+    def _keep_suspended(self) -> None:
         """Leave the guest suspended if the admin has suspended it meanwhile."""
         if not self.pause.asked_for or self._budget.suspended_it:
             return
@@ -136,16 +143,16 @@ class RamStrategy(FreezeStrategy):
             self.work.context.interrupt.check(self.work.domain.name)
             self._budget.check()
         except SnaporchError:
-            self._capture.break_off()  # else QEMU would hang in a write to a full pipe
+            self._capture.abort()  # else QEMU would hang in a write to a full pipe
             raise
         if self._capture.failure is not None:
             raise self._capture.failure
 
     def ram_part(self) -> Part:
         """Finish the image and return it."""
-        self._downtime.put_back()
+        self._downtime.restore()
         name, interrupt = self.work.domain.name, self.work.context.interrupt
-        return self._capture.seal(SealWatch(name, interrupt).check)
+        return self._capture.seal(SealingWatch(name, interrupt).check)
 
     def abandon(self) -> None:
         """Close the pipe."""

@@ -39,28 +39,28 @@ def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
     return max(float(settings.ram_rate), needed)
 
 
-class Downtime:
+class DowntimeLimit:
     """QEMU's limit for the pause at the end of saving RAM, which is restored afterwards."""
 
     def __init__(self, work: RunMaterial) -> None:
         self._work = work
 
-    def shorten(self) -> None:
+    def set(self) -> None:
         """Set the configured limit."""
         facts = self._work.plan.facts
         if facts.downtime_ms:
             self._work.hypervisor.limit_downtime(facts.uuid, facts.downtime_ms)
 
-    def relax(self) -> None:
+    def restore_in_background(self) -> None:
         """Restore the emulator's own limit while RAM is saved, without waiting for an answer.
 
         QEMU's monitor does not answer while QEMU waits for a full pipe.
         """
         threading.Thread(
-            target=copy_context().run, args=[self.put_back], name="downtime-limit", daemon=True
+            target=copy_context().run, args=[self.restore], name="downtime-limit", daemon=True
         ).start()
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the emulator's own limit, which later migrations use."""
         facts = self._work.plan.facts
         if facts.downtime_ms:
@@ -75,7 +75,7 @@ class RamBudget:
     """
 
     def __init__(
-        self, work: RunMaterial, capture: RamCapture, downtime: Downtime, expected: int
+        self, work: RunMaterial, capture: RamCapture, downtime: DowntimeLimit, expected: int
     ) -> None:
         self._work = work
         self._capture = capture
@@ -84,7 +84,7 @@ class RamBudget:
         self._began = self._moved = time.monotonic()
         self._arrived = 0
         self._reported = 0.0
-        self._suspended = self._eased = False
+        self._suspended = self._limits_lifted = False
         self.suspended_it = False
         """Whether the run has suspended the guest."""
 
@@ -108,8 +108,8 @@ class RamBudget:
             self._reported = now
             total = max(self._expected, arrived)
             self._work.context.progress.amount(self._work.domain.name, arrived, total)
-        if not self._eased and arrived > _PASSES * self._expected:
-            self._ease()
+        if not self._limits_lifted and arrived > _PASSES * self._expected:
+            self._lift_limits()
         excess = self._excess(now - self._began)
         if excess and not self._suspended:
             self._overrun(excess)
@@ -121,12 +121,12 @@ class RamBudget:
                 "check the bundle store and the compressor",
             )
 
-    def _ease(self) -> None:
-        self._eased = True
-        if self._capture.limits:
+    def _lift_limits(self) -> None:
+        self._limits_lifted = True
+        if self._capture.is_limited:
             self._work.warn("its RAM changes faster than the rate: saving it without a limit")
-        self._capture.hurry()
-        self._downtime.relax()
+        self._capture.lift_limit()
+        self._downtime.restore_in_background()
 
     def _overrun(self, excess: str) -> None:
         if self._work.plan.settings.on_ram_budget == "abort":
@@ -150,7 +150,7 @@ class RamBudget:
         return ""
 
 
-class SealWatch:
+class SealingWatch:
     """Watches over sealing, while the guest runs again, and ends it when it does not progress."""
 
     def __init__(self, name: str, interrupt: Interrupt) -> None:

@@ -1089,7 +1089,7 @@ def test_a_guest_that_is_off_has_no_profile_to_check(world, monkeypatch):
     run = Killed(world, disks=TWO).switched()
     world.hypervisor.destroy(run.guest.uuid)
     foreign_snapshot(run, spelled=True)
-    with pytest.raises(AttentionError, match=r"vda is on .* another program has put over"):
+    with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
     assert world.hooks.acts().count("overlays.commit_offline") == 1
 

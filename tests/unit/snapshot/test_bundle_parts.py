@@ -122,7 +122,7 @@ def poured(capture, way):
 
 @pytest.mark.parametrize("way", ["stream", "file"])
 def test_sealing_can_be_aborted_while_the_store_hangs(capture, tmp_path, stuck, monkeypatch, way):
-    monkeypatch.setattr(bundle_parts, "_BREAK_OFF_SECONDS", 0.1)
+    monkeypatch.setattr(bundle_parts, "_ABORT_SECONDS", 0.1)
     poured(capture, way)
     seen = []
 

@@ -11,12 +11,20 @@ import pytest
 from fakes.hooks import failing_once
 from fakes.hypervisor import Agent
 
+from snaporch import default_paths
 from snaporch.bundle.manifest import read_manifest
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
-from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, RunFailedError
+from snaporch.errors import (
+    ExitCode,
+    InterruptedRunError,
+    NotFoundError,
+    RefusedError,
+    RunFailedError,
+)
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal
+from snaporch.locks import domain_lock, holder
 from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.recovery.settle import recover
 from snaporch.restore.select import others_of_group
@@ -257,6 +265,32 @@ def test_a_failure_after_the_snapshots_affects_only_that_member(pair):
     assert [record.domain for record in outcome.records] == ["db"]
     assert [error.thing for error in raise_bugs(outcome)] == ["app"]
     assert len(pair.pool.names()) == 3
+
+
+def test_each_member_is_planned_once_under_the_locks_of_all(pair, monkeypatch):
+    planned = []
+
+    def plan(context, domain, *arguments, **options):
+        held = {d.name for d in pair.hypervisor.domains() if holder(default_paths.LOCKS, d.uuid)}
+        planned.append((domain.name, held))
+        return make_plan(context, domain, *arguments, **options)
+
+    monkeypatch.setattr("snaporch.snapshot.group.make_plan", plan)
+    assert raise_bugs(take(pair)) == []
+    assert planned == [("app", {"app", "db"}), ("db", {"app", "db"})]
+
+
+@pytest.mark.parametrize("name", ["app", "db"])
+def test_a_member_that_another_process_has_locked_is_busy(pair, name):
+    domain, interrupt = pair.hypervisor.domain(name), pair.context.interrupt
+    with domain_lock(
+        default_paths.LOCKS, domain.name, domain.uuid, "restore", wait="0s", interrupt=interrupt
+    ):
+        outcome = take(pair)
+    (error,) = raise_bugs(outcome)
+    assert (error.thing, error.exit_code) == (name, ExitCode.BUSY)
+    assert pair.hooks.acts() == []
+    assert raise_bugs(take(pair)) == []  # the other's lock was released
 
 
 def test_a_bug_is_raised_and_not_reported_as_a_failure(pair, monkeypatch):

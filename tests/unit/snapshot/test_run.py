@@ -656,7 +656,7 @@ def test_a_refusal_has_its_own_exit_code_and_leaves_nothing(world):
 def test_a_locked_domain_is_busy(world):
     domain = world.add_guest()
     held = domain_lock(
-        world.paths.runtime, "web", domain.uuid, "x", wait=0, interrupt=world.context.interrupt
+        world.paths.runtime, "web", domain.uuid, "x", wait="0s", interrupt=world.context.interrupt
     )
     with held, pytest.raises(BusyError):
         snapshot(world)

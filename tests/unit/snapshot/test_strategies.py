@@ -44,7 +44,7 @@ from snaporch.snapshot.bundle_parts import RamCapture
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.strategies import quiesced
-from snaporch.snapshot.strategies.ram_limits import SealWatch
+from snaporch.snapshot.strategies.ram_limits import SealingWatch
 from snaporch.zfs import PoolError
 
 TWO_POOLS = {"vda": "tank/web", "vdb": "flash/web"}
@@ -1053,7 +1053,7 @@ def sealing(world, monkeypatch):
         def start(self):
             pass
 
-        def over(self, _seconds):
+        def ended_within(self, _seconds):
             looks.append(clock.now)
             clock.now += 10
             return False
@@ -1124,7 +1124,7 @@ def test_the_times_of_saving_ram_end_with_the_capture(world, prepare, monkeypatc
 def test_after_a_signal_sealing_that_progresses_is_finished(world, prepare, monkeypatch):
     """However long it takes, also after a signal."""
     prepare("overlay")
-    watch = SealWatch("web", world.context.interrupt)
+    watch = SealingWatch("web", world.context.interrupt)
     sigterm(world)()
     for stored in range(100):
         watch.check(stored)
@@ -1204,7 +1204,7 @@ def test_a_rate_ends_when_the_guest_is_paused(world, prepare, streams):
     prepare("overlay", ram_rate=1)
     limits = []
     for place in ("capture.writing", "capture.switched"):
-        world.hooks.at[place] = lambda: limits.append(streams[0][1].limits)
+        world.hooks.at[place] = lambda: limits.append(streams[0][1].is_limited)
     snapshot(world)  # the fake stops the guest in the middle of its RAM, as a suspension would
     assert limits == [True, False]
 
@@ -1225,19 +1225,19 @@ def test_a_rate_is_raised_if_the_budget_needs_it(world, prepare, streams, monkey
 
 def test_the_rate_is_lifted_if_ram_changes_faster(world, prepare, streams):
     prepare("overlay", ram_rate=1000, downtime_limit="40ms")
-    hurried = []
-    real = RamCapture.hurry
+    lifted = []
+    real = RamCapture.lift_limit
 
-    def hurry(capture):
-        hurried.append(world.guest().job)
+    def lift_limit(capture):
+        lifted.append(world.guest().job)
         real(capture)
 
     with (
         mock.patch.object(RamCapture, "arrived_bytes", 1 << 40),
-        mock.patch.object(RamCapture, "hurry", hurry),
+        mock.patch.object(RamCapture, "lift_limit", lift_limit),
     ):
         snapshot(world)
-    assert len(hurried) == 1
+    assert len(lifted) == 1
     assert any("changes faster than the rate" in text for text in world.heard.notes)
     assert world.guest().downtime_limit == 300
 
