@@ -45,7 +45,7 @@ def clone_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Make a second guest from a snapshot, or delete it (--delete CLONE).
+    """Make a second guest from a snapshot, or delete one.
 
     Its disks are ZFS clones. It gets a new name, a new UUID and, unless it is resumed from RAM, new
     MAC addresses.

@@ -49,7 +49,7 @@ def copy_firmware(source: Source, identity: CloneIdentity, xml: str) -> None:
     Args:
         source: the snapshot.
         identity: the clone's paths.
-        xml: the clone's XML, which tells where libvirt looks for the TPM state.
+        xml: the clone's XML, which names the directory where libvirt looks for the TPM state.
 
     Raises:
         OSError: a file cannot be written.

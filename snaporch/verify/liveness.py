@@ -35,7 +35,7 @@ def wait_for_cpus(context: Context, thing: str, uuid: str) -> int:
     """Wait until the CPU time of the vCPUs has advanced twice.
 
     libvirt reports a guest as running even if it hangs after a resume, because its RAM does not fit
-    its disks or devices. The CPU time of its vCPUs tells.
+    its disks or devices. The CPU time of its vCPUs shows that.
 
     Returns:
         The CPU time of the vCPUs in nanoseconds.
