@@ -15,10 +15,10 @@ LOCKS = (
     else Path(os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}"), "snaporch")
 )
 """The locks of domains. No configuration changes it, so that all configurations share the locks."""
-LIBVIRT = "qemu:///system"
-WINDOW = ".window"
+LIBVIRT_URI = "qemu:///system"
+HOLD_SOCKET_SUFFIX = ".window"
 """Suffix of the socket, in the runtime directory, of the process that holds a domain for sanoid."""
-BAR = "unfinished-restore/run-snaporch-recover-first"
+BARRED_DISK = "unfinished-restore/run-snaporch-recover-first"
 """Path of a guest's first disk while the guest is restored, below the journals' directory.
 
 No file exists there, so that libvirt cannot start the guest.

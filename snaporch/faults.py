@@ -29,7 +29,7 @@ class Component(StrEnum):
     LIBVIRT = "libvirt"
 
 
-class Need(StrEnum):
+class FaultCondition(StrEnum):
     """The condition under which a fault matters on a host."""
 
     DISCARD = "a guest's disk with discard or detect_zeroes"
@@ -52,7 +52,7 @@ class Fault:
     fixed: tuple[Release, ...]
     """The first version without the fault in each fixed series, oldest first; empty if there is no
     known fix."""
-    need: Need
+    need: FaultCondition
     harmful: bool
     """Whether the fault can corrupt or lose a guest's data, also without snaporch."""
     what: str
@@ -79,7 +79,7 @@ QCOW2_DISCARD = Fault(
     component=Component.QEMU,
     since=None,
     fixed=((10, 0, 11), (11, 0, 2)),
-    need=Need.DISCARD,
+    need=FaultCondition.DISCARD,
     harmful=True,
     what="a discard during another write to the same cluster of a qcow2 image, or a "
     "write of zeros with detect_zeroes='unmap', corrupts the image",
@@ -100,7 +100,7 @@ FAULTS: tuple[Fault, ...] = (
         component=Component.OPENZFS,
         since=(2, 2, 7),
         fixed=((2, 2, 8), (2, 3, 2)),
-        need=Need.VOLUME,
+        need=FaultCondition.VOLUME,
         harmful=True,
         what="flushes of guests on volumes are ignored: a power loss loses writes that were "
         "confirmed to the guest",
@@ -113,7 +113,7 @@ FAULTS: tuple[Fault, ...] = (
         component=Component.OPENZFS,
         since=(2, 2, 0),
         fixed=((2, 3, 7), (2, 4, 2)),
-        need=Need.CLONING,
+        need=FaultCondition.CLONING,
         harmful=True,
         what="a read after a block clone over a range that was just truncated returns zeros",
         meanwhile="makes its copies in new files",
@@ -128,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
         component=Component.OPENZFS,
         since=None,
         fixed=((2, 4, 2),),
-        need=Need.SNAPDIR,
+        need=FaultCondition.SNAPDIR,
         harmful=False,
         what="an access to .zfs/snapshot while the same file system is rolled back or received "
         "into can hang, and with it all processes that list mounts",
@@ -144,7 +144,7 @@ FAULTS: tuple[Fault, ...] = (
         component=Component.LIBVIRT,
         since=None,
         fixed=((12, 1, 0),),
-        need=Need.APPARMOR,
+        need=FaultCondition.APPARMOR,
         harmful=False,
         what="the profile of a guest that was started on an overlay denies writing to the "
         "base: a commit fails with 'Permission denied'",
@@ -161,7 +161,7 @@ FAULTS: tuple[Fault, ...] = (
         component=Component.LIBVIRT,
         since=(11, 2, 0),
         fixed=(),
-        need=Need.SPARSE,
+        need=FaultCondition.SPARSE,
         harmful=False,
         what="the RAM of external snapshots is labelled wrongly, and cannot be restored",
         meanwhile="writes the right label itself; `virsh snapshot-create` does not",

@@ -21,10 +21,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-from snaporch.bundle.store import explained_store, private_directory, sync_directory
+from snaporch.bundle.store import private_directory, store_errors, sync_directory
 from snaporch.command_log import set_fields
 from snaporch.errors import SnaporchError
-from snaporch.hypervisor import CommitStage, OverlayDisk, Told
+from snaporch.hypervisor import CommitStage, OnCommitStage, OverlayDisk
 from snaporch.model import DomainState, Level, Owner, Strategy
 
 FORMAT = 1
@@ -63,7 +63,7 @@ class Note(StrEnum):
     """All overlays have been committed, and both definitions name the bases."""
     SAVING = "saving"
     """The step that saves RAM has begun and not ended; derived from the steps."""
-    LET_GO = "let-go"
+    RELEASED = "let-go"
     """The run released the guest, whatever else was noted; also derived from the steps."""
 
 
@@ -90,7 +90,7 @@ _STAGES = {
 }
 
 
-def noting(note: Callable[[Note], None]) -> Told:
+def note_stages(note: Callable[[Note], None]) -> OnCommitStage:
     """A callback for a commit that writes its stages as notes."""
 
     def on_stage(stage: CommitStage) -> None:
@@ -109,17 +109,17 @@ def _take(notes: set[Note], line: Mapping[str, Any]) -> None:
     event, what = line["event"], line.get("step") or line.get("note", "")
     if what in _ENDS:
         notes.discard(_ENDS[Note(what)])
-    elif (event, what) in (("note", Note.LET_GO), ("end", Step.RELEASE)):
+    elif (event, what) in (("note", Note.RELEASED), ("end", Step.RELEASE)):
         notes.discard(Note.SAVING)
-        notes.add(Note.LET_GO)
+        notes.add(Note.RELEASED)
     elif event == "note":
         notes.add(Note(what))
         if what in _HOLDING:
-            notes.discard(Note.LET_GO)
+            notes.discard(Note.RELEASED)
     elif (event, what) == ("begin", Step.FREEZE):
         notes.add(Note.SAVING)
     elif (event, what) == ("end", Step.FREEZE):
-        notes -= {Note.SAVING, Note.LET_GO}
+        notes -= {Note.SAVING, Note.RELEASED}
 
 
 class JournalError(SnaporchError):
@@ -203,7 +203,7 @@ class Journal:
         self.path = directory / f"{facts.run}.jsonl"
         self.notes: set[Note] = set()
         set_fields(DOMAIN=facts.domain, RUN=facts.run, SNAPSHOT=facts.snapshot, STEP="")
-        with explained_store(directory):
+        with store_errors(directory):
             private_directory(directory)
             if self.path.exists():
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
@@ -220,7 +220,7 @@ class Journal:
         journal = cls.__new__(cls)
         journal.path, journal.notes = path, set()
         set_fields(RUN=path.stem)
-        with explained_store(path):
+        with store_errors(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             os.write(descriptor, b"\n")  # an incomplete line becomes a line of its own
         journal._descriptor = descriptor  # noqa: SLF001 - its own
@@ -275,14 +275,14 @@ class Journal:
             forget(self.path)
 
 
-def let_go_mark(journal: Path) -> Path:
+def release_mark(journal: Path) -> Path:
     """The path of the mark that the guardian writes when it releases the run's guest."""
     return journal.with_suffix(".let-go")
 
 
 def forget(journal: Path) -> None:
     """Remove the journal of a run that left nothing to do, and the guardian's mark."""
-    let_go_mark(journal).unlink(missing_ok=True)
+    release_mark(journal).unlink(missing_ok=True)
     journal.unlink()
 
 
@@ -323,7 +323,7 @@ class SnapshotJournal:
     @property
     def held(self) -> bool:
         """Whether the run may have left the guest paused or frozen."""
-        if self.facts.was is not DomainState.RUNNING or self.notes & {Note.LET_GO, Note.HELD}:
+        if self.facts.was is not DomainState.RUNNING or self.notes & {Note.RELEASED, Note.HELD}:
             return False
         if self.notes & {Note.SUSPENDED, Note.FREEZING}:
             return True
@@ -375,7 +375,7 @@ def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[Snap
     return found
 
 
-def others_of(directory: Path, uuid: str) -> list[ForeignJournal]:
+def foreign_journals_of(directory: Path, uuid: str) -> list[ForeignJournal]:
     """One domain's journals of other kinds, oldest first."""
     found = list_journals(directory, sweep=False)
     return [each for each in found if isinstance(each, ForeignJournal) and each.uuid == uuid]
@@ -395,10 +395,10 @@ def list_journals(
     if not directory.is_dir():
         return []
     found: list[SnapshotJournal | ForeignJournal | UnreadableJournal] = []
-    with explained_store(directory):
+    with store_errors(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
-        with explained_store(path):
+        with store_errors(path):
             journal = read_journal(path)
         if journal is not None:
             found.append(journal)

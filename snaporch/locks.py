@@ -19,7 +19,7 @@ from tenacity import (
     wait_fixed,
 )
 
-from snaporch.bundle.store import explained_store, private_directory
+from snaporch.bundle.store import private_directory, store_errors
 from snaporch.command_log import fields
 from snaporch.context import Interrupt
 from snaporch.errors import BusyError
@@ -113,7 +113,7 @@ def readers_lock(
 
 
 def _open(runtime: Path, file: str) -> int:
-    with explained_store(runtime):
+    with store_errors(runtime):
         private_directory(runtime)
         return os.open(runtime / file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

@@ -136,7 +136,7 @@ class PoolSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Census:
+class SnapshotListing:
     """All snapshots of the imported pools, from one listing."""
 
     pools: frozenset[str]
@@ -144,7 +144,7 @@ class Census:
     snapshots: Mapping[int, tuple[str, ...]]
     """Full names by GUID; a replica has the GUID of its original."""
 
-    def agreed(self, other: Census) -> Census:
+    def agreed(self, other: SnapshotListing) -> SnapshotListing:
         """Combine two listings to be on the safe side: pools in both, snapshots in either."""
         guids = dict.fromkeys([*self.snapshots, *other.snapshots])
         merged = {
@@ -153,11 +153,11 @@ class Census:
             )
             for guid in guids
         }
-        return Census(self.pools & other.pools, merged)
+        return SnapshotListing(self.pools & other.pools, merged)
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class PolicyView:
     """The state of ZFS that policies need, at one moment."""
 
     snapshots: tuple[PoolSnapshot, ...]

@@ -35,6 +35,6 @@ def _is_component(text: str) -> bool:
     return _COMPONENT.fullmatch(text) is not None and text not in (".", "..")
 
 
-def shown(text: str) -> str:
+def quoted(text: str) -> str:
     """Quote and shorten a value from outside, for a message."""
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}…")

@@ -45,7 +45,7 @@ class Host:
         if not self.name:
             return ["sh", "-c", _PATH + script]
         # A shared connection would outlive the command and keep its pipes open.
-        return [*ssh("ControlPath=none"), "--", self.name, _PATH + script]
+        return [*ssh_words("ControlPath=none"), "--", self.name, _PATH + script]
 
     def run(self, *words: str) -> str:
         """Run a command.
@@ -71,7 +71,7 @@ class Host:
             UnavailableError: ssh is not installed.
         """
         command = self.words(script)
-        needed(command[0])
+        check_installed(command[0])
         with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
             status, out, err = self._run(command)
             log.exited(status)
@@ -105,7 +105,7 @@ class Host:
                 return process.returncode, out, err
 
 
-def ssh(*more: str) -> list[str]:
+def ssh_words(*more: str) -> list[str]:
     """Return the first words of an ssh command line.
 
     Args:
@@ -114,7 +114,7 @@ def ssh(*more: str) -> list[str]:
     return ["ssh", *(word for option in (*SSH_OPTIONS, *more) for word in ("-o", option))]
 
 
-def needed(command: str) -> None:
+def check_installed(command: str) -> None:
     """Check that a command is installed.
 
     Raises:

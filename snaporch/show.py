@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
-from snaporch.catalog.records import check_names, missing_of, one_of_each, run_members
-from snaporch.clone.registry import blocked_by
+from snaporch.catalog.records import check_names, missing_datasets, one_per_dataset, run_members
+from snaporch.clone.registry import clones_of
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, SnapshotRecord, iso
-from snaporch.restore.source import as_it_is
+from snaporch.restore.source import manifest_and_snapshots
 
 _DEFAULT_URI = "qemu:///system"
 _LOOK = r"""stop() { echo "$*; nothing was touched" >&2; exit 1; }
@@ -74,22 +74,22 @@ class Description:
 
 def describe(context: Context, record: SnapshotRecord) -> Description:
     """Collect the facts of a snapshot; missing parts are described as missing."""
-    manifest, own = as_it_is(context, record)
-    members = one_of_each(manifest, own, record.snapshot)
+    manifest, own = manifest_and_snapshots(context, record)
+    members = one_per_dataset(manifest, own, record.snapshot)
     names = [member.full_name for member in members]
     sizes = context.pool.sizes(names)
     shown = [
         ShownDataset(member.full_name, member.guid, *sizes.get(member.full_name, (None, None)))
         for member in members
     ]
-    for dataset in missing_of(manifest, members) if manifest else ():
+    for dataset in missing_datasets(manifest, members) if manifest else ():
         shown = [one for one in shown if one.name.split("@")[0] != dataset]
         shown.append(ShownDataset(f"{dataset}@{record.snapshot}", None, None, None))
     return Description(
         record=record,
         manifest=manifest,
         datasets=tuple(sorted(shown, key=lambda dataset: dataset.name)),
-        clones=tuple(blocked_by(context, names)),
+        clones=tuple(clones_of(context, names)),
         by_hand=tuple(by_hand(context, record)),
     )
 
@@ -115,7 +115,7 @@ def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
     virsh = _virsh(context)
     looks, rollbacks = [], []
     own = run_members(manifest, record.run, everything)
-    for member in one_of_each(manifest, own, record.snapshot, newest=True):
+    for member in one_per_dataset(manifest, own, record.snapshot, newest=True):
         full = member.full_name
         newer = context.pool.newer(full)
         looks.append(shlex.join(["look", full, str(member.guid), *newer]))
@@ -183,7 +183,7 @@ def _put_together(manifest: Manifest, image: Path) -> str:
     return shlex.join(["snaporch", "extract", "--ram", name, str(image)])
 
 
-def custody(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:
+def provenance(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[str, str]]:
     """Return how a snapshot was made and verified, as pairs of label and text."""
     found = [("run", record.run), ("created", iso(record.created))]
     if manifest is not None:

@@ -39,7 +39,7 @@ class Compression(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Compressing:
+class CompressionSettings:
     """The compressor's method, its level, and its number of threads (0: one for each core)."""
 
     method: Compression = Compression.ZSTD
@@ -60,7 +60,7 @@ class Compressor(Protocol):
         """Stop processes and threads without flushing."""
 
 
-def choose(setting: str, *, reads_zstd: bool) -> Compression:
+def choose_compression(setting: str, *, reads_zstd: bool) -> Compression:
     """The compression to use on this host.
 
     Args:
@@ -91,7 +91,7 @@ def choose(setting: str, *, reads_zstd: bool) -> Compression:
     return chosen
 
 
-def compressor(how: Compressing, sink: Sink) -> Compressor:
+def start_compressor(how: CompressionSettings, sink: Sink) -> Compressor:
     """Start a compressor that passes its output to ``sink``."""
     if how.method is Compression.ZSTD:
         return _Zstd(how, sink)
@@ -126,7 +126,7 @@ class _SinkFile:
 
 
 class _Zstd:
-    def __init__(self, how: Compressing, sink: Sink) -> None:
+    def __init__(self, how: CompressionSettings, sink: Sink) -> None:
         threads = how.threads or os.cpu_count() or 1
         engine = zstandard.ZstdCompressor(level=how.level, threads=threads, write_checksum=True)
         # Not compressobj(): it copies its buffer repeatedly while many threads emit.
@@ -149,7 +149,7 @@ class _Pigz:
     A thread reads its output, so that the two pipes cannot deadlock.
     """
 
-    def __init__(self, how: Compressing, sink: Sink) -> None:
+    def __init__(self, how: CompressionSettings, sink: Sink) -> None:
         threads = how.threads or os.cpu_count() or 1
         command = ["pigz", f"-{min(max(how.level, 1), 9)}", "-p", str(threads), "-c"]
         self._log = LoggedCommand(*command)

@@ -11,7 +11,7 @@ from pathlib import Path
 _MANIFEST = "manifest.json"
 
 
-def bundles_naming(root: Path, dataset: str, snapshot: str) -> list[str]:
+def find_bundles(root: Path, dataset: str, snapshot: str) -> list[str]:
     """References (``uuid/run``) of bundles whose manifests contain both names.
 
     The manifest's text is searched, not parsed: neither name can contain a character that JSON

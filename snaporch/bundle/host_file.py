@@ -26,7 +26,7 @@ class HostFileError(SnaporchError):
 
 LIMIT_BYTES = 64 << 20
 """Far more than the variables of any firmware or the state of any TPM."""
-PERMANENT = ".permall"
+PERMANENT_SUFFIX = ".permall"
 """The suffix of the part of a TPM's state that a cold boot needs."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -103,7 +103,7 @@ def _is_trusted(descriptor: int) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_WRITE
 
 
-def open_unmarked(path: str, flags: int, *, dir_fd: int | None = None) -> int:
+def open_without_atime(path: str, flags: int, *, dir_fd: int | None = None) -> int:
     """Open a file for reading without updating its access time, which would write to its dataset.
 
     Raises:
@@ -127,7 +127,7 @@ def read_host_file(path: Path, limit: int = LIMIT_BYTES) -> tuple[bytes, os.stat
     """
     try:
         with trusted_directory(path.parent) as directory:
-            descriptor = open_unmarked(path.name, _READ, dir_fd=directory)
+            descriptor = open_without_atime(path.name, _READ, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise HostFileError(str(path), "is not a regular file") from error
@@ -170,7 +170,7 @@ def tpm_files(state: TpmState | None, suffix: str = "") -> list[Path]:
     return [path / name for name in names if _SWTPM.fullmatch(name) and name.endswith(suffix)]
 
 
-def put_host_file(
+def replace_host_file(
     place: Path, data: bytes, uid: int | None, gid: int | None, mode: int | None
 ) -> None:
     """Create or replace the file ``place``, in one step, with ``data``.

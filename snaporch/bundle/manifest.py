@@ -260,6 +260,6 @@ def read_manifest(directory: Path) -> Manifest:
         raise ManifestError(str(path), f"{where}: {first['msg']}") from error
 
 
-def moment(value: datetime) -> datetime:
+def cut_to_milliseconds(value: datetime) -> datetime:
     """``value`` cut to milliseconds, the precision of times in a manifest."""
     return value.replace(microsecond=value.microsecond // 1000 * 1000)

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.manifest import PagesEntry
 from snaporch.bundle.page_file import CHUNK, PageFile, PageSum
 from snaporch.bundle.qemu_stream import Read, StreamError, StreamHead, join, read_head, split
@@ -98,7 +98,7 @@ def build_image(
     entry: PagesEntry,
     pages: Path,
     target: Path,
-    how: Compressing,
+    how: CompressionSettings,
     tick: Tick,
     *,
     xml: str | None = None,

@@ -133,7 +133,7 @@ class RamPipe:
         """How fast RAM was read while the guest ran; ``None`` if the rate was limited."""
         return self._pace
 
-    def take_pace(self) -> None:
+    def end_measurement(self) -> None:
         """End the measurement for :attr:`pace`. Only the first call has an effect."""
         if self._pace is None and not self._limited:
             now, asked = time.monotonic(), self._polling_since
@@ -153,18 +153,18 @@ class RamPipe:
             SaveImageError: the stream is not a finished save image.
             OSError: it could not be stored.
         """
-        self.take_pace()
-        self.hurry()
+        self.end_measurement()
+        self.lift_limit()
         self._end()
         if self._failure is not None:
             raise self._failure
         return self._writer.finish()
 
-    def hurry(self) -> None:
+    def lift_limit(self) -> None:
         """Lift the rate limit."""
         self._throttle.lift()
 
-    def make_room(self) -> None:
+    def enlarge_buffers(self) -> None:
         """Take all the remaining RAM of a guest that is paused, as far as the kernel allows.
 
         RAM that does not fit into the pipe is compressed, and queued in memory for the store. More
@@ -172,10 +172,10 @@ class RamPipe:
         """
         if self._enlarged:
             return
-        self.take_pace()
-        self.hurry()
+        self.end_measurement()
+        self.lift_limit()
         self._enlarged = True
-        self._writer.make_room()
+        self._writer.enlarge_buffers()
         with self._closing:
             if not self._closed and self._enlarge_pipe():
                 self._resting_until = time.monotonic() + _REST_SECONDS
@@ -189,19 +189,19 @@ class RamPipe:
             size //= 2
         return False
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Close the pipe at once, even if the compressor is blocked.
 
         QEMU cannot be interrupted in a write to a full pipe; only closing the read end releases it.
         """
-        self.hurry()
+        self.lift_limit()
         self._aborted = True
-        self._writer.break_off()
+        self._writer.abort()
         self._end()
 
     def abandon(self) -> None:
         """Close the pipe at once and remove the image."""
-        self.break_off()
+        self.abort()
         self._writer.abandon()
 
     def _end(self) -> None:

@@ -18,7 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snaporch.bundle.async_writer import AsyncWriter
-from snaporch.bundle.compress import Block, Compressing, Compression, Compressor, compressor
+from snaporch.bundle.compress import (
+    Block,
+    Compression,
+    CompressionSettings,
+    Compressor,
+    start_compressor,
+)
 from snaporch.errors import SnaporchError
 
 HEADER_SIZE = 92
@@ -100,7 +106,7 @@ class SaveImageWriter:
         trailer: whether the input ends with the finished header, as from a pipe.
     """
 
-    def __init__(self, path: Path, how: Compressing, *, trailer: bool) -> None:
+    def __init__(self, path: Path, how: CompressionSettings, *, trailer: bool) -> None:
         self._path = path
         self._how = how
         self._trailer = trailer
@@ -164,15 +170,15 @@ class SaveImageWriter:
         plain = self._head[start : start + len(QEMU_MAGIC)] == QEMU_MAGIC
         method = self._payload_method(header, plain=plain)
         self._final_header = replace(header, magic=MAGIC, compression=method)
-        how = self._how if plain else Compressing(Compression.NONE)
+        how = self._how if plain else CompressionSettings(Compression.NONE)
         # Another thread hashes and stores, so that RAM waits for neither.
         self._storing = AsyncWriter(self._store)
         if self._enlarged:
             self._storing.enlarge()
         self._storing.put(bytes(self._head[HEADER_SIZE:start]))
-        self._compressor = compressor(how, self._storing.put)
+        self._compressor = start_compressor(how, self._storing.put)
         if self._aborted:  # aborted during the start: only this thread can stop it
-            self.break_off()
+            self.abort()
             raise SaveImageError("libvirt's RAM image", "was aborted")
         rest = memoryview(self._head[start:])
         self._head.clear()
@@ -268,16 +274,19 @@ class SaveImageWriter:
                 "libvirt's RAM image", "libvirt did not finish it; its closing header is missing"
             )
 
-    def make_room(self) -> None:
+    def enlarge_buffers(self) -> None:
         """Keep :meth:`write` from waiting for the store: queue the blocks in memory instead."""
         self._enlarged = True  # first: another thread may just be starting to store
         if self._storing is not None:
             self._storing.enlarge()
 
-    def break_off(self) -> None:
+    def abort(self) -> None:
         """Make a :meth:`write` that is blocked in another thread fail."""
         self._aborted = True  # first: the thread that starts a compressor checks it
-        storing, compressor = self._storing, self._compressor  # another thread may be in finish()
+        storing, compressor = (
+            self._storing,
+            self._compressor,
+        )  # another thread may be in finish()
         if storing is not None:
             storing.stop()
         if compressor is not None:
@@ -285,7 +294,7 @@ class SaveImageWriter:
 
     def abandon(self) -> None:
         """Stop and remove the file. Never waits, because a guest may be paused meanwhile."""
-        self.break_off()
+        self.abort()
         if self._storing is None:
             self._file.close()
         else:

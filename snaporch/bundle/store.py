@@ -32,8 +32,8 @@ _READ = 1 << 20
 RAM_NAME = "ram.save"
 REST_NAME = "ram.rest"
 """Replaces the image when its pages are in a page file."""
-FRESH_MANIFEST_NAME = "manifest.json.new"
-LEFTOVERS = (REST_NAME, FRESH_MANIFEST_NAME)
+NEW_MANIFEST_NAME = "manifest.json.new"
+LEFTOVERS = (REST_NAME, NEW_MANIFEST_NAME)
 """Files that a killed move of RAM into pages may leave; the image may exist beside them."""
 MARKER = ".snaporch-store"
 """Exists in every store. A store that is not mounted has an empty directory or none, and so no
@@ -41,7 +41,7 @@ marker.
 """
 COPY_NAME = "copy.json"
 """In a bundle on a replica: names the dataset below which the copies of its snapshots are."""
-COPYING = ".copying"
+COPYING_SUFFIX = ".copying"
 """Suffix of the directory of a bundle that is being copied to a replica."""
 UUID_NAME = "[0-9a-f-]{36}"
 RUN_NAME = "[0-9A-Za-z][0-9A-Za-z-]*"
@@ -49,7 +49,7 @@ _BUNDLES_SEARCHED = 16
 _REFERENCE = re.compile(f"{UUID_NAME}/{RUN_NAME}")
 
 
-def copy_of(dataset: str) -> str:
+def copy_name(dataset: str) -> str:
     """The name of a dataset's copy on a replica. It contains no ``/``: copies must not nest."""
     return dataset.replace("/", ":")
 
@@ -80,7 +80,7 @@ class BundleStore:
         Raises:
             UnavailableError: the store cannot be read.
         """
-        with explained_store(self.root):
+        with store_errors(self.root):
             return [
                 f"{domain.name}/{bundle.name}"
                 for domain in _directories(self.root, UUID_NAME)
@@ -93,10 +93,10 @@ class BundleStore:
         Raises:
             UnavailableError: the store cannot be read.
         """
-        with explained_store(self.root):
+        with store_errors(self.root):
             return (self.root / MARKER).exists() or bool(self.references())
 
-    def last_pace(self, uuid: str) -> RamSaveTimes | None:
+    def last_save_times(self, uuid: str) -> RamSaveTimes | None:
         """The times of the latest RAM save of a domain, searched in its newest bundles with RAM."""
         with suppress(OSError):
             bundles = sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)
@@ -113,7 +113,7 @@ class BundleStore:
         Raises:
             UnavailableError: the store cannot be written.
         """
-        with explained_store(self.root):
+        with store_errors(self.root):
             private_directory(self.root)
             (self.root / MARKER).touch(mode=0o600)
             private_directory(self.root / uuid)
@@ -143,7 +143,7 @@ class BundleStore:
             directory = self.path(reference)
         except BundleError:
             return BundleState.INCOMPLETE, None
-        with explained_store(self.root):
+        with store_errors(self.root):
             return state_of(directory)
 
     def verify(self, reference: str) -> Manifest:
@@ -259,7 +259,7 @@ class PartialBundle:
 
 def replace_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest of a sealed bundle in one step, on stable storage."""
-    fresh = directory / FRESH_MANIFEST_NAME
+    fresh = directory / NEW_MANIFEST_NAME
     fresh.unlink(missing_ok=True)
     write_private(fresh, _text(manifest))
     sync_directory(directory)  # also for the parts that it names
@@ -272,7 +272,7 @@ def _text(manifest: Manifest) -> bytes:
 
 
 @contextmanager
-def explained_store(path: Path) -> Iterator[None]:
+def store_errors(path: Path) -> Iterator[None]:
     """Turn an error of the file system about ``path`` into an error with a next step."""
     try:
         yield

@@ -81,7 +81,7 @@ def hold_bases(pool: Pool, directory: Path) -> None:
             pool.hold([each.full_name], UNDO_HOLD)
 
 
-def let_bases_go(pool: Pool, copy: Path) -> None:
+def release_bases(pool: Pool, copy: Path) -> None:
     """Release the base snapshots that no other copy of the domain needs, before deleting a copy.
 
     Only the GUID counts, since a dataset may have been renamed.

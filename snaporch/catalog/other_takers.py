@@ -18,7 +18,7 @@ snapshot without properties is older than the hooks, or its run failed: sanoid w
 overlays are committed."""
 
 
-def find_stranger(context: Context, datasets: Sequence[str]) -> str:
+def find_other_taker(context: Context, datasets: Sequence[str]) -> str:
     """Find a program that snapshots the datasets without freezing the guest.
 
     Returns:

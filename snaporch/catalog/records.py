@@ -272,7 +272,7 @@ def _state(
     return store.state(reference) if reference else (BundleState.MISSING, None)
 
 
-def one_of_each(
+def one_per_dataset(
     manifest: Manifest | None,
     members: Iterable[PoolSnapshot],
     name: str,
@@ -299,7 +299,7 @@ def one_of_each(
     return [chosen[dataset] for dataset in sorted(chosen)]
 
 
-def missing_of(manifest: Manifest, members: Iterable[PoolSnapshot]) -> list[str]:
+def missing_datasets(manifest: Manifest, members: Iterable[PoolSnapshot]) -> list[str]:
     """The datasets of the run for which ``members`` has none of its snapshots."""
     known = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     wanted = {dataset for dataset, _ in known}
@@ -317,8 +317,12 @@ def _record(
 ) -> SnapshotRecord:
     marks = next((m.properties for m in members if marked_by(m, run)), {})
     reference = marks.get("bundle") or (f"{manifest.uuid}/{run}" if manifest else None)
-    members = one_of_each(manifest, members, name)
-    if manifest is not None and state is BundleState.COMPLETE and missing_of(manifest, members):
+    members = one_per_dataset(manifest, members, name)
+    if (
+        manifest is not None
+        and state is BundleState.COMPLETE
+        and missing_datasets(manifest, members)
+    ):
         state = BundleState.INCOMPLETE
     path = _path(store, reference) if state is not BundleState.MISSING else None
     first = next(member for member in members if member.name == name)

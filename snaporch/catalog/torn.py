@@ -67,7 +67,7 @@ def _newest_txgs(pool: Pool, datasets: Collection[str]) -> dict[str, int]:
     return newest
 
 
-def note_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
+def record_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
     """Record the newest snapshots in the run's journal before a commit begins.
 
     Returns:
@@ -83,7 +83,7 @@ def note_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Commit:
 
 
 @contextmanager
-def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[list[Commit]]:
+def recorded_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterator[list[Commit]]:
     """Record the beginning and end of a commit; if the block raises, no end is recorded.
 
     A commit begins even if the pool does not answer: the guest must not stay on its overlays.
@@ -92,7 +92,7 @@ def noted_commit(pool: Pool, datasets: Collection[str], journal: Path) -> Iterat
         A list with the record of the commit, for a caller whose journal cannot be written.
     """
     try:
-        noted = [note_commit(pool, datasets, journal)]
+        noted = [record_commit(pool, datasets, journal)]
     except PoolError:
         noted = [Commit(dict.fromkeys(datasets, 0), None, journal.stem, datetime.now(UTC))]
         with suppress(OSError):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snaporch.faults import Component, Need
-from snaporch.hypervisor import Unguarded
+from snaporch.faults import Component, FaultCondition
+from snaporch.hypervisor import StartHookProblem
 from snaporch.sanoid.config.resolve import SanoidConfig
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 from snaporch.snapshot.capture_selftest import CaptureMode
@@ -137,7 +137,7 @@ class HostFacts:
     runs: tuple[OpenRunFacts, ...] = ()
     releases: Mapping[Component, str] = field(default_factory=dict)
     """The installed versions; empty text for an unknown one."""
-    needs: Mapping[Need, tuple[str, ...]] = field(default_factory=dict)
+    needs: Mapping[FaultCondition, tuple[str, ...]] = field(default_factory=dict)
     """The conditions of known faults that hold here, each with the guests concerned, if any."""
     pages: PageStoreFacts | None = None
     """``None`` if no guest stores its RAM in pages."""
@@ -145,7 +145,7 @@ class HostFacts:
     """Replicas that policies name, each with the reason why it cannot be reached, or empty."""
     volatile: Mapping[Path, str] = field(default_factory=dict)
     """Directories that a power loss empties, and the type of their file system."""
-    unguarded: Unguarded | None = None
+    start_hook_problem: StartHookProblem | None = None
     """Why libvirt might start a guest on its overlays."""
     jobs: int = 4
     """How many guests the pre hook freezes at the same time."""

@@ -30,13 +30,13 @@ from snaporch.command_log import LoggedCommand
 from snaporch.config import Paths
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
-from snaporch.faults import Component, Need
+from snaporch.faults import Component, FaultCondition
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import SnapshotJournal, read_journals
 from snaporch.locks import holder
 from snaporch.model import DatasetKind, Domain
-from snaporch.replication.target import why_not
-from snaporch.restore.other_files import beside, files_of
+from snaporch.replication.target import unavailable_reason
+from snaporch.restore.other_files import describe_other_files, guest_files
 from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.config.unhooked import held_datasets, unheld_section
@@ -45,7 +45,7 @@ from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.host_paths import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
-from snaporch.zfs.resolver import forgetful
+from snaporch.zfs.resolver import volatile_file_system
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
 _VERSION_SECONDS = 60
@@ -112,7 +112,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         datasets=frozenset(names),
         encrypted=encrypted,
         runs=runs,
-        unguarded=context.hypervisor.unguarded(),
+        start_hook_problem=context.hypervisor.start_hook_problem(),
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
         volatile=_volatile(context.config.paths),
@@ -150,21 +150,22 @@ def _releases(context: Context) -> dict[Component, str]:
 
 def _needs(
     domains: Sequence[Domain], guests: Sequence[GuestFacts], kinds: Mapping[str, DatasetKind]
-) -> dict[Need, tuple[str, ...]]:
+) -> dict[FaultCondition, tuple[str, ...]]:
     """The conditions of known faults that hold here, each with the guests concerned."""
 
     def guests_on(kind: DatasetKind) -> list[str]:
         return [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
 
     by_guest = {
-        Need.DISCARD: [d.name for d in domains if any(disk.discards for disk in d.disks)],
-        Need.VOLUME: guests_on(DatasetKind.VOLUME),
-        Need.SNAPDIR: guests_on(DatasetKind.FILESYSTEM),
+        FaultCondition.DISCARD: [d.name for d in domains if any(disk.discards for disk in d.disks)],
+        FaultCondition.VOLUME: guests_on(DatasetKind.VOLUME),
+        FaultCondition.SNAPDIR: guests_on(DatasetKind.FILESYSTEM),
     }
     by_host = {
-        Need.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip() == "1",
-        Need.APPARMOR: _text(PLACES.apparmor).strip() == "Y",
-        Need.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
+        FaultCondition.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip()
+        == "1",
+        FaultCondition.APPARMOR: _text(PLACES.apparmor).strip() == "Y",
+        FaultCondition.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
     }
     found = {need: tuple(names) for need, names in by_guest.items() if names}
     return found | {need: () for need, holds in by_host.items() if holds}
@@ -247,8 +248,10 @@ def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[GuestFac
     """The facts about domains: their datasets, and the plan of a snapshot."""
     journals = {journal.facts.uuid: journal for journal in _journals(context)}
     found = [_guest(context, each, journals.get(each.uuid)) for each in domains]
-    own = files_of(context.hypervisor.domains())
-    return tuple(replace(each, shared=tuple(beside(each.datasets, own))) for each in found)
+    own = guest_files(context.hypervisor.domains())
+    return tuple(
+        replace(each, shared=tuple(describe_other_files(each.datasets, own))) for each in found
+    )
 
 
 def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) -> GuestFacts:
@@ -316,7 +319,7 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
 
 def _volatile(paths: Paths) -> dict[Path, str]:
     directories = (paths.overlays, paths.journal, paths.bundles)
-    found = {each: forgetful(existing_part(each)) for each in directories}
+    found = {each: volatile_file_system(existing_part(each)) for each in directories}
     return {directory: kind for directory, kind in found.items() if kind}
 
 
@@ -365,7 +368,7 @@ def _pages(
 def _replicas(context: Context) -> dict[str, str]:
     config = context.config
     named = {name for policy in config.policy.values() for name in policy.replicate}
-    return {name: why_not(config.replica[name]) for name in sorted(named)}
+    return {name: unavailable_reason(config.replica[name]) for name in sorted(named)}
 
 
 def _on_crypt(path: Path) -> bool:

@@ -69,11 +69,11 @@ def _clone(
     from snaporch.clone.clone import CloneRequest, check_clone, check_parts, clone
     from snaporch.clone.registry import remove_leftovers
     from snaporch.output.terminal import print_result
-    from snaporch.restore.source import records_called, whole_source
+    from snaporch.restore.source import complete_source, find_records
 
     remove_leftovers(context)
     roles = [role for role in Role if running or role is not Role.RAM]
-    source = whole_source(context, records_called(context, text)[-1], roles)
+    source = complete_source(context, find_records(context, text)[-1], roles)
     request = CloneRequest(name, resumed=running, network=network)
     check_clone(context, source, request)
     check_parts(context, source, ram=running)

@@ -29,7 +29,7 @@ def daemon_command(
     Does what run-due does, each snapshot at its time. SIGHUP reloads the configuration. SIGTERM
     and SIGINT end the daemon, after running snapshots have finished or were undone.
     """
-    from snaporch.cli.watching import watchers
+    from snaporch.cli.watching import observing
     from snaporch.config import load_config
     from snaporch.context import Context
     from snaporch.hypervisor import open_hypervisor
@@ -51,7 +51,7 @@ def daemon_command(
     )
     runtime, interrupt = settings.paths.runtime, opened.interrupt
     with (
-        watchers(opened) as watching,
+        observing(opened) as watching,
         domain_lock(runtime, SCHEDULE, SCHEDULE, "daemon", wait=0, interrupt=interrupt),
     ):
         daemon = Daemon(opened, captures, lambda: load_config(path), watching)

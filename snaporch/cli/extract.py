@@ -51,16 +51,16 @@ def extract_command(
     from snaporch.output.format import size
     from snaporch.output.terminal import print_result
     from snaporch.restore.ram_from_pages import extract_ram
-    from snaporch.restore.source import reading, records_called, whole_source
+    from snaporch.restore.source import complete_source, find_records, reading_lock
 
     if ram and disk is not None:
         raise typer.BadParameter("--ram copies no disk")
     documents = []
     with session(config_path(context, config), quiet=quiet or json) as opened:
         remove_leftovers(opened)
-        record = records_called(opened, snapshot)[-1]
-        source = whole_source(opened, record, roles=(Role.RAM,) if ram else ())
-        with reading(opened, source.record):
+        record = find_records(opened, snapshot)[-1]
+        source = complete_source(opened, record, roles=(Role.RAM,) if ram else ())
+        with reading_lock(opened, source.record):
             if ram:
                 files = iter([extract_ram(opened, source, destination)])
             else:

@@ -11,7 +11,7 @@ import typer
 from snaporch.cli.options import ConfigOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.systemd.units import Done
+    from snaporch.systemd.units import FileChange
 
 RootOption = Annotated[
     Path,
@@ -53,7 +53,7 @@ def install_command(
     left as it is.
     """
     from snaporch.config import load_config
-    from snaporch.config.example import sample
+    from snaporch.config.example import example_text
     from snaporch.errors import UsageError
     from snaporch.output.terminal import print_error
     from snaporch.systemd.units import install, install_config, install_hook, render_units
@@ -66,7 +66,7 @@ def install_command(
     _print_steps(install(root, render_units(load_config(path), words)))
     _print_steps([install_hook(root)])
     if path is None:
-        _print_steps([install_config(root, sample())])
+        _print_steps([install_config(root, example_text())])
     if root == Path("/"):
         for step in _NEXT_STEPS:
             print_error(step)
@@ -94,7 +94,7 @@ def _own_command() -> str:
     return shutil.which("snaporch") or str(Path(sys.argv[0]).absolute())
 
 
-def _print_steps(steps: Iterable[Done]) -> list[Done]:
+def _print_steps(steps: Iterable[FileChange]) -> list[FileChange]:
     from snaporch.output.terminal import print_result
 
     done = []

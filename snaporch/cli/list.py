@@ -26,11 +26,11 @@ def list_command(
     from snaporch.config import load_config
     from snaporch.output.tables import print_records
     from snaporch.output.terminal import print_error, print_json
-    from snaporch.restore.safety_catalog import copies_of
+    from snaporch.restore.safety_catalog import safety_copies
     from snaporch.zfs import open_pool
 
     settings = load_config(config_path(context, config))
-    everything = open_pool(to_look=True).snapshots()
+    everything = open_pool(read_only=True).snapshots()
     store = BundleStore(settings.paths.bundles)
     records = all_records(store, everything, renamed_too=True)
     if domain is not None:
@@ -45,7 +45,7 @@ def list_command(
         print_json([record.as_json() for record in records])
     elif records:
         print_records(records)
-        copies = [each for each in copies_of(store, domain) if not each.record.half_way]
+        copies = [each for each in safety_copies(store, domain) if not each.record.half_way]
         for copy in {each.manifest.uuid: each for each in copies}.values():
             name = copy.manifest.domain
             print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")

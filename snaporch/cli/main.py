@@ -108,9 +108,9 @@ def run(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
-    from snaporch.output.terminal import outlast_stdout, print_error, print_result
+    from snaporch.output.terminal import print_error, print_result, report_failed_stdout
 
-    outlast_stdout()
+    report_failed_stdout()
     try:
         result = app(args=arguments, prog_name="snaporch", standalone_mode=False)
     except SnaporchError as error:

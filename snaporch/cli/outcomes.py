@@ -6,7 +6,7 @@ from snaporch.errors import SnaporchError
 from snaporch.output.terminal import print_error, print_json, print_result
 
 
-class Outcomes:
+class ResultPrinter:
     """The results so far, and the exit code of the first failure.
 
     Args:

@@ -40,19 +40,19 @@ def plan_command(
     from datetime import UTC, datetime
 
     from snaporch.cli.session import session
-    from snaporch.schedule.forecast import look
+    from snaporch.schedule.forecast import make_forecasts
 
     now = datetime.now(UTC)
-    with session(config_path(context, config), quiet=True, to_look=True) as opened:
-        forecasts = look(opened, now, domain)
+    with session(config_path(context, config), quiet=True, read_only=True) as opened:
+        forecasts = make_forecasts(opened, now, domain)
         if json:
             _print_json(forecasts, now)
         else:
             _print(opened, forecasts, now, verbose=verbose)
-        return tell_unknown(forecasts)
+        return print_unknown_policies(forecasts)
 
 
-def tell_unknown(forecasts: Sequence[Forecast]) -> int:
+def print_unknown_policies(forecasts: Sequence[Forecast]) -> int:
     """Print a line for every assigned policy that does not exist; return 3 if there is one."""
     from snaporch.output.terminal import print_error
 
@@ -87,7 +87,7 @@ def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]
                 "assigned_by": each.assignment.source,
             }
             for each in forecasts
-            for run in each.nexts
+            for run in each.next_snapshots
         ],
         "verifications": [
             {
@@ -112,7 +112,7 @@ def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]
                 "reason": copy.reason,
             }
             for each in forecasts
-            for copy in each.shipments
+            for copy in each.replications
         ],
         "retention": [
             {
@@ -140,14 +140,14 @@ def _print(
     zone = zone_of(context.config)
     for each in forecasts:
         name = one_line(each.domain.name)
-        for run in each.nexts:
+        for run in each.next_snapshots:
             print_result(f"{name}  {run.policy}  {_when(run, now, zone)}  ({run.reason})")
-        if not each.nexts:
+        if not each.next_snapshots:
             print_result(f"{name}  no policy takes snapshots of it")
         for check in each.checks:
             when, reason = _when(check, now, zone), one_line(check.reason)
             print_result(f"{name}  {check.policy}  verify {when}  ({reason})")
-        for copy in each.shipments:
+        for copy in each.replications:
             when, reason = _when(copy, now, zone), one_line(copy.reason)
             print_result(f"{name}  {copy.replica}  replicate {when}  ({reason})")
         for decision in each.verdicts:
@@ -170,9 +170,8 @@ def _when(
 
 def _sum(each: Forecast) -> str:
     own = [decision for decision in each.verdicts if decision.taken.policy is not None]
-    doomed = len(each.doomed)
-    text = (
-        f"{len(own)} snapshot{'' if len(own) == 1 else 's'} of policies, {doomed} would be deleted"
-    )
+    to_delete = len(each.to_delete)
+    count = f"{len(own)} snapshot{'' if len(own) == 1 else 's'}"
+    text = f"{count} of policies, {to_delete} would be deleted"
     others = len(each.verdicts) - len(own)
     return f"{text}; {others} of no policy" if others else text

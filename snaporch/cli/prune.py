@@ -12,7 +12,7 @@ from snaporch.cli.options import ConfigOption, JsonOption, config_path
 if TYPE_CHECKING:
     from snaporch.config import Config
     from snaporch.prune.decision import PruneDecision
-    from snaporch.prune.prune import Pruned
+    from snaporch.prune.prune import PruneResult
 
 _REMAINING = {
     "bundle": ("bundle", "bundles"),
@@ -55,7 +55,7 @@ def prune_command(
         zfs.open_pool(),
         domain=domain,
         dry_run=dry_run,
-        may_be_barred=lambda uuid: may_be_barred(settings, uuid),
+        may_be_barred=lambda uuid: _may_be_barred(settings, uuid),
     )
     if domain is not None and not done.verdicts:
         from snaporch.hypervisor import open_hypervisor
@@ -67,21 +67,21 @@ def prune_command(
         print_result(json_format.dumps(document, indent=2))
     else:
         _print_lines(done, dry_run=dry_run, verbose=verbose)
-    for failure in (*done.failures, *done.unjudged):
+    for failure in (*done.failures, *done.undecided_items):
         print_error(failure.line())
     return done.exit_code
 
 
-def may_be_barred(config: Config, uuid: str) -> bool:
+def _may_be_barred(config: Config, uuid: str) -> bool:
     """Whether an unfinished undo may bar the guest from starting; True if libvirt is away."""
     from snaporch.hypervisor import open_hypervisor
-    from snaporch.restore.start_lock import may_have_bar
+    from snaporch.restore.start_lock import may_be_barred
 
     uri = config.libvirt_uri
-    return may_have_bar(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
+    return may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
 
 
-def _print_lines(done: Pruned, *, dry_run: bool, verbose: bool) -> None:
+def _print_lines(done: PruneResult, *, dry_run: bool, verbose: bool) -> None:
     from snaporch.output.format import size
     from snaporch.output.terminal import print_result
 
@@ -103,7 +103,7 @@ def decision_line(decision: PruneDecision, *, dry_run: bool = False) -> str:
     return one_line(f"{item.title}  {action}  {size(item.bytes)}  {decision.reason}")
 
 
-def _remaining(done: Pruned, kind: str) -> str:
+def _remaining(done: PruneResult, kind: str) -> str:
     """The number and size of the items that are now of this kind; empty for none."""
     from snaporch.output.format import size
 

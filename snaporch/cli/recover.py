@@ -65,13 +65,13 @@ def recover_command(
     if take is not None and domain is None:
         raise UsageError("--take", "needs one domain", "name it; see: snaporch list")
     from snaporch.cli.session import session
-    from snaporch.cli.watching import watchers
+    from snaporch.cli.watching import observing
     from snaporch.recovery.unfinished import RecoverRequest
 
     request = RecoverRequest(wait or 0, dry_run=dry_run, autostart=autostart, take=take)
     with (
         session(config_path(context, config), quiet=quiet or json) as opened,
-        watchers(opened) as observers,
+        observing(opened) as observers,
     ):
 
         def report(error: SnaporchError) -> None:
@@ -91,7 +91,7 @@ def _recover(
     """Recover all domains or one; the first error's exit code."""
     from snaporch.recovery.start_guardian import guard_leftovers
     from snaporch.recovery.unfinished import recover_domain, unfinished
-    from snaporch.restore.start_lock import left_barred
+    from snaporch.restore.start_lock import guests_left_barred
 
     names, unreadable = unfinished(context, domain)
     for each in unreadable:
@@ -105,7 +105,7 @@ def _recover(
             report(error)
     if not request.dry_run:
         guard_leftovers(context)  # a guardian retries each run that is still unfinished
-    for barred in left_barred(context):
+    for barred in guests_left_barred(context):
         if domain in (None, barred.thing):
             output.fail(barred)
     if domain is None:
@@ -149,10 +149,10 @@ class _Output:
 
 def _sweep_clones(context: Context, output: _Output, *, dry_run: bool) -> None:
     """Remove what killed clones and verifications left."""
-    from snaporch.clone.registry import sweep
+    from snaporch.clone.registry import remove_unfinished
 
     try:
-        for text in sweep(context, dry_run=dry_run):
+        for text in remove_unfinished(context, dry_run=dry_run):
             output.add(text)
     except SnaporchError as error:
         output.fail(error)

@@ -9,11 +9,11 @@ import typer
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.cli.watching import PolicyObservers
     from snaporch.context import Context
     from snaporch.errors import SnaporchError
-    from snaporch.replication.replicate import Shipped
+    from snaporch.replication.replicate import ReplicationResult
 
 
 def replicate_command(
@@ -64,13 +64,13 @@ def replicate_command(
 def _replicate(
     context: Context, domains: list[str], replicas: list[str], *, recheck: bool, json: bool
 ) -> int:
-    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.replication.replicate import host_lock
     from snaporch.replication.target import open_replica
     from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
 
     targets = choose_targets(context, domains, replicas)
-    outcomes = Outcomes(json=json)
+    outcomes = ResultPrinter(json=json)
     with host_lock(context):
         for each in replicate_domains(context, targets, open_replica, recheck=recheck):
             _report(outcomes, *each)
@@ -79,9 +79,9 @@ def _replicate(
 
 
 def _replicate_due(context: Context, *, json: bool) -> int:
-    from snaporch.cli.watching import watchers
+    from snaporch.cli.watching import observing
 
-    with watchers(context) as observers:
+    with observing(context) as observers:
         outcomes = replicate_and_report_due(context, observers, json=json)
     outcomes.print_documents()
     return outcomes.code
@@ -89,18 +89,18 @@ def _replicate_due(context: Context, *, json: bool) -> int:
 
 def replicate_and_report_due(
     context: Context, observers: PolicyObservers, *, json: bool
-) -> Outcomes:
+) -> ResultPrinter:
     """Run the replications that policies have due, print the results and notify of failures.
 
     While another replication runs on the host, only a note is printed.
     """
-    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.errors import BusyError, SnaporchError
     from snaporch.replication.replicate import host_lock
     from snaporch.replication.target import open_replica
     from snaporch.schedule.run_replications import replicate_due
 
-    outcomes = Outcomes(json=json)
+    outcomes = ResultPrinter(json=json)
     try:
         with host_lock(context):
             for each in replicate_due(context, open_replica):
@@ -113,7 +113,7 @@ def replicate_and_report_due(
 
 
 def _report(
-    outcomes: Outcomes, domain: str, replica: str, outcome: Shipped | SnaporchError
+    outcomes: ResultPrinter, domain: str, replica: str, outcome: ReplicationResult | SnaporchError
 ) -> None:
     from snaporch.errors import SnaporchError
 
@@ -129,7 +129,7 @@ def _report(
     outcomes.add(document, _line(domain, replica, outcome))
 
 
-def _line(domain: str, replica: str, outcome: Shipped) -> str:
+def _line(domain: str, replica: str, outcome: ReplicationResult) -> str:
     from snaporch.errors import one_line
 
     count = len(outcome.arrived)

@@ -39,12 +39,12 @@ def run_due_command(
     For a timer. What is due follows from the existing snapshots: one snapshot makes up for all
     times that were missed. A snapshot that fails does not stop the others.
     """
-    from snaporch.cli.outcomes import Outcomes
-    from snaporch.cli.plan import tell_unknown
+    from snaporch.cli.outcomes import ResultPrinter
+    from snaporch.cli.plan import print_unknown_policies
     from snaporch.cli.replicate import replicate_and_report_due
     from snaporch.cli.session import session
     from snaporch.cli.verify import verify_and_report_due
-    from snaporch.cli.watching import watchers
+    from snaporch.cli.watching import observing
     from snaporch.locks import SCHEDULE, domain_lock
     from snaporch.output.terminal import print_result
     from snaporch.schedule.concurrency import ConcurrencyLimiter
@@ -56,7 +56,7 @@ def run_due_command(
         captures = Subprocesses(
             ConcurrencyLimiter(opened.config.schedule), snapshot_command(opened.config_path)
         )
-        with watchers(opened) as watching:
+        with observing(opened) as watching:
             with domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt):
                 done = run_due(opened, captures, watching, retention=retention)
             if retention:
@@ -64,7 +64,7 @@ def run_due_command(
             if not json:
                 _print(opened, done)
             # Last, and without the lock: they may take hours, and stop no snapshot meanwhile.
-            sent, verified = Outcomes(json=json), Outcomes(json=json)
+            sent, verified = ResultPrinter(json=json), ResultPrinter(json=json)
             if replication and interrupt.signum is None:
                 sent = replicate_and_report_due(opened, watching, json=json)
             if verification and interrupt.signum is None:
@@ -74,7 +74,9 @@ def run_due_command(
             document |= {"replicated": sent.documents, "verified": verified.documents}
             print_result(dumps(document, indent=2, ensure_ascii=False))
         interrupt.check(SCHEDULE)
-        return _exit_code(done, tell_unknown(done.forecasts)) or sent.code or verified.code
+        return (
+            _exit_code(done, print_unknown_policies(done.forecasts)) or sent.code or verified.code
+        )
 
 
 def _prune(context: Context, watching: PolicyObservers, retired: RetentionResult) -> None:

@@ -15,9 +15,9 @@ from snaporch.zfs import open_pool
 
 
 def _finish_restore(context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
-    from snaporch.restore.recovery import finish
+    from snaporch.restore.recovery import recover_restore
 
-    return finish(context, journal, dry_run=dry_run)
+    return recover_restore(context, journal, dry_run=dry_run)
 
 
 def _other_takers(datasets: Sequence[str]) -> str:
@@ -33,18 +33,18 @@ def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
 
 
 @contextmanager
-def session(config: Path | None, *, quiet: bool, to_look: bool = False) -> Iterator[Context]:
+def session(config: Path | None, *, quiet: bool, read_only: bool = False) -> Iterator[Context]:
     """Open configuration, libvirt and ZFS for a command, and handle signals meanwhile.
 
     Args:
         quiet: print notes, but no progress.
-        to_look: the command only reads from ZFS, so that libzfs_core is not loaded.
+        read_only: the command only reads from ZFS, so that libzfs_core is not loaded.
 
     Raises:
         ConfigError, UnavailableError: nothing was changed.
     """
     settings = load_config(config)
-    pool = open_pool(to_look=to_look)
+    pool = open_pool(read_only=read_only)
     hypervisor = open_hypervisor(settings.libvirt_uri)
     context = Context(
         settings,

@@ -20,11 +20,11 @@ def show_command(
     from snaporch.cli.session import session
     from snaporch.output.show import print_description
     from snaporch.output.terminal import print_json
-    from snaporch.restore.source import records_called
+    from snaporch.restore.source import find_records
     from snaporch.show import describe
 
-    with session(config_path(context, config), quiet=True, to_look=True) as opened:
-        shown = describe(opened, records_called(opened, snapshot)[-1])
+    with session(config_path(context, config), quiet=True, read_only=True) as opened:
+        shown = describe(opened, find_records(opened, snapshot)[-1])
         if json:
             print_json(shown.as_json())
         else:

@@ -206,7 +206,7 @@ def _snapshot_in_parallel(
     jobs: int | None,
     json: bool,
 ) -> int:
-    from snaporch.output.tables import print_outcomes
+    from snaporch.output.tables import print_results
     from snaporch.output.terminal import print_error
     from snaporch.schedule.parallel_snapshots import snapshot_in_parallel, worst_status
 
@@ -216,7 +216,7 @@ def _snapshot_in_parallel(
     if json:
         _print_json([document for result in results for document in result.documents])
     else:
-        print_outcomes([row for result in results for row in _rows(result)])
+        print_results([row for result in results for row in _rows(result)])
     for result in results:
         if not result.ok:
             print_error(f"{result.capture.label}: {result.text}")

@@ -82,11 +82,11 @@ def _status(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, li
 
     from snaporch.cli.session import session
     from snaporch.status.collect import current_status
-    from snaporch.status.problems import judge
+    from snaporch.status.problems import find_problems
 
-    with session(path, quiet=True, to_look=True) as opened:
+    with session(path, quiet=True, read_only=True) as opened:
         status = current_status(opened, datetime.now(UTC), names)
-        return opened.config, status, judge(status, opened.config.status)
+        return opened.config, status, find_problems(status, opened.config.status)
 
 
 def _write_metrics(target: Path, status: Status, problems: Sequence[Problem]) -> None:

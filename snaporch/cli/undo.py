@@ -124,14 +124,14 @@ def _print_plan(
 ) -> None:
     """Print what is undone, what is discarded, and which other safety copies exist."""
     from snaporch.restore.losses import losses
-    from snaporch.restore.safety_catalog import copies_of
+    from snaporch.restore.safety_catalog import safety_copies
 
     output(f"undoing {copy.thing} brings back what {copy.name} holds, and discards:")
     for loss in losses(context, plan):
         output(f"  {loss}")
     if request.safety:
         output("  (a copy of the disks is kept, which can be brought back in the same way)")
-    for other in copies_of(context.store, copy.manifest.uuid):
+    for other in safety_copies(context.store, copy.manifest.uuid):
         if other.name != copy.name and not other.record.half_way:
             output(f"  (--copy {other.name} would undo {other.thing})")
 

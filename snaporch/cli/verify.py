@@ -11,7 +11,7 @@ import typer
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.cli.watching import PolicyObservers
     from snaporch.context import Context
     from snaporch.errors import SnaporchError
@@ -134,17 +134,17 @@ def _verify(
     json: bool,
 ) -> int:
     from snaporch.catalog.records import all_records
-    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.output.terminal import print_error, print_result
-    from snaporch.restore.source import records_called
+    from snaporch.restore.source import find_records
     from snaporch.verify.verify import check_options, host_lock, longest_ago, verify_all
 
     check_options(options)
     if texts:
-        records = [records_called(context, text)[-1] for text in texts]
+        records = [find_records(context, text)[-1] for text in texts]
     else:
         records = longest_ago(all_records(context.store, context.pool.snapshots()), sample)
-    outcomes = Outcomes(json=json)
+    outcomes = ResultPrinter(json=json)
     with host_lock(context, wait):
         for outcome in verify_all(context, records, options):
             _report(outcomes, outcome)
@@ -158,25 +158,27 @@ def _verify(
 
 
 def _verify_due(context: Context, *, json: bool) -> int:
-    from snaporch.cli.watching import watchers
+    from snaporch.cli.watching import observing
 
-    with watchers(context) as observers:
+    with observing(context) as observers:
         outcomes = verify_and_report_due(context, observers, json=json)
     outcomes.print_documents()
     return outcomes.code
 
 
-def verify_and_report_due(context: Context, observers: PolicyObservers, *, json: bool) -> Outcomes:
+def verify_and_report_due(
+    context: Context, observers: PolicyObservers, *, json: bool
+) -> ResultPrinter:
     """Run the verifications that policies have due, print the results and notify of failures.
 
     While another verification runs on the host, only a note is printed.
     """
-    from snaporch.cli.outcomes import Outcomes
+    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.errors import BusyError
     from snaporch.schedule.run_verifications import verify_due
     from snaporch.verify.verify import host_lock
 
-    outcomes = Outcomes(json=json)
+    outcomes = ResultPrinter(json=json)
     try:
         with host_lock(context):
             for each in verify_due(context):
@@ -188,7 +190,7 @@ def verify_and_report_due(context: Context, observers: PolicyObservers, *, json:
     return outcomes
 
 
-def _report(outcomes: Outcomes, outcome: Verification | SnaporchError) -> None:
+def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> None:
     from snaporch.errors import SnaporchError
 
     if isinstance(outcome, SnaporchError):

@@ -9,7 +9,7 @@ from datetime import datetime
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
-from snaporch.notify.notifier import Notifier, patience
+from snaporch.notify.notifier import Notifier, close_seconds
 from snaporch.schedule.forecast import Forecast
 from snaporch.schedule.subprocesses import CaptureOutcome
 from snaporch.status.metrics_exporter import MetricsExporter
@@ -39,10 +39,10 @@ class PolicyObservers:
 
 
 @contextmanager
-def watchers(context: Context) -> Iterator[PolicyObservers]:
+def observing(context: Context) -> Iterator[PolicyObservers]:
     """Observe the work within; at its end, wait a limited time for pending notifications."""
     observers = PolicyObservers(context)
     try:
         yield observers
     finally:
-        observers.notifier.close(patience(context.config))
+        observers.notifier.close(close_seconds(context.config))

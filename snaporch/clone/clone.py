@@ -32,17 +32,23 @@ from snaporch.errors import RefusedError, RunFailedError, UsageError
 from snaporch.hypervisor.clone_xml import (
     NO_NETWORK,
     CloneDisk,
-    CloneIdentity,
+    CloneSpec,
     CloneXml,
+    make_clone_xml,
     memory_bytes,
-    rewrite,
 )
 from snaporch.model import DatasetKind
 from snaporch.names import MAX_FULL_NAME
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.host_requirements import available_memory as memory_available
 from snaporch.restore.ram_from_pages import image_bytes, make_image
-from snaporch.restore.source import Source, check_whole_disks, kinds, path_inside, reading
+from snaporch.restore.source import (
+    Source,
+    check_whole_disks,
+    dataset_kinds,
+    image_path_in_dataset,
+    reading_lock,
+)
 from snaporch.zfs import resolver
 
 RAM_COPY = "ram.save"
@@ -137,7 +143,7 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
     xml = _start_xml(source, request)
     check_network(context, source.thing, xml, request.network, resumed=request.resumed)
     check_beneath(source.thing, source.manifest)
-    existing = kinds(context)
+    existing = dataset_kinds(context)
     for member in source.members:
         made = dataset_name(member.dataset, request.name)
         if made in existing:
@@ -149,7 +155,7 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
     check_whole_disks(source.thing, source.disks)
     for disk in source.disks:
         if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
-            path_inside(disk)
+            image_path_in_dataset(disk)
     _check_xml(context, source, request)
     if request.resumed or request.purpose is Purpose.VERIFY:
         _check_resources(context, source, request)
@@ -160,7 +166,7 @@ def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
     start = _start_xml(source, request)
     definition = source.text(Role.INACTIVE_XML) if request.purpose is Purpose.CLONE else None
     for xml in filter(None, (start, definition)):
-        rewrite(xml, _identity(context, source, request, "0" * 36, {}, check=True))
+        make_clone_xml(xml, _identity(context, source, request, "0" * 36, {}, check=True))
     check_tpm(source, start, resumed=request.resumed)
 
 
@@ -227,13 +233,13 @@ def clone(context: Context, source: Source, request: CloneRequest) -> Clone:
         SnaporchError: the clone could not be made; nothing of it is left.
     """
     with (
-        reading(context, source.record),
+        reading_lock(context, source.record),
         new_clone(context, request.name, request.purpose, source.thing) as uuid,
     ):
-        return build(context, source, request, uuid)
+        return build_clone(context, source, request, uuid)
 
 
-def build(context: Context, source: Source, request: CloneRequest, uuid: str) -> Clone:
+def build_clone(context: Context, source: Source, request: CloneRequest, uuid: str) -> Clone:
     """Make the datasets and files of the clone ``uuid``, define it and start it.
 
     The caller is inside :func:`~snaporch.clone.registry.new_clone`.
@@ -254,7 +260,7 @@ def _build(context: Context, source: Source, request: CloneRequest, uuid: str) -
     datasets, places = _clone_disks(context, source, request, uuid)
     context.interrupt.check(thing)
     identity = _identity(context, source, request, uuid, places)
-    start = rewrite(_start_xml(source, request), identity)
+    start = make_clone_xml(_start_xml(source, request), identity)
     copy_firmware(source, identity, start.xml)
     _define_and_start(context, source, request, identity, start)
     return Clone(
@@ -286,10 +292,10 @@ def _identity(
     places: dict[str, CloneDisk],
     *,
     check: bool = False,
-) -> CloneIdentity:
+) -> CloneSpec:
     if check:
         places = {disk.target: CloneDisk("/", "file") for disk in source.disks}
-    return CloneIdentity(
+    return CloneSpec(
         name=request.name,
         uuid=uuid,
         of=source.thing,
@@ -316,7 +322,7 @@ def clone_dataset(
         PoolError: ZFS cannot clone it.
     """
     made = dataset_name(dataset, name)
-    kind = kinds(context)[dataset]
+    kind = dataset_kinds(context)[dataset]
     index = [member.dataset for member in source.members].index(dataset)
     mount = directory_of(context, uuid) / f"disk{index}"
     properties = {purpose.mark: uuid, NAME_PROPERTY: name, OF_PROPERTY: source.thing}
@@ -351,7 +357,7 @@ def _define_and_start(
     context: Context,
     source: Source,
     request: CloneRequest,
-    identity: CloneIdentity,
+    identity: CloneSpec,
     start: CloneXml,
 ) -> None:
     """Define a permanent clone; resume or boot the clone if that was requested.
@@ -360,7 +366,7 @@ def _define_and_start(
     """
     definition = source.text(Role.INACTIVE_XML)
     if request.purpose is Purpose.CLONE and definition is not None:
-        xml = rewrite(definition, identity).xml if request.resumed else start.xml
+        xml = make_clone_xml(definition, identity).xml if request.resumed else start.xml
         context.hypervisor.define(xml)
     if request.resumed:
         _resume(context, source, request, identity, start.xml)
@@ -371,7 +377,7 @@ def _define_and_start(
 
 
 def _resume(
-    context: Context, source: Source, request: CloneRequest, identity: CloneIdentity, xml: str
+    context: Context, source: Source, request: CloneRequest, identity: CloneSpec, xml: str
 ) -> None:
     part = source.part(Role.RAM)
     assert part is not None
@@ -390,7 +396,7 @@ def _resume(
 
 
 def _check_and_resume(
-    context: Context, source: Source, identity: CloneIdentity, *, running: bool
+    context: Context, source: Source, identity: CloneSpec, *, running: bool
 ) -> None:
     """Let the clone run if its emulator has only the clone's own files open.
 

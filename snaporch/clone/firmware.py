@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snaporch.bundle.host_file import put_host_file
+from snaporch.bundle.host_file import replace_host_file
 from snaporch.bundle.manifest import Part, Role
-from snaporch.hypervisor.clone_xml import CloneIdentity, SharedError
+from snaporch.hypervisor.clone_xml import CloneSpec, SharedError
 from snaporch.hypervisor.domain_xml import parse, tpm_state
 from snaporch.model import Level
 from snaporch.restore.source import Source
@@ -43,7 +43,7 @@ def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
         )
 
 
-def copy_firmware(source: Source, identity: CloneIdentity, xml: str) -> None:
+def copy_firmware(source: Source, identity: CloneSpec, xml: str) -> None:
     """Copy UEFI variables and TPM state; a resumed clone needs them for its next boot.
 
     Args:
@@ -71,4 +71,4 @@ def copy_firmware(source: Source, identity: CloneIdentity, xml: str) -> None:
 
 
 def _put(source: Path, target: Path, part: Part) -> None:
-    put_host_file(target, source.read_bytes(), part.uid, part.gid, part.mode)
+    replace_host_file(target, source.read_bytes(), part.uid, part.gid, part.mode)

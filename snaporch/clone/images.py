@@ -30,7 +30,7 @@ from snaporch.hypervisor.qcow2 import (
 )
 from snaporch.model import DatasetKind
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
-from snaporch.restore.source import NotWholeError, Source, path_inside
+from snaporch.restore.source import IncompleteError, Source, image_path_in_dataset
 from snaporch.zfs import resolver
 
 
@@ -77,9 +77,9 @@ class Images:
             with ExitStack() as stack:
                 return self._follow(stack, thing, disk)
         except HeaderError as error:
-            raise NotWholeError(thing, str(error)) from error
+            raise IncompleteError(thing, str(error)) from error
         except FileNotFoundError as error:
-            raise NotWholeError(thing, f"{error.filename} is not in the snapshot") from error
+            raise IncompleteError(thing, f"{error.filename} is not in the snapshot") from error
         except LeadsOutError as error:
             raise LeadsOutError(thing, f"{error.thing}: {error.reason}", error.step) from error
 
@@ -109,7 +109,7 @@ class Images:
         original_path = PurePosixPath(disk.source or "")
         if cloned.kind is DatasetKind.VOLUME:
             return self._volume(stack, disk.dataset or "", original_path, disk.format)
-        path = PurePosixPath(path_inside(disk))
+        path = PurePosixPath(image_path_in_dataset(disk))
         return self._in_clone(stack, disk.dataset or "", path, original_path, disk.format)
 
     def _volume(
@@ -168,7 +168,7 @@ class Images:
         status = os.stat(path)
         if stat.S_ISBLK(status.st_mode):
             dataset = resolver.resolve(path).name
-            if dataset in self._made and not resolver.partition(path):
+            if dataset in self._made and not resolver.partition_number(path):
                 return self._volume(stack, dataset, original_path, form)
         if not stat.S_ISREG(status.st_mode):
             raise LeadsOutError(
@@ -189,7 +189,7 @@ class Images:
         noted = [file for disk in self._source.disks for file in disk.beneath or ()]
         now = FileState.of(path)
         if not any(_real(file.path) == path and is_same(file, now) for file in noted):
-            raise NotWholeError(path, "is a backing file, and has changed since the snapshot")
+            raise IncompleteError(path, "is a backing file, and has changed since the snapshot")
 
     def _data_file(self, stack: ExitStack, image: _Image, name: str) -> CloneDisk:
         """The data file of an image; only one with a relative path inside the clone is allowed."""

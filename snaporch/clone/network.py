@@ -50,7 +50,7 @@ def _check_addresses(context: Context, thing: str, xml: str, network: str) -> No
     for domain in context.hypervisor.domains():
         if domain.live_xml is None:
             continue
-        taken = own & domain_xml.cards(domain_xml.parse(domain.live_xml), network)
+        taken = own & domain_xml.mac_addresses(domain_xml.parse(domain.live_xml), network)
         if taken:
             raise RefusedError(
                 thing,

@@ -22,8 +22,8 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from snaporch import default_paths
 from snaporch.bundle.store import (
-    explained_store,
     private_directory,
+    store_errors,
     sync_directory,
     write_private,
 )
@@ -98,7 +98,7 @@ def find_artifacts(context: Context) -> list[CloneArtifacts]:
 def _directories(clones: Path) -> list[Path]:
     if not clones.is_dir():
         return []
-    with explained_store(clones):
+    with store_errors(clones):
         return sorted(path for path in clones.iterdir() if _UUID.fullmatch(path.name))
 
 
@@ -125,7 +125,7 @@ def new_clone(context: Context, name: str, purpose: Purpose, of: str) -> Iterato
     """Reserve a UUID and a directory for a clone; the caller makes the clone inside the block.
 
     After an exception the clone is removed. A temporary clone is removed after the block in any
-    case. If the process is killed, :func:`sweep` removes the clone.
+    case. If the process is killed, :func:`remove_unfinished` removes the clone.
 
     Args:
         name: the name of the clone.
@@ -162,7 +162,7 @@ def _locked(context: Context, uuid: str, name: str, doing: str) -> Iterator[None
 
 def _begin(context: Context, uuid: str, name: str, purpose: Purpose, of: str) -> None:
     directory = directory_of(context, uuid)
-    with explained_store(directory.parent):
+    with store_errors(directory.parent):
         private_directory(directory.parent, _TRAVERSABLE)
         directory.mkdir(mode=_TRAVERSABLE)
         directory.chmod(_TRAVERSABLE)
@@ -262,7 +262,7 @@ def _remove_files(directory: Path) -> None:
     sync_directory(directory.parent)
 
 
-def sweep(context: Context, *, dry_run: bool = False) -> list[str]:
+def remove_unfinished(context: Context, *, dry_run: bool = False) -> list[str]:
     """Remove what killed clones, verifications and extractions left.
 
     Args:
@@ -286,7 +286,7 @@ def sweep(context: Context, *, dry_run: bool = False) -> list[str]:
 
 def remove_leftovers(context: Context) -> None:
     """Remove what killed processes left, with a note for each thing that was removed."""
-    for done in sweep(context):
+    for done in remove_unfinished(context):
         context.progress.note("snaporch", done)
 
 
@@ -301,6 +301,6 @@ def _sweep_unfinished(context: Context, uuid: str, what: str, *, dry_run: bool) 
     return [f"{line}: {text}" for text in remove(context, uuid)] or [f"{line}: removed its files"]
 
 
-def blocked_by(context: Context, snapshots: Sequence[str]) -> list[str]:
+def clones_of(context: Context, snapshots: Sequence[str]) -> list[str]:
     """The clones of these snapshots; ZFS cannot destroy a snapshot that has clones."""
     return sorted({name for names in context.pool.clones(snapshots).values() for name in names})

@@ -42,7 +42,7 @@ _EXAMPLES = """\
 """
 
 
-def sample() -> str:
+def example_text() -> str:
     """The text of the file; unedited, it sets nothing."""
     parts = [_HEAD, *_options(Config())]
     for title, section in _sections(Config(), ""):

@@ -21,7 +21,7 @@ from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName, Schedule
 from snaporch.config.replica import Replica
-from snaporch.default_paths import BUNDLES, LIBVIRT, RUNTIME
+from snaporch.default_paths import BUNDLES, LIBVIRT_URI, RUNTIME
 from snaporch.names import is_dataset
 
 _LEVELS = range(-7, 20)
@@ -292,7 +292,7 @@ class Config(_Section):
     """The whole file."""
 
     libvirt_uri: Annotated[str, StringConstraints(min_length=1, pattern=r"^[\x21-\x7e]+$")] = Field(
-        default=LIBVIRT, description="The libvirt connection. Must be of this host."
+        default=LIBVIRT_URI, description="The libvirt connection. Must be of this host."
     )
     sanoid_hook_jobs: int = Field(
         default=4,

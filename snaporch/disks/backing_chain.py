@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
-from snaporch.bundle.host_file import open_unmarked
+from snaporch.bundle.host_file import open_without_atime
 from snaporch.bundle.manifest import BackingFileEntry
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
@@ -52,10 +52,10 @@ class FileState:
         Raises:
             OSError: stat(2) failed.
         """
-        return cls.told_by(os.stat(path))
+        return cls.from_stat(os.stat(path))
 
     @classmethod
-    def told_by(cls, status: os.stat_result) -> FileState:
+    def from_stat(cls, status: os.stat_result) -> FileState:
         """The state from a result of stat(2)."""
         return cls(status.st_size, status.st_ino, status.st_mtime_ns)
 
@@ -198,7 +198,7 @@ def _state(image: _Image, real: str) -> FileState | None:
     status = os.stat(real)
     if not stat.S_ISREG(status.st_mode) or _is_opaque(image):
         return None
-    return FileState.told_by(status)
+    return FileState.from_stat(status)
 
 
 def _dataset_of(path: str) -> Dataset | None:
@@ -255,7 +255,7 @@ def _opened(path: str) -> Iterator[int]:
         mode = os.fstat(place).st_mode
         if not (stat.S_ISREG(mode) or stat.S_ISBLK(mode)):
             raise HeaderError(f"{path} is neither a file nor a block device")
-        descriptor = open_unmarked(f"/proc/self/fd/{place}", _OPEN)
+        descriptor = open_without_atime(f"/proc/self/fd/{place}", _OPEN)
     finally:
         os.close(place)
     try:
@@ -324,7 +324,7 @@ def written_by(domain: Domain) -> set[str]:
     return found
 
 
-def tell_shared(
+def shared_disk_warnings(
     domain: Domain,
     disks: Iterable[Disk],
     domains: Callable[[], Iterable[Domain]],

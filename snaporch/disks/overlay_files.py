@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory, sync_directory
+from snaporch.bundle.store import private_directory, store_errors, sync_directory
 from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
@@ -26,7 +26,7 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def make_directory(directory: Path) -> None:
     """Make a directory that belongs to root and that the emulator's user can pass through."""
-    with explained_store(directory.parent):
+    with store_errors(directory.parent):
         private_directory(directory.parent, _PASSABLE)
         private_directory(directory, _PASSABLE)
 

@@ -18,7 +18,7 @@ from snaporch.errors import RunFailedError
 from snaporch.model import DatasetKind
 from snaporch.restore.disk_checks import beneath_inside
 from snaporch.restore.safe_path import open_beneath
-from snaporch.restore.source import NotWholeError, Source, kinds, path_inside
+from snaporch.restore.source import IncompleteError, Source, dataset_kinds, image_path_in_dataset
 from snaporch.zfs import resolver
 
 _BLOCK = 1 << 20
@@ -37,7 +37,7 @@ def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> I
         OSError: the disk cannot be opened.
     """
     assert disk.dataset is not None
-    if kinds(context)[disk.dataset] is DatasetKind.FILESYSTEM:
+    if dataset_kinds(context)[disk.dataset] is DatasetKind.FILESYSTEM:
         with _open_image(context, source, disk) as reading:
             yield reading
         return
@@ -54,7 +54,7 @@ def _open_image(context: Context, source: Source, disk: DiskEntry) -> Iterator[B
     """Open an image file in the snapshot; no link may lead out of it."""
     home = PurePosixPath(resolver.mount_point_of(disk.dataset or ""))
     snapshot = source.member(disk.dataset or "").full_name
-    path = PurePosixPath(path_inside(disk))
+    path = PurePosixPath(image_path_in_dataset(disk))
     try:
         with (
             context.pool.mounted_snapshot(snapshot) as root,
@@ -63,7 +63,7 @@ def _open_image(context: Context, source: Source, disk: DiskEntry) -> Iterator[B
         ):
             yield image
     except FileNotFoundError as error:
-        raise NotWholeError(
+        raise IncompleteError(
             f"{disk.target} ({snapshot}: {path})", "the image is not in the snapshot"
         ) from error
 
@@ -116,16 +116,16 @@ def read_disks(context: Context, source: Source) -> tuple[int, int]:
             where = f"{disk.target} ({disk.source})"
             if error.errno == errno.EIO:  # ZFS has no intact copy of the block
                 reason = f"cannot be read ({error.strerror})"
-                raise NotWholeError(where, reason, "see `zpool status -v`") from error
+                raise IncompleteError(where, reason, "see `zpool status -v`") from error
             raise RunFailedError(where, f"could not be read ({error.strerror})") from error
     return len(disks), total
 
 
 def _inside(context: Context, disk: DiskEntry) -> str | None:
     """The path of an image in its dataset; None for a volume, which is read as a whole."""
-    if kinds(context)[disk.dataset or ""] is DatasetKind.VOLUME:
+    if dataset_kinds(context)[disk.dataset or ""] is DatasetKind.VOLUME:
         return None
-    return str(path_inside(disk))
+    return str(image_path_in_dataset(disk))
 
 
 def _read_through(context: Context, source: Source, reading: BinaryIO) -> int:

@@ -18,7 +18,13 @@ import libvirt
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.apparmor import denies_writing, is_confined
 from snaporch.hypervisor.events import DomainEvents
-from snaporch.hypervisor.interface import CommitStage, HypervisorError, OverlayDisk, Patience, Told
+from snaporch.hypervisor.interface import (
+    CommitStage,
+    CommitTimeouts,
+    HypervisorError,
+    OnCommitStage,
+    OverlayDisk,
+)
 
 _POLL_SECONDS = 0.1
 _ACTIVE_COMMIT = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
@@ -38,8 +44,8 @@ def commit_overlays(
     domain: Any,
     events: DomainEvents,
     disks: Sequence[OverlayDisk],
-    on_stage: Told,
-    patience: Patience,
+    on_stage: OnCommitStage,
+    patience: CommitTimeouts,
 ) -> dict[str, HypervisorError]:
     """Commit all ``disks`` at the same time, and pivot them together when all are ready.
 
@@ -91,7 +97,7 @@ def commit_overlays(
 class _Throttle:
     """Suspends a guest that the commit cannot catch up with, each time twice as long."""
 
-    def __init__(self, domain: Any, on_stage: Told, patience: Patience) -> None:
+    def __init__(self, domain: Any, on_stage: OnCommitStage, patience: CommitTimeouts) -> None:
         self._domain = domain
         self._on_stage = on_stage
         self._pause = patience.pause

@@ -25,7 +25,7 @@ from snaporch.hypervisor.domain_xml import (
     text,
     tpm_directory,
     tpm_state,
-    uncapturable,
+    uncapturable_reason,
 )
 from snaporch.hypervisor.qemu_arguments import receive_user_networks, unknown_argument
 
@@ -74,7 +74,7 @@ class CloneDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class CloneIdentity:
+class CloneSpec:
     """The clone's name, disks, files and network."""
 
     name: str
@@ -109,7 +109,7 @@ class CloneXml:
     missing: tuple[str, ...]
 
 
-def rewrite(xml: str, identity: CloneIdentity) -> CloneXml:
+def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
     """Make the XML of the clone.
 
     Args:
@@ -170,7 +170,7 @@ def memory_bytes(xml: str) -> int:
     return int(element.text or 0) * units.get(element.get("unit", "KiB"), 1 << 10)
 
 
-def _set_identity(root: Element, identity: CloneIdentity) -> None:
+def _set_identity(root: Element, identity: CloneSpec) -> None:
     _child(root, "name").text = identity.name
     _child(root, "uuid").text = identity.uuid
     root.attrib.pop("id", None)
@@ -205,7 +205,7 @@ def _child(root: Element, tag: str) -> Element:
     return found if found is not None else SubElement(root, tag)
 
 
-def _disks(root: Element, identity: CloneIdentity) -> list[str]:
+def _disks(root: Element, identity: CloneSpec) -> list[str]:
     missing = []
     devices = _child(root, "devices")
     for element in root.findall("devices/disk"):
@@ -298,7 +298,7 @@ def _make_optional(element: Element) -> None:
         source.set("startupPolicy", "optional")
 
 
-def _host_memory(root: Element, identity: CloneIdentity) -> None:
+def _host_memory(root: Element, identity: CloneSpec) -> None:
     if root.find("devices/memory/source/path") is not None:
         raise SharedError(identity.of, "it has memory in a file of the host")
     for element in root.findall("devices/vsock/cid"):
@@ -306,12 +306,12 @@ def _host_memory(root: Element, identity: CloneIdentity) -> None:
         element.set("auto", "yes")
 
 
-def _firmware(root: Element, identity: CloneIdentity) -> None:
+def _firmware(root: Element, identity: CloneSpec) -> None:
     """Give the clone its own UEFI variables and TPM state. Refuse what libvirt does not know."""
     for loader in root.findall("os/loader[@type='pflash']"):
         if loader.get("readonly") != "yes":
             raise SharedError(identity.of, f"its firmware may write to {loader.text}")
-    problem = uncapturable(root)
+    problem = uncapturable_reason(root)
     if problem is not None:
         reason, step = problem
         raise SharedError(identity.of, reason, f"{step}, and snapshot it again")
@@ -326,7 +326,7 @@ def _firmware(root: Element, identity: CloneIdentity) -> None:
     _tpm(root, identity)
 
 
-def _tpm(root: Element, identity: CloneIdentity) -> None:
+def _tpm(root: Element, identity: CloneSpec) -> None:
     """Use libvirt's own directory. AppArmor may deny the clone any other, as the original's."""
     state, backend = tpm_state(root), root.find("devices/tpm/backend")
     source = backend.find("source") if backend is not None else None
@@ -336,7 +336,7 @@ def _tpm(root: Element, identity: CloneIdentity) -> None:
     source.set("path", str(place / _TPM_FILE if state.is_file else place))
 
 
-def _interface(element: Element, identity: CloneIdentity) -> None:
+def _interface(element: Element, identity: CloneSpec) -> None:
     if element.get("type") in _PASSED_THROUGH:
         return
     for child in list(element):
@@ -362,7 +362,7 @@ def _new_mac() -> str:
     return "52:54:00:" + ":".join(f"{byte:02x}" for byte in secrets.token_bytes(3))
 
 
-def _remove_reservations(root: Element, identity: CloneIdentity) -> None:
+def _remove_reservations(root: Element, identity: CloneSpec) -> None:
     if not identity.throw_away:
         return
     for name in ("cputune", "numatune"):
@@ -376,7 +376,7 @@ def _remove_reservations(root: Element, identity: CloneIdentity) -> None:
             _child(root, "memoryBacking").remove(element)
 
 
-def _remove_foreign(root: Element, identity: CloneIdentity) -> list[str]:
+def _remove_foreign(root: Element, identity: CloneSpec) -> list[str]:
     """Remove or refuse what is not in the allow-list. A clone that boots can lack such devices."""
     own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
     for place in identity.disks.values():
@@ -400,7 +400,7 @@ def _remove_foreign(root: Element, identity: CloneIdentity) -> list[str]:
     return missing
 
 
-def _foreign_in_device(element: Element, identity: CloneIdentity, own: set[str]) -> Iterator[str]:
+def _foreign_in_device(element: Element, identity: CloneSpec, own: set[str]) -> Iterator[str]:
     target = element.find("target")
     shared = element.tag == "disk" and (
         target is None or target.get("dev", "") not in identity.disks

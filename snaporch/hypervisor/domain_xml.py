@@ -132,7 +132,7 @@ def has_tpm_in_default_place(root: Element) -> bool:
     return backend is not None and backend.find("source") is None
 
 
-def uncapturable(root: Element) -> tuple[str, str] | None:
+def uncapturable_reason(root: Element) -> tuple[str, str] | None:
     """Why UEFI variables or TPM state cannot be copied, and the remedy; ``None`` if they can."""
     return _uncapturable_variables(root) or _uncapturable_tpm(root)
 
@@ -268,7 +268,7 @@ def mirrors(root: Element) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def cards(root: Element, network: str) -> set[str]:
+def mac_addresses(root: Element, network: str) -> set[str]:
     """The MAC addresses of the interfaces on a libvirt network, in lower case."""
     found = set()
     for card in root.findall("devices/interface"):
@@ -334,7 +334,7 @@ def barred(xml: str, path: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def names_path(xml: str, path: str) -> bool:
+def has_disk_at(xml: str, path: str) -> bool:
     """Whether the domain has a disk at ``path``."""
     return any(disk.source == path for disk in disks(parse(xml)))
 

@@ -21,14 +21,14 @@ _SILENT = {
 _OF_THE_HOST = ("host-passthrough", "maximum")
 
 
-def find_misfit(connection: Any, xml: str, seen: str = "") -> str:
+def find_incompatibility(connection: Any, xml: str, seen: str = "") -> str:
     """Why the connected host cannot run a domain with this XML; empty if it can.
 
     Asks for the domain capabilities of emulator, architecture, machine and accelerator. Then
     compares the CPU with the one that the hypervisor offers (virConnectCompareHypervisorCPU).
 
     Args:
-        seen: the host's CPU as the guest saw it, from :func:`seen_cpu`.
+        seen: the host's CPU as the guest saw it, from :func:`guest_cpu`.
     """
     root = domain_xml.parse(xml)
     where = _capability_keys(root)
@@ -42,7 +42,7 @@ def find_misfit(connection: Any, xml: str, seen: str = "") -> str:
     return _compare(connection, where, seen) if seen else ""  # otherwise it is the host's own
 
 
-def seen_cpu(connection: Any, xml: str) -> str:
+def guest_cpu(connection: Any, xml: str) -> str:
     """The host's CPU as a guest with this XML sees it, for a comparison with another host's.
 
     Returns: a ``<cpu>`` with the model and features of libvirt's ``host-model``. Empty if the

@@ -22,7 +22,7 @@ Tick = Callable[[], None]
 """Called several times a second during a long operation. If it raises, the operation is aborted."""
 
 
-def nothing() -> None:
+def no_tick() -> None:
     """A tick that does nothing."""
 
 
@@ -41,12 +41,12 @@ class CommitStage(Enum):
     """The guest runs again."""
 
 
-Told = Callable[[CommitStage], None]
+OnCommitStage = Callable[[CommitStage], None]
 """Receives the stages of a commit. If it raises, the waiting ends, but not the commit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class CommitTimeouts:
     """Time limits of a commit, in seconds."""
 
     running: float = 60.0
@@ -196,7 +196,7 @@ class Screenshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Unguarded:
+class StartHookProblem:
     """Why libvirt would start a guest on its overlays without checking them."""
 
     reason: str
@@ -263,7 +263,7 @@ class Hypervisor(Protocol):
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         """The path of every disk by target: in the live XML and in the inactive XML."""
 
-    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = no_tick) -> Pause:
         """Save the RAM while the guest runs, then switch all disks to overlays at one instant.
 
         With overlays libvirt resumes a guest even if another program suspended it meanwhile.
@@ -291,7 +291,11 @@ class Hypervisor(Protocol):
         """Request that libvirt aborts the job on the domain. It is no error if there is none."""
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
+        self,
+        uuid: str,
+        disks: Sequence[OverlayDisk],
+        on_stage: OnCommitStage,
+        patience: CommitTimeouts,
     ) -> None:
         """Commit the overlays into the bases and pivot to the bases.
 
@@ -325,7 +329,7 @@ class Hypervisor(Protocol):
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
         """The path of every disk by target in the managed save image; ``None`` if there is none."""
 
-    def unguarded(self) -> Unguarded | None:
+    def start_hook_problem(self) -> StartHookProblem | None:
         """Why libvirt would start a guest on the overlays of an interrupted run, if so."""
 
     def starts_at_boot(self, uuid: str) -> bool:

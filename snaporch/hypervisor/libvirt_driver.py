@@ -18,13 +18,13 @@ from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.interface import (
     CaptureRequest,
     CommitStage,
+    CommitTimeouts,
     HypervisorError,
+    OnCommitStage,
     OverlayDisk,
-    Patience,
     Pause,
     Tick,
-    Told,
-    nothing,
+    no_tick,
 )
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN
 from snaporch.hypervisor.libvirt_queries import LibvirtQueries
@@ -45,7 +45,7 @@ _UNDEFINE = (
 class LibvirtHypervisor(LibvirtQueries):
     """:class:`~snaporch.hypervisor.interface.Hypervisor` by libvirt, with the changing calls."""
 
-    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = no_tick) -> Pause:
         handle = self._handle(request.uuid)
         with self._explained(request.uuid, "capture"), self._events(handle) as events:
             pause = capture(handle, events, request, tick, stopped)
@@ -62,7 +62,11 @@ class LibvirtHypervisor(LibvirtQueries):
             self._handle(uuid).abortJob()
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
+        self,
+        uuid: str,
+        disks: Sequence[OverlayDisk],
+        on_stage: OnCommitStage,
+        patience: CommitTimeouts,
     ) -> None:
         handle = self._handle(uuid)
         with self._explained(uuid, "commit"), self._events(handle) as events:

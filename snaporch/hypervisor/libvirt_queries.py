@@ -16,20 +16,20 @@ from snaporch.faults import Component
 from snaporch.hypervisor import agent, domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
-from snaporch.hypervisor.host_compat import find_misfit, seen_cpu
+from snaporch.hypervisor.host_compat import find_incompatibility, guest_cpu
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,
     HypervisorError,
     OpenFile,
     Screenshot,
-    Unguarded,
+    StartHookProblem,
     Vitals,
 )
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN, LibvirtConnection
 from snaporch.hypervisor.open_files import open_files_of
 from snaporch.hypervisor.screenshot import take_screenshot
-from snaporch.hypervisor.start_hook import find_unguarded
+from snaporch.hypervisor.start_hook import find_hook_problem
 from snaporch.model import Domain, DomainState, Versions
 
 _ZSTD_SINCE = 10_004_000
@@ -105,7 +105,7 @@ class LibvirtQueries(LibvirtConnection):
     def versions(self, domain: Domain) -> Versions:
         found = self.releases()
         with self._explained(domain.name, "asking for its CPU"):
-            cpu = seen_cpu(self._conn(), domain.live_xml) if domain.live_xml else ""
+            cpu = guest_cpu(self._conn(), domain.live_xml) if domain.live_xml else ""
         return Versions(
             __version__, found[Component.LIBVIRT], found[Component.QEMU], domain.machine, cpu
         )
@@ -178,16 +178,16 @@ class LibvirtQueries(LibvirtConnection):
         with self._explained(uuid, "asking whether it starts at boot"):
             return bool(self._handle(uuid).autostart())
 
-    def unguarded(self) -> Unguarded | None:
+    def start_hook_problem(self) -> StartHookProblem | None:
         with self._explained("libvirt", "counting domains"):
-            return find_unguarded(may_have_called=self._conn().numOfDomains() > 0)
+            return find_hook_problem(may_have_called=self._conn().numOfDomains() > 0)
 
     def blockers(self, domain: Domain) -> list[Blocker]:
         with self._explained(domain.name, "looking for blockers"):
             return find_blockers(self._handle(domain.uuid), domain)
 
     def misfit(self, xml: str, cpu: str = "") -> str:
-        return find_misfit(self._conn(), xml, cpu)
+        return find_incompatibility(self._conn(), xml, cpu)
 
     def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:
         return domain_xml.backing_images(domain_xml.parse(domain.live_xml or ""), target)

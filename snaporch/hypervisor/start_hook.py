@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 
 from snaporch.data_files import shared_file
-from snaporch.hypervisor.interface import Unguarded
+from snaporch.hypervisor.interface import StartHookProblem
 
 SOURCE = "hooks/libvirt-qemu"
 PLACE = Path("/etc/libvirt/hooks/qemu.d/snaporch")
@@ -22,9 +22,9 @@ _INSTALL = "snaporch install"
 _RESTART = "systemctl try-restart libvirtd virtqemud"
 
 
-def find_unguarded(
+def find_hook_problem(
     *, may_have_called: bool, place: Path = PLACE, called: Path = CALLED
-) -> Unguarded | None:
+) -> StartHookProblem | None:
     """Check the hook: its problem and the remedy, or ``None``.
 
     Args:
@@ -36,10 +36,10 @@ def find_unguarded(
     try:
         text = place.read_text("utf-8", "replace")
     except OSError:
-        return Unguarded(f"{place} does not exist", _INSTALL)
+        return StartHookProblem(f"{place} does not exist", _INSTALL)
     _, _, body = shared_file(SOURCE).read_text("utf-8").partition("\n")
     if not text.endswith(body) or not os.access(place, os.X_OK):
-        return Unguarded(f"{place} is not the hook of this version of snaporch", _INSTALL)
+        return StartHookProblem(f"{place} is not the hook of this version of snaporch", _INSTALL)
     if may_have_called and not called.exists():
-        return Unguarded(f"libvirt has not loaded {place} yet", _RESTART)
+        return StartHookProblem(f"libvirt has not loaded {place} yet", _RESTART)
     return None

@@ -22,7 +22,7 @@ from snaporch.config.monitoring import mail_server
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.event import Event
 
-Way = Callable[[Event], None]
+Channel = Callable[[Event], None]
 _DAEMON_ONLY = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
 """Variables that systemd sets for the daemon only, not for its children."""
 _LONGEST = 200
@@ -32,9 +32,9 @@ class NotifyError(SnaporchError):
     """A notification could not be sent."""
 
 
-def ways(notify: NotifyOptions) -> dict[str, Way]:
+def open_channels(notify: NotifyOptions) -> dict[str, Channel]:
     """The configured channels, by name."""
-    found: dict[str, Way] = {}
+    found: dict[str, Channel] = {}
     if notify.command:
         found["notify.command"] = lambda event: by_command(event, notify.command, notify.timeout)
     if notify.email.to:

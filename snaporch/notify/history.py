@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory, replace_private
+from snaporch.bundle.store import private_directory, replace_private, store_errors
 from snaporch.model import iso, parse_iso
 from snaporch.notify.event import Event
 
@@ -63,6 +63,6 @@ def write_history(directory: Path, known: Mapping[str, NotificationRecord]) -> N
         UnavailableError: the directory is not writable.
     """
     document = {key: [iso(each.at), each.kind, each.text] for key, each in known.items()}
-    with explained_store(directory):
+    with store_errors(directory):
         private_directory(directory)
         replace_private(directory / _NAME, json.dumps(document, indent=1).encode())

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from snaporch.config import Config
 from snaporch.errors import SnaporchError, one_line
-from snaporch.notify.channels import NotifyError, Way, ways
+from snaporch.notify.channels import Channel, NotifyError, open_channels
 from snaporch.notify.event import Event, event_of_error, event_of_run
 from snaporch.notify.history import read_history, remembered, should_notify, write_history
 from snaporch.progress import Progress
@@ -86,7 +86,7 @@ class Notifier:
             self._progress.note(_SOURCE, f"not all notifications were sent within {seconds:.0f} s")
 
     def _put(self, job: _Job | _Resolved) -> None:
-        if not ways(job.config.notify):
+        if not open_channels(job.config.notify):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=_SOURCE, daemon=True)
@@ -113,14 +113,14 @@ class Notifier:
         wanted = event.kind in notify.on
         if wanted and not should_notify(event, known, notify.repeat):
             return
-        channels = ways(notify).items() if wanted else ()
+        channels = open_channels(notify).items() if wanted else ()
         sent = [self._send(way, event, notify.timeout) for way in channels]
         if any(sent) or not wanted:
             changed = remembered(event, known)
             if changed != known and (wanted or event.key in known):
                 write_history(directory, changed)
 
-    def _send(self, way: tuple[str, Way], event: Event, seconds: int) -> bool:
+    def _send(self, way: tuple[str, Channel], event: Event, seconds: int) -> bool:
         """Whether the channel sent the event; an error is printed as a note."""
         name, send = way
         problem: list[str] = []
@@ -152,6 +152,8 @@ def _remove_resolved(over: _Resolved) -> None:
         write_history(directory, left)
 
 
-def patience(config: Config) -> float:
+def close_seconds(config: Config) -> float:
     """How long to wait for pending notifications before a process exits, in seconds."""
-    return float((config.notify.timeout + _EXTRA_SECONDS) * max(len(ways(config.notify)), 1))
+    return float(
+        (config.notify.timeout + _EXTRA_SECONDS) * max(len(open_channels(config.notify)), 1)
+    )

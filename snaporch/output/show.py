@@ -10,7 +10,7 @@ from snaporch.errors import one_line
 from snaporch.model import SnapshotRecord
 from snaporch.output.format import pause, size
 from snaporch.output.terminal import print_result
-from snaporch.show import Description, ShownDataset, custody
+from snaporch.show import Description, ShownDataset, provenance
 
 _NOT_BY_HAND = (
     "its bundle or its ZFS snapshots are incomplete, or its verification failed; "
@@ -28,7 +28,7 @@ def _lines(shown: Description) -> Iterator[str]:
     yield one_line(record.full_name)
     yield from _pairs([("level", record.level.value), ("state", record.state.value)])
     yield from _pairs([("paused", _paused(record)), ("uuid", record.uuid)])
-    yield from _pairs(custody(record, manifest))
+    yield from _pairs(provenance(record, manifest))
     yield from _heading("snapshots")
     yield from map(_dataset, shown.datasets)
     if shown.clones:

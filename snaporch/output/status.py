@@ -24,7 +24,7 @@ from snaporch.status.model import (
     SchedulerState,
     Status,
 )
-from snaporch.status.problems import worst
+from snaporch.status.problems import worst_grade
 
 _WIDEST = 100
 _PIPED_WIDTH = 100_000
@@ -165,7 +165,7 @@ def _paragraph(trouble: Problem, console: Console) -> Text:
 
 def nagios(status: Status, troubles: Sequence[Problem], limits: Limits) -> tuple[str, int]:
     """Return the line and the exit status of a monitoring plugin (Nagios Plugin API)."""
-    word, code = _NAGIOS[worst(troubles)]
+    word, code = _NAGIOS[worst_grade(troubles)]
     count = len(status.domains)
     text = f"{count} guest{'' if count == 1 else 's'}"
     if troubles:

@@ -68,7 +68,7 @@ def _two_lines_each(records: Sequence[SnapshotRecord], width: int) -> Iterator[s
             yield from textwrap.wrap("; ".join(more), width - len(_INDENT), initial_indent=_INDENT)
 
 
-def print_outcomes(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> None:
+def print_results(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> None:
     """Print the result of each domain.
 
     Args:

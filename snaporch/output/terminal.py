@@ -131,7 +131,7 @@ class _Lasting(io.FileIO):
             return memoryview(data).nbytes
 
 
-def outlast_stdout() -> None:
+def report_failed_stdout() -> None:
     """Report failed writes of other code too, such as the parser's help."""
     stream, original = sys.stdout, sys.__stdout__
     if original is None or stream != original:

@@ -22,7 +22,7 @@ _MAX_SECONDS_OVER_A_REBOOT = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClockReading:
     """The host's clocks, in seconds."""
 
     boot: str
@@ -33,13 +33,13 @@ class Reading:
     """Since 1970; it can be set."""
 
     @classmethod
-    def now(cls) -> Reading:
+    def now(cls) -> ClockReading:
         """Read the clocks."""
         return cls(
             _BOOT_ID.read_text().strip(), time.clock_gettime(time.CLOCK_BOOTTIME), time.time()
         )
 
-    def since(self, last: Reading) -> float:
+    def since(self, last: ClockReading) -> float:
         """Seconds since the ``last`` reading; across a reboot up to a day of them may be wrong."""
         if self.boot == last.boot:
             return max(0.0, self.uptime - last.uptime)
@@ -50,7 +50,7 @@ class Reading:
 class Ages:
     """The ages of the items in the store at ``root``."""
 
-    def __init__(self, root: Path, reading: Reading) -> None:
+    def __init__(self, root: Path, reading: ClockReading) -> None:
         self._root = root
         self._reading = reading
         self._seconds = _read(root / AGES_NAME, reading)
@@ -80,11 +80,11 @@ class Ages:
         return str(path.relative_to(self._root))
 
 
-def _read(path: Path, reading: Reading) -> dict[str, float]:
+def _read(path: Path, reading: ClockReading) -> dict[str, float]:
     """The ages, up to now; empty if the file cannot be read: then they begin at zero."""
     try:
         document = json.loads(path.read_bytes())
-        passed = reading.since(Reading(**document["read"]))
+        passed = reading.since(ClockReading(**document["read"]))
         return {str(key): float(age) + passed for key, age in document["seconds"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return {}

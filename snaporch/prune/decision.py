@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 
-from snaporch.model import Census, iso
+from snaporch.model import SnapshotListing, iso
 
 
 class ItemKind(StrEnum):
@@ -144,7 +144,11 @@ class PruneDecision:
 
 
 def decide(
-    found: StoreItem, census: Census, under_way: Collection[str], grace: GracePeriods, now: datetime
+    found: StoreItem,
+    census: SnapshotListing,
+    under_way: Collection[str],
+    grace: GracePeriods,
+    now: datetime,
 ) -> PruneDecision:
     """Decide about one item.
 
@@ -184,7 +188,7 @@ def in_use_reason(found: StoreItem, under_way: Collection[str]) -> str:
 
 
 def _decide_bundle(
-    found: StoreItem, census: Census, grace: GracePeriods, now: datetime
+    found: StoreItem, census: SnapshotListing, grace: GracePeriods, now: datetime
 ) -> PruneDecision:
     trashed = found.kind is ItemKind.TRASHED
     existing = existing_snapshot(found, census)
@@ -209,7 +213,7 @@ def _decide_bundle(
     )
 
 
-def existing_snapshot(found: StoreItem, census: Census) -> str:
+def existing_snapshot(found: StoreItem, census: SnapshotListing) -> str:
     """A snapshot that needs the bundle, preferably its own rather than a copy; empty for none."""
     names = [(r, name) for r in found.references for name in census.snapshots.get(r.guid, ())]
     own = [name for reference, name in names if name == reference.full_name]

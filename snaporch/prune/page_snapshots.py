@@ -17,8 +17,8 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError, read_manifest
 from snaporch.bundle.store import (
-    FRESH_MANIFEST_NAME,
     LEFTOVERS,
+    NEW_MANIFEST_NAME,
     RAM_NAME,
     REST_NAME,
     RUN_NAME,
@@ -242,7 +242,7 @@ def _with_bytes(pool: Pool, found: StoreItem) -> StoreItem:
 def _delete_leftover_parts(found: StoreItem) -> None:
     """Delete the parts that a killed move into pages left and the manifest does not name."""
     there = {name for name in (*LEFTOVERS, RAM_NAME) if (found.path / name).exists()}
-    if FRESH_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):
+    if NEW_MANIFEST_NAME not in there and not there.issuperset({RAM_NAME, REST_NAME}):
         return
     with suppress(SnaporchError, OSError), _locked(found):
         known = {part.name for part in read_manifest(found.path).parts}

@@ -16,15 +16,15 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError
-from snaporch.bundle.store import explained_store
-from snaporch.catalog.holds import let_bases_go
+from snaporch.bundle.store import store_errors
+from snaporch.catalog.holds import release_bases
 from snaporch.config import Config
 from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
 from snaporch.journal import SnapshotJournal, list_journals
 from snaporch.locks import PRUNING, domain_lock
-from snaporch.model import Census
-from snaporch.prune.ages import Ages, Reading
+from snaporch.model import SnapshotListing
+from snaporch.prune.ages import Ages, ClockReading
 from snaporch.prune.decision import (
     GracePeriods,
     ItemKind,
@@ -35,13 +35,13 @@ from snaporch.prune.decision import (
     in_use_reason,
 )
 from snaporch.prune.page_snapshots import prune_page_snapshots
-from snaporch.prune.scan import items_with_age, survey
+from snaporch.prune.scan import items_with_age, scan_store
 from snaporch.prune.trash import Trash, remove
 from snaporch.zfs import Pool, PoolError
 
 
 @dataclass
-class Pruned:
+class PruneResult:
     """The result of a prune."""
 
     verdicts: list[PruneDecision] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Pruned:
         return [verdict for verdict in self.verdicts if verdict.fate in fates]
 
     @property
-    def unjudged(self) -> list[AttentionError]:
+    def undecided_items(self) -> list[AttentionError]:
         """The items that prune cannot decide about; they stay until the admin acts."""
         step = "it is kept; check it, then move or delete it yourself"
         troubled = (each.found for each in self.verdicts if each.found.trouble)
@@ -69,7 +69,7 @@ class Pruned:
         """FAILED after a failure, ATTENTION if prune could not decide about an item, or OK."""
         if self.failures:
             return ExitCode.FAILED
-        return ExitCode.ATTENTION if self.unjudged else ExitCode.OK
+        return ExitCode.ATTENTION if self.undecided_items else ExitCode.OK
 
 
 class PruneError(SnaporchError):
@@ -85,8 +85,8 @@ def prune(
     dry_run: bool = False,
     may_be_barred: Callable[[str], bool] = lambda _uuid: False,
     stopped: Callable[[], bool] = lambda: False,
-    read_clocks: Callable[[], Reading] = Reading.now,
-) -> Pruned:
+    read_clocks: Callable[[], ClockReading] = ClockReading.now,
+) -> PruneResult:
     """Move bundles that no snapshot needs to the trash; delete items whose time is over.
 
     Args:
@@ -106,7 +106,7 @@ def prune(
             changed.
     """
     ages = Ages(config.paths.bundles, read_clocks())
-    seen = _of_domain(survey(config.paths.bundles, only), domain)
+    seen = _of_domain(scan_store(config.paths.bundles, only), domain)
     found = [replace(each, age=ages.of(each.path)) for each in seen]
     done = _prune_store(config, pool, found, only, may_be_barred, stopped, dry_run=dry_run)
     if (only is None or done.of(PruneAction.DELETE)) and not stopped():
@@ -121,10 +121,10 @@ def prune(
     return done
 
 
-def _write_ages(ages: Ages, store: Path, done: Pruned) -> None:
+def _write_ages(ages: Ages, store: Path, done: PruneResult) -> None:
     """Write the ages of all items, also of those that were moved to the trash just now."""
     try:
-        with explained_store(store):
+        with store_errors(store):
             ages.write(items_with_age(store))
     except SnaporchError as error:
         done.failures.append(error)
@@ -139,15 +139,15 @@ def _prune_store(
     stopped: Callable[[], bool],
     *,
     dry_run: bool,
-) -> Pruned:
+) -> PruneResult:
     if not found:
-        return Pruned()
+        return PruneResult()
     now = datetime.now(UTC)
     first = pool.census() if only is None else _census_of_bundles(pool, found)
     verdicts = _decide_all(config, found, first, now)
     if any(verdict.fate is not PruneAction.KEEP for verdict in verdicts):
         verdicts = _decide_all(config, found, first.agreed(pool.census()), now)
-    done = Pruned()
+    done = PruneResult()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if stopped():
             break
@@ -174,16 +174,16 @@ def _of_domain(found: Sequence[StoreItem], domain: str | None) -> list[StoreItem
     return [each for each in found if domain in (None, each.domain, each.uuid)]
 
 
-def _census_of_bundles(pool: Pool, found: Sequence[StoreItem]) -> Census:
+def _census_of_bundles(pool: Pool, found: Sequence[StoreItem]) -> SnapshotListing:
     """A census of only the datasets that the bundles name: it shows whether they are needed."""
     references = [r for each in found if each.kind is ItemKind.BUNDLE for r in each.references]
     snapshots = pool.snapshots(sorted({reference.dataset for reference in references}))
     every_pool = frozenset(r.pool for each in found for r in each.references)
-    return Census(every_pool, {s.guid: (s.full_name,) for s in snapshots})
+    return SnapshotListing(every_pool, {s.guid: (s.full_name,) for s in snapshots})
 
 
 def _decide_all(
-    config: Config, found: Sequence[StoreItem], census: Census, now: datetime
+    config: Config, found: Sequence[StoreItem], census: SnapshotListing, now: datetime
 ) -> list[PruneDecision]:
     grace = GracePeriods(
         trash=config.prune.trash_keep,
@@ -199,7 +199,7 @@ def _under_way(config: Config) -> set[str]:
     With the UUIDs of domains that have a journal of another kind, which may need a safety copy.
     """
     directory = config.paths.journal
-    with explained_store(directory):
+    with store_errors(directory):
         names = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
     journals = list_journals(directory, sweep=False)
     others = [each for each in journals if not isinstance(each, SnapshotJournal)]
@@ -207,7 +207,7 @@ def _under_way(config: Config) -> set[str]:
 
 
 def _execute(
-    config: Config, pool: Pool, verdict: PruneDecision, now: datetime, done: Pruned
+    config: Config, pool: Pool, verdict: PruneDecision, now: datetime, done: PruneResult
 ) -> None:
     """Carry out a decision and record the result; an item that is missing by now is skipped."""
     found = verdict.found
@@ -217,7 +217,7 @@ def _execute(
                 done.verdicts.append(replace(verdict, fate=PruneAction.KEEP, reason=reason))
                 return
             if found.kind is ItemKind.SAFETY:
-                let_bases_go(pool, found.path)
+                release_bases(pool, found.path)
             moved = _move(Trash(config.paths.bundles), verdict, now)
         if verdict.fate is PruneAction.DELETE:
             remove(moved)

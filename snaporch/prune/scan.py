@@ -18,8 +18,8 @@ from snaporch.bundle.store import (
     REST_NAME,
     RUN_NAME,
     UUID_NAME,
-    copy_of,
-    explained_store,
+    copy_name,
+    store_errors,
 )
 from snaporch.catalog.holds import runs_of
 from snaporch.errors import RefusedError
@@ -44,7 +44,7 @@ _OF_A_SAFETY = re.compile(
 )
 
 
-def survey(root: Path, only: Collection[str] | None = None) -> list[StoreItem]:
+def scan_store(root: Path, only: Collection[str] | None = None) -> list[StoreItem]:
     """List all items of the store at ``root``.
 
     Args:
@@ -57,7 +57,7 @@ def survey(root: Path, only: Collection[str] | None = None) -> list[StoreItem]:
     """
     if not root.exists():
         return []
-    with explained_store(root):
+    with store_errors(root):
         found = list(_trash(root))
         if only is not None:
             for path in (root / reference for reference in only):
@@ -90,7 +90,7 @@ def items_with_age(root: Path) -> list[Path]:
     """The items that are deleted by their age: bundles in the trash, and safety copies."""
     if not root.exists():
         return []
-    with explained_store(root):
+    with store_errors(root):
         trashed = [each.path for each in _trash(root) if each.kind is ItemKind.TRASHED]
         domains = [path for path in _directories(root) if re.fullmatch(UUID_NAME, path.name)]
         copies = [path for domain in domains for path in _directories(domain)]
@@ -183,7 +183,7 @@ def _name_on_this_host(directory: Path) -> Callable[[str], str]:
         raise ManifestError(
             str(path), "does not name the dataset that the copies are below"
         ) from error
-    return lambda dataset: f"{above}/{copy_of(dataset)}"
+    return lambda dataset: f"{above}/{copy_name(dataset)}"
 
 
 def _plain(kind: ItemKind, path: Path, name: str, known: re.Pattern[str]) -> Iterator[StoreItem]:

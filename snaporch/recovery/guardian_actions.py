@@ -95,8 +95,8 @@ def release(
     """
     from snaporch.command_log import set_fields
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import OverlayDisk, Patience, open_hypervisor
-    from snaporch.journal import Note, append_note, noting
+    from snaporch.hypervisor import CommitTimeouts, OverlayDisk, open_hypervisor
+    from snaporch.journal import Note, append_note, note_stages
     from snaporch.recovery.drain_pipe import reader_of
     from snaporch.recovery.release_guest import abort_snapshot_job, resume
 
@@ -115,8 +115,8 @@ def release(
             elif window is Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
                 # no suspend: if the guardian were killed then, the guest would stay paused
-                unsuspended = Patience(running=float("inf"))
-                note = noting(_ignore_full_disk(lambda note: append_note(journal, note)))
+                unsuspended = CommitTimeouts(running=float("inf"))
+                note = note_stages(_ignore_full_disk(lambda note: append_note(journal, note)))
                 with _noted_commit(facts["datasets"], journal):
                     hypervisor.commit(facts["uuid"], overlays, note, unsuspended)
             elif facts["strategy"] == "quiesced":
@@ -131,7 +131,7 @@ def release(
                 return False  # it is not paused yet: no check would follow when it is
             if run_ended or window is Window.STILL:  # a later pause is not the run's
                 with contextlib.suppress(OSError):
-                    append_note(journal, Note.LET_GO)
+                    append_note(journal, Note.RELEASED)
     except (SnaporchError, OSError) as error:
         complain(error)
         return False
@@ -140,11 +140,11 @@ def release(
 
 def _noted_commit(datasets: Sequence[str], journal: Path) -> AbstractContextManager[Any]:
     """Note when a commit begins and ends; without notes every later snapshot counts as torn."""
-    from snaporch.catalog.torn import noted_commit
+    from snaporch.catalog.torn import recorded_commit
     from snaporch.zfs import PoolError, open_pool
 
     try:
-        return noted_commit(open_pool(to_look=True), datasets, journal)
+        return recorded_commit(open_pool(read_only=True), datasets, journal)
     except PoolError as error:  # a failed pool must not keep the guest on its overlays
         complain(error)
         return contextlib.nullcontext()

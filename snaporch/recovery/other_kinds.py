@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from snaporch.context import Context
 from snaporch.errors import AttentionError
-from snaporch.journal import ForeignJournal, others_of
+from snaporch.journal import ForeignJournal, foreign_journals_of
 from snaporch.recovery.result import Effect, RecoveryResult
 
 
@@ -19,7 +19,7 @@ def finish_others(context: Context, uuid: str) -> list[RecoveryResult]:
         AttentionError: one cannot be finished, or there is no finisher for its kind.
     """
     done: list[RecoveryResult] = []
-    for journal in others_of(context.config.paths.journal, uuid):
+    for journal in foreign_journals_of(context.config.paths.journal, uuid):
         if journal.path.exists():  # finishing one may have removed an older one
             done += _finish(context, journal, dry_run=False)
     return done
@@ -28,7 +28,7 @@ def finish_others(context: Context, uuid: str) -> list[RecoveryResult]:
 def foresee_others(context: Context, uuid: str) -> list[RecoveryResult]:
     """What :func:`finish_others` would do, without doing it."""
     lines: list[RecoveryResult] = []
-    for journal in others_of(context.config.paths.journal, uuid):
+    for journal in foreign_journals_of(context.config.paths.journal, uuid):
         lines += _finish(context, journal, dry_run=True)
     return lines
 

@@ -64,9 +64,9 @@ def release(
         done = _release_active(context, facts, notes)
     else:
         done = _release_saved(context, domain, facts, notes) if domain is not None else []
-    if Note.LET_GO not in notes:
+    if Note.RELEASED not in notes:
         with suppress(OSError):  # the note only matters for what is reported
-            append_note(journal_of(context, facts), Note.LET_GO)
+            append_note(journal_of(context, facts), Note.RELEASED)
     return done
 
 
@@ -74,7 +74,7 @@ def _release_active(
     context: Context, facts: RunFacts, notes: Collection[Note]
 ) -> list[RecoveryResult]:
     done: list[RecoveryResult] = []
-    if Note.FREEZING in notes and Note.LET_GO not in notes:
+    if Note.FREEZING in notes and Note.RELEASED not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
         done.append(Effect.THAWED.of())
@@ -94,7 +94,7 @@ def _release_saved(
         AttentionError: its file systems were frozen when it was saved, and only the running guest
             can thaw them; or libvirt is still starting it.
     """
-    if facts.was is not DomainState.RUNNING or {Note.LET_GO, Note.HELD} & set(notes):
+    if facts.was is not DomainState.RUNNING or {Note.RELEASED, Note.HELD} & set(notes):
         return []
     if Note.FREEZING in notes:
         return _thaw_after_managed_save(context, domain, facts)
@@ -237,7 +237,7 @@ def is_ours_to_resume(context: Context, facts: RunFacts, notes: Collection[Note]
     if facts.was is not DomainState.RUNNING or Note.HELD in notes:
         return False
     reason = context.hypervisor.paused_by(facts.uuid)
-    if Note.LET_GO in notes:
+    if Note.RELEASED in notes:
         return reason == FULL  # a later pause is not the run's, unless its overlay was full
     if Note.SUSPENDED in notes:
         return reason is not None

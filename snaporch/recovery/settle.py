@@ -1,6 +1,6 @@
 """Recovers runs: releases the guest, returns it to its base images, cleans up.
 
-A run that failed calls :func:`settle`; runs that were killed are recovered from their journals.
+A run that failed calls :func:`recover_run`; killed runs are recovered from their journals.
 Recovery trusts the observed state: live and inactive XML, block jobs, the domain's state, the
 files. The journal only says which overlays and snapshots were the run's own, and what cannot be
 observed.
@@ -29,8 +29,8 @@ from snaporch.journal import (
     UnreadableJournal,
     forget,
     journals_of,
-    let_go_mark,
     list_journals,
+    release_mark,
 )
 from snaporch.locks import RECOVERING, domain_lock
 from snaporch.model import BundleState, Level
@@ -43,14 +43,14 @@ from snaporch.recovery.observe import find_domain, observe
 from snaporch.recovery.other_kinds import finish_others, foresee_others
 from snaporch.recovery.release_guest import is_ours_to_resume, journal_of, release
 from snaporch.recovery.result import Effect, RecoveryResult
-from snaporch.recovery.settle_disks import settle_disks
+from snaporch.recovery.settle_disks import recover_disks
 from snaporch.recovery.stale_sockets import remove_if_dead
 from snaporch.recovery.start_guardian import guard_leftovers
 
-LOOK = 'compare it with its base, then commit or delete it: docs/recovery.md, "By hand"'
+QUARANTINE_STEP = 'compare it with its base, then commit or delete it: docs/recovery.md, "By hand"'
 
 
-def settle(
+def recover_run(
     context: Context,
     facts: RunFacts,
     notes: Collection[Note],
@@ -80,7 +80,7 @@ def settle(
         with reader_of(Path(facts.ram_pipe)):
             done = release(context, find_domain(context, facts), facts, notes)
         unnoted = not commits_in(journal_of(context, facts))
-        on_disks, own_commit = settle_disks(context, facts, notes, alive=alive, take=take)
+        on_disks, own_commit = recover_disks(context, facts, notes, alive=alive, take=take)
     except AttentionError:
         raise
     except (SnaporchError, OSError) as error:
@@ -111,7 +111,7 @@ def settle(
 def _unnoted_commit(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[Commit]:
     """The commit that could not be noted: it counts as begun after the run's own snapshots."""
     begun = {Note.PIVOTING, Note.COMMITTED} & set(notes)
-    begun_by_guardian = let_go_mark(journal_of(context, facts)).exists()
+    begun_by_guardian = release_mark(journal_of(context, facts)).exists()
     if not facts.overlays or not (begun or begun_by_guardian):
         return []
     own = own_snapshots(context, facts)
@@ -190,7 +190,7 @@ def _recover_one(
     context: Context, journal: SnapshotJournal, take: UserDecision | None
 ) -> list[RecoveryResult]:
     facts = journal.facts
-    done = settle(context, facts, journal.notes, take=take)
+    done = recover_run(context, facts, journal.notes, take=take)
     forget(journal.path)
     done.append(Effect.RECOVERED.of(facts.run))
     domain = context.hypervisor.find(facts.uuid)
@@ -199,7 +199,7 @@ def _recover_one(
     return done
 
 
-def foresee(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
+def preview(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
     """What :func:`recover` would do, without doing it.
 
     Args:
@@ -213,7 +213,7 @@ def foresee(context: Context, uuid: str, take: UserDecision | None = None) -> li
             action = decide(observe(context, domain, facts, disk, journal.notes), take)
             found.append(Effect.WILL_HANDLE.of(disk.target, action, disk.overlay))
         if domain is not None and domain.active and domain.boot == facts.boot:
-            if Note.FREEZING in journal.notes and Note.LET_GO not in journal.notes:
+            if Note.FREEZING in journal.notes and Note.RELEASED not in journal.notes:
                 found.append(Effect.WILL_THAW.of())
             if is_ours_to_resume(context, facts, journal.notes):
                 found.append(Effect.WILL_RESUME.of())

@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Collection
 from pathlib import Path
 
-from snaporch.catalog.torn import Commit, noted_commit
+from snaporch.catalog.torn import Commit, recorded_commit
 from snaporch.context import Context
 from snaporch.disks import overlay_files
 from snaporch.errors import AttentionError
-from snaporch.hypervisor import OverlayDisk, Patience
+from snaporch.hypervisor import CommitTimeouts, OverlayDisk
 from snaporch.hypervisor.apparmor import is_confined
-from snaporch.journal import Note, RunFacts, append_note, noting
+from snaporch.journal import Note, RunFacts, append_note, note_stages
 from snaporch.model import Domain
 from snaporch.recovery.decision import Action, UserDecision, decide
 from snaporch.recovery.foreign_snapshot import check_nothing_above
@@ -24,7 +24,7 @@ from snaporch.recovery.result import Effect, RecoveryResult
 _QUARANTINE = "quarantine"
 
 
-def settle_disks(
+def recover_disks(
     context: Context,
     facts: RunFacts,
     notes: Collection[Note],
@@ -77,7 +77,7 @@ def settle_disks(
         check_nothing_above(domain, facts, facts.overlays)
     own_commit: list[Commit] = []
     if online or offline:
-        with noted_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
+        with recorded_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
             done += _commit_all(context, facts, online, offline)
         own_commit = noted
     if domain is not None:
@@ -138,8 +138,8 @@ def _commit(context: Context, facts: RunFacts, disks: list[OverlayDisk]) -> None
                 raise
 
     settings = context.config.settings(facts.domain, facts.uuid)
-    patience = Patience(running=settings.commit_patience)
-    context.hypervisor.commit(facts.uuid, disks, noting(note), patience)
+    patience = CommitTimeouts(running=settings.commit_patience)
+    context.hypervisor.commit(facts.uuid, disks, note_stages(note), patience)
     note(Note.COMMITTED)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from snaporch.default_paths import WINDOW
+from snaporch.default_paths import HOLD_SOCKET_SUFFIX
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def address(path: Path) -> Iterator[str]:
 
 
 @contextmanager
-def only_visitor(path: Path, *, wait: bool) -> Iterator[bool]:
+def starter_lock(path: Path, *, wait: bool) -> Iterator[bool]:
     """Take the lock that a hook holds while it starts the holding process; yields whether it could.
 
     Args:
@@ -58,10 +58,10 @@ def connect(path: Path) -> socket.socket | None:
 
 def remove_if_dead(runtime: Path, uuid: str) -> None:
     """Remove a domain's socket if no process listens on it; hooks that find it do so, too."""
-    path = runtime / f"{uuid}{WINDOW}"
+    path = runtime / f"{uuid}{HOLD_SOCKET_SUFFIX}"
     if not path.exists():
         return
-    with only_visitor(path, wait=False) as alone:
+    with starter_lock(path, wait=False) as alone:
         if not alone:
             return
         connection = connect(path)

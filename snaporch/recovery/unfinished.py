@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import AttentionError
-from snaporch.journal import UnreadableJournal, list_journals, others_of
+from snaporch.journal import UnreadableJournal, foreign_journals_of, list_journals
 from snaporch.locks import RECOVERING, domain_lock
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.result import Effect, RecoveryResult
-from snaporch.recovery.settle import LOOK, foresee, recover
+from snaporch.recovery.settle import QUARANTINE_STEP, preview, recover
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,10 @@ def recover_domain(
         interrupt=context.interrupt,
     ):
         # the recovery of a restore leaves its guest in the state that the restore asked for
-        may_start = request.autostart and not others_of(context.config.paths.journal, uuid)
-        yield from (foresee if request.dry_run else recover)(context, uuid, request.take)
+        may_start = request.autostart and not foreign_journals_of(
+            context.config.paths.journal, uuid
+        )
+        yield from (preview if request.dry_run else recover)(context, uuid, request.take)
         if may_start and not request.dry_run and _start_at_boot(context, uuid):
             yield Effect.STARTED.of()
 
@@ -83,7 +85,7 @@ def needs_attention(name: str, result: RecoveryResult) -> AttentionError | None:
     """The error to report for a result that leaves work for the admin, if it does."""
     if result.effect is not Effect.QUARANTINED:
         return None
-    return AttentionError(name, str(result), LOOK)
+    return AttentionError(name, str(result), QUARANTINE_STEP)
 
 
 def _start_at_boot(context: Context, uuid: str) -> bool:

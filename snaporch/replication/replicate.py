@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest
-from snaporch.bundle.store import copy_of
-from snaporch.catalog.records import by_dataset, marked_by, one_of_each, run_members
+from snaporch.bundle.store import copy_name
+from snaporch.catalog.records import by_dataset, marked_by, one_per_dataset, run_members
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.locks import domain_lock, held_by
@@ -34,7 +34,7 @@ _PAGE_PROPERTIES = ("ram", "ram-pools")
 
 
 @dataclass(frozen=True, slots=True)
-class Shipped:
+class ReplicationResult:
     """The result of copying a domain's snapshots to a replica."""
 
     arrived: tuple[SnapshotRecord, ...]
@@ -61,14 +61,14 @@ def host_lock(context: Context) -> Iterator[None]:
         yield
 
 
-def ship(
+def replicate(
     context: Context,
     records: Sequence[SnapshotRecord],
     name: str,
     destination: Destination,
     *,
     recheck: bool = False,
-) -> Shipped:
+) -> ReplicationResult:
     """Copy the finished snapshots of a domain that the replica lacks.
 
     Args:
@@ -95,7 +95,7 @@ def ship(
             records = records[:-1]  # its RAM may be moved into pages, which changes its bundle
         wanted = [record for record in records if recheck or name not in record.replicated]
         if not wanted:
-            return Shipped((), ())
+            return ReplicationResult((), ())
         names = {dataset for record in records for dataset in record.datasets}
         transfer = _Transfer(context, wanted, name, destination, names)
         if not recheck:
@@ -122,7 +122,7 @@ class _Transfer:
         self._failures: list[SnaporchError] = []
         replicas = context.config.replica.values()
         self._local = tuple(f"{each.dataset}/" for each in replicas if not each.host)
-        self._copies = tuple(f"/{copy_of(each)}" for each in names if "/" in each)
+        self._copies = tuple(f"/{copy_name(each)}" for each in names if "/" in each)
 
     def require_last_bundle(self, before: Sequence[SnapshotRecord]) -> None:
         """Check that the replica still has the last bundle: its file system may not be mounted."""
@@ -135,7 +135,7 @@ class _Transfer:
                 f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --recheck",
             )
 
-    def run(self) -> Shipped:
+    def run(self) -> ReplicationResult:
         datasets = self._datasets()
         self._refuse_nested(datasets)
         encrypted = self._context.pool.encrypted()
@@ -156,7 +156,7 @@ class _Transfer:
         self._require_newest(members, whole, missing)
         for failure in self._failures:
             raise failure
-        return Shipped(tuple(arrived), tuple(missing))
+        return ReplicationResult(tuple(arrived), tuple(missing))
 
     @contextmanager
     def _collect_failure(self) -> Iterator[None]:
@@ -181,7 +181,7 @@ class _Transfer:
             mark = f"{dataset}#{_bookmark_prefix(self._name)}{copies[-1].guid}"
             later = [each for each in ours if each.createtxg > marks.get(mark, each.createtxg)]
             if later:
-                self._destination.go_on(mark, later[0].full_name, raw=raw)
+                self._destination.send_from_bookmark(mark, later[0].full_name, raw=raw)
         self._destination.send(dataset, raw=raw)
 
     def _require_newest(
@@ -216,7 +216,7 @@ class _Transfer:
             near = {each.full_name: each for each in by_run[record.run]}
             near |= {by_guid[key].full_name: by_guid[key] for key in known if key in by_guid}
             members = run_members(manifest, record.run, near.values())
-            chosen = one_of_each(manifest, members, record.snapshot)
+            chosen = one_per_dataset(manifest, members, record.snapshot)
             wanted = self._originals(record)
             chosen = [each for each in chosen if each.dataset in wanted]
             found[record] = tuple(chosen) if len(chosen) == len(wanted) else ()

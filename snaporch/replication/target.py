@@ -23,13 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from snaporch.bundle.store import COPY_NAME, COPYING, RUN_NAME, copy_of
+from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, copy_name
 from snaporch.command_log import LoggedCommand
 from snaporch.config import Replica
 from snaporch.context import Context, Interrupt
 from snaporch.errors import SnaporchError
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import SSH_OPTIONS, Host, needed, ssh
+from snaporch.remote_host import SSH_OPTIONS, Host, check_installed, ssh_words
 from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
 from snaporch.zfs import PREFIX
 from snaporch.zfs.remote import RemoteZfs
@@ -63,7 +63,7 @@ class Destination(Protocol):
             InterruptedRunError: a signal came; the next transfer continues where this one stopped.
         """
 
-    def go_on(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
+    def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
         """Copy one snapshot, from the bookmark of the replica's newest snapshot.
 
         Raises:
@@ -101,7 +101,7 @@ class ReplicaDestination:
         self._is_made = False
 
     def _copy_name(self, name: str) -> str:
-        return f"{self._replica.dataset}/{copy_of(name)}"
+        return f"{self._replica.dataset}/{copy_name(name)}"
 
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """See the protocol."""
@@ -134,7 +134,7 @@ class ReplicaDestination:
         if status != 0:
             raise ReplicaError(f"{self._name}: {dataset}", *self._explain_failure(dataset, lines))
 
-    def go_on(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
+    def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
         """See the protocol.
 
         syncoid cannot do this: if there is an older common *snapshot*, it begins there, and fails
@@ -187,7 +187,7 @@ class ReplicaDestination:
         """See the protocol."""
         uuid, _, run = reference.partition("/")
         above = f"{self._replica.bundles}/{uuid}"
-        partial, final = f"{above}/.{run}{COPYING}", f"{above}/{run}"
+        partial, final = f"{above}/.{run}{COPYING_SUFFIX}", f"{above}/{run}"
         # Do not make the directory itself: it may be the mount point of a missing file system.
         self._host.script(
             f"umask 077; cd {shlex.quote(str(self._replica.bundles))}"
@@ -203,7 +203,7 @@ class ReplicaDestination:
             "--inplace",
             "--delete",
             "-e",
-            shlex.join(ssh()),
+            shlex.join(ssh_words()),
         ]
         status, lines = self._run([*words, *limit, f"{directory}/", place], counted=True)
         if status != 0:
@@ -215,7 +215,7 @@ class ReplicaDestination:
         self._host.script(
             f"umask 077; echo {description} >{copied}/{COPY_NAME} && sync -f {copied}"
             f" && mv -T {copied} {ready} && sync -f {store}"
-            f" && rm -rf {store}/.*{COPYING}",  # leftovers of transfers that were abandoned
+            f" && rm -rf {store}/.*{COPYING_SUFFIX}",  # leftovers of transfers that were abandoned
             what="mv",
         )
 
@@ -235,7 +235,7 @@ class ReplicaDestination:
         Returns:
             The exit status, and the lines of output.
         """
-        needed(command[0])
+        check_installed(command[0])
         with LoggedCommand(*command) as log, tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 command,
@@ -272,12 +272,12 @@ def open_replica(context: Context, name: str) -> Destination:
     return ReplicaDestination(name, context.config.replica[name], context.interrupt)
 
 
-def why_not(replica: Replica) -> str:
+def unavailable_reason(replica: Replica) -> str:
     """Why no transfer to a replica can succeed now; empty if no obstacle is found."""
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
         for command in ("syncoid", "rsync"):
-            needed(command)
+            check_installed(command)
         host.run("rsync", "--version")
         host.run("zfs", "list", "-H", "-o", "name", pool)
         host.run("ls", "-d", f"{replica.bundles}/")

@@ -102,7 +102,7 @@ def _leads_to(disk: DiskEntry) -> str | None:
         found = resolver.resolve(real)
         if found.name != disk.dataset:
             return f"{found.name} {resolver.inside(real, found) or ''}".strip()
-        number = resolver.partition(real)
+        number = resolver.partition_number(real)
         if number != disk.partition and disk.partition is not None:
             return f"{found.name}, partition {number}"
         return _with(disk, resolver.inside(real, found))
@@ -170,7 +170,7 @@ def _is_there(disk: DiskEntry) -> bool:
     try:
         found = resolver.resolve(disk.source or "")
         inside = resolver.inside(disk.source or "", found)
-        same = resolver.partition(disk.source or "") == disk.partition
+        same = resolver.partition_number(disk.source or "") == disk.partition
     except (OSError, resolver.NotOnZfsError):
         return False
     return same and (found.name, inside) == (disk.dataset, disk.inside)
@@ -186,7 +186,7 @@ def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None
         RefusedError: names what uses the dataset.
     """
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
-    over = {dataset: loop for loop, dataset in volume_users.loops()}
+    over = {dataset: loop for loop, dataset in volume_users.loop_devices()}
     for name in datasets:
         try:
             volume = kinds.get(name) is DatasetKind.VOLUME
@@ -214,7 +214,7 @@ def check_partitions(thing: str, manifest: Manifest) -> None:
         if disk.dataset is not None and disk.partition is not None and not disk.left_out:
             own[disk.dataset].add(disk.partition)
     for name, numbers in own.items():
-        if others := sorted(volume_users.partitions(name) - numbers):
+        if others := sorted(volume_users.partition_numbers(name) - numbers):
             raise RefusedError(
                 thing,
                 f"{name} would be rolled back with partition {', '.join(map(str, others))} of it, "

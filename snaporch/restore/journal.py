@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from snaporch.journal import ForeignJournal, Journal, JournalError, others_of
+from snaporch.journal import ForeignJournal, Journal, JournalError, foreign_journals_of
 
 KIND = "restore"
 HOLD = "snaporch-restore"
@@ -207,7 +207,7 @@ FRESH = RestoreProgress(frozenset(), frozenset())
 
 
 @dataclass(frozen=True, slots=True)
-class OldRestore:
+class InterruptedRestore:
     """A restore that was interrupted."""
 
     path: Path
@@ -225,7 +225,7 @@ class OldRestore:
         )
 
 
-def read(journal: ForeignJournal) -> OldRestore:
+def read(journal: ForeignJournal) -> InterruptedRestore:
     """Read the journal of a restore.
 
     Raises:
@@ -251,15 +251,15 @@ def read(journal: ForeignJournal) -> OldRestore:
         raise JournalError(
             str(journal.path), f"cannot be understood ({error!r})", "use the snaporch that wrote it"
         ) from error
-    return OldRestore(
+    return InterruptedRestore(
         journal.path, facts, RestoreProgress(frozenset(begun), frozenset(ended), written)
     )
 
 
-def unfinished(directory: Path, uuid: str) -> list[OldRestore]:
+def unfinished(directory: Path, uuid: str) -> list[InterruptedRestore]:
     """Return the interrupted restores of a domain, oldest first.
 
     Raises:
         JournalError: a journal cannot be read.
     """
-    return [read(each) for each in others_of(directory, uuid) if each.kind == KIND]
+    return [read(each) for each in foreign_journals_of(directory, uuid) if each.kind == KIND]

@@ -185,7 +185,7 @@ def _walk(
             if stat.S_IFMT(status.st_mode) in _WITHOUT_DATA:
                 yield None
             else:
-                yield OtherFile(str(path), status.st_dev, FileState.told_by(status))
+                yield OtherFile(str(path), status.st_dev, FileState.from_stat(status))
 
 
 def changed_other_files(
@@ -234,7 +234,7 @@ def changed_other_files(
     return {dataset: others for dataset, others in found.items() if others}
 
 
-def files_of(domains: Iterable[Domain]) -> set[tuple[int, int]]:
+def guest_files(domains: Iterable[Domain]) -> set[tuple[int, int]]:
     """Return device and inode of each file of these guests."""
     found: set[tuple[int, int]] = set()
     for domain in domains:
@@ -248,7 +248,7 @@ def _files(xmls: Sequence[str], more: Iterable[str]) -> set[tuple[int, int]]:
     return own_files({*guests_paths(xmls), *more}, tpm_states(xmls))
 
 
-def beside(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
+def describe_other_files(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
     """Describe the other files in each dataset that has files besides ``own``."""
     found = []
     for dataset in datasets:

@@ -32,7 +32,7 @@ from snaporch.restore.plan_checks import (
 )
 from snaporch.restore.plan_model import RestorePlan, readable_xml
 from snaporch.restore.select import find_inside, find_outside
-from snaporch.restore.start_lock import as_defined
+from snaporch.restore.start_lock import without_bar
 
 
 def make_restore_plan(
@@ -79,7 +79,7 @@ def make_restore_plan(
             "was taken while overlays were committed: its disks are not of one instant",
             f"choose another: snaporch list {record.domain}",
         )
-    domain = as_defined(context, context.hypervisor.find(record.uuid))
+    domain = without_bar(context, context.hypervisor.find(record.uuid))
     resumes = not cold and not disks_only
     check_whole(record, manifest, members, domain, cold=not resumes)
     check_definition(context, record, manifest, domain)

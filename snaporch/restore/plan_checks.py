@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Role
-from snaporch.catalog.records import missing_of
+from snaporch.catalog.records import missing_datasets
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
@@ -91,7 +91,7 @@ def check_whole(
     """
     thing = record.full_name
     if manifest is not None:
-        if missing := missing_of(manifest, members):
+        if missing := missing_datasets(manifest, members):
             names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in missing)
             raise RefusedError(thing, f"some of its snapshots are missing: {names}")
     elif domain is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.compress import Compression, CompressionSettings, choose_compression
 from snaporch.bundle.manifest import PagesEntry, Part, Role
 from snaporch.bundle.page_file import PAGES_NAME, page_sum
 from snaporch.bundle.page_image import build_image
@@ -18,7 +18,7 @@ from snaporch.bundle.store import sha256_of, sync_directory
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
 from snaporch.restore.output_file import ExtractedFile, check_destination
-from snaporch.restore.source import NotWholeError, Source
+from snaporch.restore.source import IncompleteError, Source
 from snaporch.zfs import PoolError
 
 IMAGE_NAME = "ram.save"
@@ -41,9 +41,9 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
         with _page_file(context, entry) as path:
             found = page_sum(path, _ticker(context, thing, entry))
     except OSError as error:
-        raise NotWholeError(entry.full_name, error.strerror or "cannot be read") from error
+        raise IncompleteError(entry.full_name, error.strerror or "cannot be read") from error
     if found != (entry.bytes, entry.sha256):
-        raise NotWholeError(
+        raise IncompleteError(
             entry.full_name, "its checksum is not that of the manifest: it is damaged"
         )
 
@@ -76,9 +76,9 @@ def make_image(
         with _page_file(context, entry) as pages:
             build_image(rest, entry, pages, target, how, tick, xml=xml)
     except StreamError as error:
-        raise NotWholeError(str(rest), f"its stream {error.reason}") from error
+        raise IncompleteError(str(rest), f"its stream {error.reason}") from error
     except SaveImageError as error:
-        raise NotWholeError(error.thing, error.reason) from error
+        raise IncompleteError(error.thing, error.reason) from error
 
 
 def image_bytes(part: Part) -> int:
@@ -88,7 +88,7 @@ def image_bytes(part: Part) -> int:
     return int((part.payload_bytes or part.pages.bytes) * _RATIO)
 
 
-def check_room(place: Path, part: Part, how: Compressing) -> None:
+def check_room(place: Path, part: Part, how: CompressionSettings) -> None:
     """Refuse an image for which the file system of ``place`` has too little room.
 
     Raises:
@@ -128,7 +128,7 @@ def _located(context: Context, thing: str, part: Part) -> PagesEntry:
     entry, own = part.pages, part.pages.full_name
     names = context.pool.census().snapshots.get(entry.guid, ())
     if not names:
-        raise NotWholeError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
+        raise IncompleteError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
     dataset, _, name = (own if own in names else min(names)).partition("@")
     return entry.model_copy(update={"dataset": dataset, "name": name})
 
@@ -144,16 +144,18 @@ def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
         try:
             root = stack.enter_context(context.pool.mounted_snapshot(entry.full_name))
         except PoolError as error:
-            raise NotWholeError(error.thing, error.reason, error.step) from error
+            raise IncompleteError(error.thing, error.reason, error.step) from error
         path = root / PAGES_NAME
         if not path.is_file():
-            raise NotWholeError(entry.full_name, "the page file is not in the snapshot")
+            raise IncompleteError(entry.full_name, "the page file is not in the snapshot")
         yield path
 
 
-def _compressing(context: Context) -> Compressing:
+def _compressing(context: Context) -> CompressionSettings:
     """Choose a compression that libvirt can read; the image is read only once."""
-    return Compressing(choose("auto", reads_zstd=context.hypervisor.reads_zstd()))
+    return CompressionSettings(
+        choose_compression("auto", reads_zstd=context.hypervisor.reads_zstd())
+    )
 
 
 def extract_ram(context: Context, source: Source, to: Path) -> ExtractedFile:
@@ -197,4 +199,4 @@ def _copy(image: Path, part: Part, to: Path) -> None:
         writing.flush()
         os.fsync(writing.fileno())
     if sha256_of(to) != part.sha256:
-        raise NotWholeError(str(image), "its SHA-256 is not that of the manifest: it is damaged")
+        raise IncompleteError(str(image), "its SHA-256 is not that of the manifest: it is damaged")

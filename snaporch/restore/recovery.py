@@ -18,7 +18,13 @@ from snaporch.journal import ForeignJournal
 from snaporch.locks import readers_lock
 from snaporch.model import DomainState
 from snaporch.restore.disk_checks import check_holders
-from snaporch.restore.journal import OldRestore, RestoreJournal, RestoreStep, read, unfinished
+from snaporch.restore.journal import (
+    InterruptedRestore,
+    RestoreJournal,
+    RestoreStep,
+    read,
+    unfinished,
+)
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.run import half_done_error, undo_command
 from snaporch.restore.steps import (
@@ -33,7 +39,7 @@ _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
 
 
-def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
+def recover_restore(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
     """Finish or undo one interrupted restore. The caller holds the domain's lock.
 
     Args:
@@ -67,7 +73,7 @@ def finish(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[
 
 
 def _exclude_readers(
-    context: Context, old: OldRestore, action: RestoreAction
+    context: Context, old: InterruptedRestore, action: RestoreAction
 ) -> AbstractContextManager[None]:
     """Lock out readers of the guest's snapshots while datasets are rolled back."""
     facts = old.facts
@@ -79,7 +85,7 @@ def _exclude_readers(
     )
 
 
-def _finish(context: Context, old: OldRestore, action: RestoreAction) -> str:
+def _finish(context: Context, old: InterruptedRestore, action: RestoreAction) -> str:
     facts = old.facts
     journal = RestoreJournal.reopen(old.path)
     steps = RestoreSteps(context, facts, journal, old.progress)
@@ -113,17 +119,17 @@ def _finish(context: Context, old: OldRestore, action: RestoreAction) -> str:
     return text
 
 
-def _forget_superseded(context: Context, old: OldRestore) -> None:
+def _forget_superseded(context: Context, old: InterruptedRestore) -> None:
     for other in unfinished(context.config.paths.journal, old.facts.uuid):
         if other.facts.run in old.facts.supersedes:
             forget_restore(context, other.path, other.facts)
 
 
-def _is_stopped(old: OldRestore) -> bool:
+def _is_stopped(old: InterruptedRestore) -> bool:
     return old.progress.has_ended(RestoreStep.STOP)
 
 
-def _ensure_resumed(context: Context, old: OldRestore) -> None:
+def _ensure_resumed(context: Context, old: InterruptedRestore) -> None:
     """Resume a guest that libvirt left paused because the restore was killed while it resumed."""
     if not old.facts.running or not old.progress.has_begun(RestoreStep.RESUME):
         return
@@ -151,14 +157,14 @@ def _await_libvirt(context: Context, uuid: str) -> None:
     )(busy)
 
 
-def _is_superseded(context: Context, old: OldRestore) -> bool:
+def _is_superseded(context: Context, old: InterruptedRestore) -> bool:
     return any(
         old.facts.run in other.facts.supersedes and other.progress.has_ended(RestoreStep.STOP)
         for other in unfinished(context.config.paths.journal, old.facts.uuid)
     )
 
 
-def _undecided_error(old: OldRestore, action: RestoreAction) -> AttentionError:
+def _undecided_error(old: InterruptedRestore, action: RestoreAction) -> AttentionError:
     facts = old.facts
     if action is RestoreAction.TORN:
         return AttentionError(

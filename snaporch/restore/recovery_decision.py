@@ -9,7 +9,7 @@ from enum import StrEnum
 from snaporch.context import Context
 from snaporch.errors import AttentionError
 from snaporch.restore.disk_changes import written_now
-from snaporch.restore.journal import Ending, OldRestore, RestoreStep
+from snaporch.restore.journal import Ending, InterruptedRestore, RestoreStep
 from snaporch.restore.start_lock import is_barred
 from snaporch.zfs import PoolError
 
@@ -71,7 +71,7 @@ def decide(observed: RestoreObservation) -> RestoreAction:
     return RestoreAction.FORWARD if observed.barred else RestoreAction.CHANGED
 
 
-def choose_action(context: Context, old: OldRestore, *, dry_run: bool) -> RestoreAction:
+def choose_action(context: Context, old: InterruptedRestore, *, dry_run: bool) -> RestoreAction:
     """Observe the guest and its disks, and choose the action.
 
     Args:
@@ -102,7 +102,7 @@ def choose_action(context: Context, old: OldRestore, *, dry_run: bool) -> Restor
     )
 
 
-def _untouched(context: Context, old: OldRestore, *, probing: bool) -> bool:
+def _untouched(context: Context, old: InterruptedRestore, *, probing: bool) -> bool:
     """Whether no dataset was written to since the restore began to resume the guest."""
     facts, then = old.facts, old.progress.written
     try:

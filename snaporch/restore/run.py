@@ -21,7 +21,7 @@ from snaporch.restore.disk_checks import check_named, check_places
 from snaporch.restore.journal import (
     Ending,
     HostFile,
-    OldRestore,
+    InterruptedRestore,
     RestoreFacts,
     RestoreJournal,
     RestoreStep,
@@ -32,9 +32,9 @@ from snaporch.restore.plan_checks import check_files_beneath, check_others_write
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
-from snaporch.restore.safety_catalog import RECORD, copies_of
+from snaporch.restore.safety_catalog import RECORD, safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
-from snaporch.restore.source import NotWholeError
+from snaporch.restore.source import IncompleteError
 from snaporch.restore.start_lock import has_bar, is_barred
 from snaporch.restore.steps import (
     RestoreSteps,
@@ -296,7 +296,7 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     check_newer_may_go(context, facts)
 
 
-def _earlier_restores(context: Context, uuid: str) -> list[OldRestore]:
+def _earlier_restores(context: Context, uuid: str) -> list[InterruptedRestore]:
     """Undo interrupted restores that rolled back nothing; return those that this one replaces."""
     older = []
     for old in unfinished(context.config.paths.journal, uuid):
@@ -326,7 +326,7 @@ def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, s
         make_image(context, thing, Path(plan.record.bundle), plan.pages, image)
     except BaseException as error:
         context.store.discard_partial(uuid, run)
-        if isinstance(error, NotWholeError):
+        if isinstance(error, IncompleteError):
             step = error.step or "boot from the disks with --cold"
             raise RefusedError(error.thing, error.reason, step) from error
         if isinstance(error, OSError):
@@ -341,7 +341,7 @@ def _facts(
     context: Context,
     plan: RestorePlan,
     run: str,
-    older: list[OldRestore],
+    older: list[InterruptedRestore],
     *,
     safety: bool,
     keep_running: bool,
@@ -386,7 +386,7 @@ def _facts(
 
 
 def _copy_with_whole_disks(
-    context: Context, domain: Domain | None, older: list[OldRestore]
+    context: Context, domain: Domain | None, older: list[InterruptedRestore]
 ) -> str | None:
     """If the disks are of two instants, return the safety copy made before that.
 
@@ -398,7 +398,7 @@ def _copy_with_whole_disks(
             return old.facts.way_back
     if older or domain is None or not has_bar(context.config.paths.journal, domain):
         return None
-    whole = [each for each in copies_of(context.store, domain.uuid) if not each.record.half_way]
+    whole = [each for each in safety_copies(context.store, domain.uuid) if not each.record.half_way]
     return str(whole[-1].directory) if whole else ""
 
 

@@ -128,7 +128,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def copies_of(store: BundleStore, domain: str | None = None) -> list[SafetyCopy]:
+def safety_copies(store: BundleStore, domain: str | None = None) -> list[SafetyCopy]:
     """Return the safety copies of a domain, oldest first, except those without a valid record.
 
     Args:
@@ -149,13 +149,13 @@ def name_and_uuid(context: Context, domain: str) -> tuple[str, str]:
     Raises:
         NotFoundError: the domain is not defined and has no safety copy.
     """
-    if copies := copies_of(context.store, domain):
+    if copies := safety_copies(context.store, domain):
         return copies[-1].manifest.domain, copies[-1].manifest.uuid
     known = context.hypervisor.domain(domain)
     return known.name, known.uuid
 
 
-def choose(context: Context, domain: str, name: str | None) -> SafetyCopy:
+def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
     """Return the safety copy called ``name``, or the newest one whose disks are of one instant.
 
     If every copy has disks of two instants, the newest; :meth:`SafetyCopy.check` refuses it.

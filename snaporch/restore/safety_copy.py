@@ -30,13 +30,13 @@ from snaporch.bundle.manifest import (
     Role,
     SnapshotEntry,
     VersionsEntry,
-    moment,
+    cut_to_milliseconds,
 )
 from snaporch.bundle.save_image import SaveImageError, read_header
 from snaporch.bundle.store import (
-    explained_store,
     private_directory,
     replace_private,
+    store_errors,
     sync_directory,
     write_private,
 )
@@ -56,7 +56,7 @@ from snaporch.restore.safety_catalog import (
     kept_of,
 )
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
-from snaporch.snapshot.bundle_parts import beneath_entry
+from snaporch.snapshot.bundle_parts import backing_file_entry
 from snaporch.snapshot.locate_disks import PlannedDisk, locate_disks
 from snaporch.zfs import PoolError, resolver
 
@@ -88,7 +88,7 @@ class SafetyCopyWriter:
         """Create an empty safety copy. Files of an earlier attempt are deleted, except the RAM."""
         safety = cls(context, directory, targets)
         safety._sweep()
-        with explained_store(context.store.root):
+        with store_errors(context.store.root):
             private_directory(context.store.root)
             private_directory(directory.parent)
             private_directory(directory)
@@ -242,7 +242,7 @@ class SafetyCopyWriter:
     def _record(self, domain: Domain | None, facts: RestoreFacts) -> SafetyRecord:
         pool = self.context.pool
         names = [*(target.full_name for target in self.targets), *self._last.values()]
-        now = moment(datetime.now(UTC))
+        now = cut_to_milliseconds(datetime.now(UTC))
         taken = {each.full_name: each for each in pool.snapshots(list(facts.datasets))}
         entries = {
             name: SnapshotEntry(
@@ -338,7 +338,7 @@ def _disk_entry(
             place = {
                 "dataset": each.dataset.name,
                 "inside": resolver.inside(each.path, each.dataset),
-                "partition": resolver.partition(each.path),
+                "partition": resolver.partition_number(each.path),
                 "beneath": _beneath(context, alone, each),
             }
             return entry.model_copy(update=place)
@@ -349,7 +349,7 @@ def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[Backin
     """Return the backing files of a disk; if they cannot be examined, an entry of unknown state."""
     try:
         found = find_beneath(alone, [disk.disk], {disk.dataset}, context.hypervisor.domains)
-        return tuple(map(beneath_entry, found))
+        return tuple(map(backing_file_entry, found))
     except (SnaporchError, OSError):
         return (BackingFileEntry(path=disk.path),)
 

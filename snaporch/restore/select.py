@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import state_of
-from snaporch.catalog.records import all_records, one_of_each, run_members
+from snaporch.catalog.records import all_records, one_per_dataset, run_members
 from snaporch.catalog.torn import is_torn
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, UsageError
@@ -127,7 +127,7 @@ def find_inside(context: Context, domain: str, snapshot: str) -> Found:
     if manifest is not None:
         manifest = as_named_here(context, record.full_name, manifest, everything)
     own = run_members(manifest, record.run, everything)
-    return record, manifest, tuple(one_of_each(manifest, own, record.snapshot, newest=True))
+    return record, manifest, tuple(one_per_dataset(manifest, own, record.snapshot, newest=True))
 
 
 def find_outside(context: Context, domain: str, snapshot: str, bundle: Path) -> Found:
@@ -152,7 +152,7 @@ def find_outside(context: Context, domain: str, snapshot: str, bundle: Path) -> 
     manifest = as_named_here(context, f"{manifest.domain}@{snapshot}", manifest, everything)
     guids = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     own = [each for each in everything if (each.dataset, each.guid) in guids]
-    members = tuple(one_of_each(manifest, own, snapshot, newest=True))
+    members = tuple(one_per_dataset(manifest, own, snapshot, newest=True))
     record = _record(manifest, snapshot, directory, state)
     if any(map(is_torn, members)):
         record = replace(record, level=Level.TORN)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.restore.journal import OldRestore, RestoreStep, unfinished
+from snaporch.restore.journal import InterruptedRestore, RestoreStep, unfinished
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
-from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose
+from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose_copy
 from snaporch.restore.start_lock import has_bar
 from snaporch.restore.steps import cancel_restore
 
@@ -21,7 +21,7 @@ class UndoneRestores:
 
     done: tuple[str, ...]
     """A line for each restore that was undone."""
-    left: tuple[OldRestore, ...]
+    left: tuple[InterruptedRestore, ...]
     """The other restores: they rolled back something, or have a safety copy. Oldest first."""
     kept_off: bool
     """Whether the definition is still barred because only some disks were rolled back."""
@@ -56,7 +56,7 @@ def undo_without_copy(context: Context, uuid: str, *, dry_run: bool = False) -> 
     return UndoneRestores(tuple(done), tuple(left), kept_off)
 
 
-def _needs_no_copy(context: Context, old: OldRestore, *, dry_run: bool) -> bool:
+def _needs_no_copy(context: Context, old: InterruptedRestore, *, dry_run: bool) -> bool:
     action, progress = choose_action(context, old, dry_run=dry_run), old.progress
     if action is RestoreAction.UNDO:
         return True
@@ -72,7 +72,7 @@ def _needs_no_copy(context: Context, old: OldRestore, *, dry_run: bool) -> bool:
     return not (old.facts.supersedes and progress.has_ended(RestoreStep.STOP))
 
 
-def choose_last(context: Context, uuid: str, left: tuple[OldRestore, ...]) -> SafetyCopy:
+def choose_last(context: Context, uuid: str, left: tuple[InterruptedRestore, ...]) -> SafetyCopy:
     """Return the safety copy of the last restore, never one older than an interrupted restore.
 
     Args:
@@ -91,9 +91,9 @@ def choose_last(context: Context, uuid: str, left: tuple[OldRestore, ...]) -> Sa
                 f"{shlex.join(['snaporch', 'recover', domain])} first, or choose an older one "
                 "with --copy",
             )
-    return choose(context, uuid, None)
+    return choose_copy(context, uuid, None)
 
 
-def _has_copy(old: OldRestore) -> bool:
+def _has_copy(old: InterruptedRestore) -> bool:
     back = old.facts.way_back
     return bool(back) and (Path(back) / RECORD).exists()

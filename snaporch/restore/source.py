@@ -13,8 +13,8 @@ from snaporch import default_paths
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.catalog.records import (
     as_named_now,
-    missing_of,
-    one_of_each,
+    missing_datasets,
+    one_per_dataset,
     run_members,
 )
 from snaporch.command_log import set_fields
@@ -27,7 +27,7 @@ from snaporch.restore.select import records_of, split_name
 from snaporch.zfs import resolver
 
 
-class NotWholeError(SnaporchError):
+class IncompleteError(SnaporchError):
     """A part of a snapshot is missing or was changed."""
 
     exit_code = RefusedError.exit_code
@@ -72,7 +72,7 @@ class Source:
         return next(member for member in self.members if member.dataset == dataset)
 
 
-def records_called(context: Context, text: str) -> list[SnapshotRecord]:
+def find_records(context: Context, text: str) -> list[SnapshotRecord]:
     """Return the records of ``DOMAIN@SNAPSHOT`` or ``DOMAIN@RUN``, all of one instant.
 
     Raises:
@@ -83,7 +83,7 @@ def records_called(context: Context, text: str) -> list[SnapshotRecord]:
 
 
 @contextmanager
-def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
+def reading_lock(context: Context, record: SnapshotRecord) -> Iterator[None]:
     """Keep the domain's datasets from being rolled back while a snapshot is read.
 
     Raises:
@@ -96,13 +96,13 @@ def reading(context: Context, record: SnapshotRecord) -> Iterator[None]:
         yield
 
 
-def members_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:
+def snapshots_of(context: Context, record: SnapshotRecord) -> tuple[PoolSnapshot, ...]:
     """Return the existing ZFS snapshots of a record, one for each of the guest's own datasets."""
-    manifest, own = as_it_is(context, record)
-    return tuple(one_of_each(manifest, own, record.snapshot))
+    manifest, own = manifest_and_snapshots(context, record)
+    return tuple(one_per_dataset(manifest, own, record.snapshot))
 
 
-def as_it_is(
+def manifest_and_snapshots(
     context: Context, record: SnapshotRecord
 ) -> tuple[Manifest | None, list[PoolSnapshot]]:
     """Return the manifest with the present names of datasets, and the ZFS snapshots of the run.
@@ -116,7 +116,7 @@ def as_it_is(
     return manifest, run_members(manifest, record.run, everything)
 
 
-def whole_source(
+def complete_source(
     context: Context, record: SnapshotRecord, roles: Collection[Role] = tuple(Role)
 ) -> Source:
     """Return the source of a record after a check that every part and ZFS snapshot exists.
@@ -131,19 +131,19 @@ def whole_source(
     """
     thing = record.full_name
     if record.level is Level.TORN:
-        raise NotWholeError(
+        raise IncompleteError(
             thing, "was taken while overlays were committed: its disks are not of one instant"
         )
     reference = f"{record.uuid}/{record.run}"
     everything = context.pool.snapshots()
     state, manifest = context.store.state(reference)
     if manifest is None:
-        raise NotWholeError(
+        raise IncompleteError(
             thing, f"its bundle is {state}, so it is unknown which files belong to it"
         )
     manifest = as_named_here(context, thing, manifest, everything)
     own = run_members(manifest, record.run, everything)
-    members = tuple(one_of_each(manifest, own, record.snapshot))
+    members = tuple(one_per_dataset(manifest, own, record.snapshot))
     _check_members(record, manifest, members)
     directory = context.store.path(reference)
     torn = [
@@ -152,7 +152,7 @@ def whole_source(
         if part.role in roles and not _is_there(directory, part)
     ]
     if torn:
-        raise NotWholeError(thing, f"{', '.join(torn)} of its bundle is missing or truncated")
+        raise IncompleteError(thing, f"{', '.join(torn)} of its bundle is missing or truncated")
     if Role.RAM in roles:
         _check_pages_exist(context, thing, manifest)
     return Source(record, manifest, members, directory)
@@ -162,18 +162,20 @@ def _check_pages_exist(context: Context, thing: str, manifest: Manifest) -> None
     entry = manifest.pages
     if entry is not None and entry.guid not in context.pool.census().snapshots:
         full = f"{entry.dataset}@{entry.name}"
-        raise NotWholeError(thing, f"the pages of its RAM are missing: {full} (GUID {entry.guid})")
+        raise IncompleteError(
+            thing, f"the pages of its RAM are missing: {full} (GUID {entry.guid})"
+        )
 
 
 def _check_members(
     record: SnapshotRecord, manifest: Manifest, members: tuple[PoolSnapshot, ...]
 ) -> None:
     there = {member.dataset: member for member in members}
-    for dataset in missing_of(manifest, members):
+    for dataset in missing_datasets(manifest, members):
         thing, full = record.full_name, f"{dataset}@{record.snapshot}"
         if dataset not in there:
-            raise NotWholeError(thing, f"its ZFS snapshot {full} is missing")
-        raise NotWholeError(
+            raise IncompleteError(thing, f"its ZFS snapshot {full} is missing")
+        raise IncompleteError(
             thing, f"{full} is another snapshot of that name (GUID {there[dataset].guid})"
         )
 
@@ -185,7 +187,7 @@ def _is_there(directory: Path, part: Part) -> bool:
         return False
 
 
-def kinds(context: Context) -> dict[str, DatasetKind]:
+def dataset_kinds(context: Context) -> dict[str, DatasetKind]:
     """Return for every dataset whether it is a file system or a volume."""
     return {dataset.name: dataset.kind for dataset in context.pool.datasets()}
 
@@ -202,7 +204,7 @@ def mounted_at(dataset: str) -> Path:
         raise RefusedError(error.thing, error.reason, error.step) from error
 
 
-def path_inside(disk: DiskEntry) -> Path:
+def image_path_in_dataset(disk: DiskEntry) -> Path:
     """Return the path of an image relative to the mount point of its dataset.
 
     If the manifest does not have the path, it is derived from the present mount point.
@@ -230,11 +232,11 @@ def partition_of(disk: DiskEntry) -> int | None:
     if disk.inside is not None or disk.source is None:
         return None
     with suppress(OSError):
-        return disk.partition or resolver.partition(disk.source)
+        return disk.partition or resolver.partition_number(disk.source)
     return disk.partition
 
 
-def made_of(disk: DiskEntry) -> list[str]:
+def underlying_devices(disk: DiskEntry) -> list[str]:
     """Return the devices beneath a disk's device, for a disk on device mapper.
 
     Manifests of earlier versions may name the volume although the disk is such a device.
@@ -242,7 +244,7 @@ def made_of(disk: DiskEntry) -> list[str]:
     if disk.inside is None and disk.source is not None:
         with suppress(OSError):
             status = os.stat(disk.source)
-            return resolver.lies_over(status.st_rdev) if stat.S_ISBLK(status.st_mode) else []
+            return resolver.devices_below(status.st_rdev) if stat.S_ISBLK(status.st_mode) else []
     return []
 
 
@@ -253,7 +255,7 @@ def check_whole_disks(thing: str, disks: Iterable[DiskEntry]) -> None:
         RefusedError: a disk is a partition, or a device over the volume.
     """
     for disk in disks:
-        if below := made_of(disk):
+        if below := underlying_devices(disk):
             raise RefusedError(
                 thing,
                 f"its disk {disk.target} is a device over {', '.join(below)}, and not all of "

@@ -14,16 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from snaporch.context import Context
-from snaporch.default_paths import BAR
+from snaporch.default_paths import BARRED_DISK
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import others_of
+from snaporch.journal import foreign_journals_of
 from snaporch.model import Domain
 from snaporch.restore.journal import KIND, unfinished
-from snaporch.restore.safety_catalog import copies_of
+from snaporch.restore.safety_catalog import safety_copies
 
 
-def barred(context: Context, xml: str) -> str:
+def with_start_bar(context: Context, xml: str) -> str:
     """Return the definition with the missing disk, which cannot be started."""
     return domain_xml.barred(xml, str(_path(context)))
 
@@ -39,10 +39,10 @@ def has_bar(journal: Path, domain: Domain | None) -> bool:
     """Whether the domain is defined and barred; ``journal`` is the directory of journals."""
     if domain is None or domain.inactive_xml is None:
         return False
-    return domain_xml.names_path(domain.inactive_xml, str(journal / BAR))
+    return domain_xml.has_disk_at(domain.inactive_xml, str(journal / BARRED_DISK))
 
 
-def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
+def may_be_barred(journal: Path, find: Callable[[], Domain | None]) -> bool:
     """Whether the domain that ``find`` returns is barred; true if libvirt does not answer."""
     try:
         return has_bar(journal, find())
@@ -50,15 +50,15 @@ def may_have_bar(journal: Path, find: Callable[[], Domain | None]) -> bool:
         return True
 
 
-def as_defined(context: Context, domain: Domain | None) -> Domain | None:
+def without_bar(context: Context, domain: Domain | None) -> Domain | None:
     """Return the domain with the definition it had before an interrupted restore barred it."""
     if domain is None or domain.inactive_xml is None or not is_barred(context, domain):
         return domain
     return _without_bar(context.config.paths.journal, domain)
 
 
-def as_it_was(domain: Domain) -> Domain:
-    """Do the same as :func:`as_defined` without a configuration.
+def without_bar_by_path(domain: Domain) -> Domain:
+    """Do the same as :func:`without_bar` without a configuration.
 
     The path of the missing disk is in the directory of journals.
 
@@ -66,8 +66,8 @@ def as_it_was(domain: Domain) -> Domain:
         JournalError: the journal cannot be read.
     """
     for disk in domain.disks:
-        if disk.source is not None and disk.source.endswith(f"/{BAR}"):
-            return _without_bar(Path(disk.source.removesuffix(BAR)), domain)
+        if disk.source is not None and disk.source.endswith(f"/{BARRED_DISK}"):
+            return _without_bar(Path(disk.source.removesuffix(BARRED_DISK)), domain)
     return domain
 
 
@@ -80,7 +80,9 @@ def _without_bar(journal: Path, domain: Domain) -> Domain:
     return replace(domain, inactive_xml=before, disks=disks)
 
 
-def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> list[AttentionError]:
+def guests_left_barred(
+    context: Context, domains: Iterable[Domain] | None = None
+) -> list[AttentionError]:
     """Return an error for each guest that is barred although it has no unfinished restore.
 
     An interrupted ``undo.sh`` leaves a guest so, because it keeps no journal.
@@ -93,12 +95,12 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
     for domain in context.hypervisor.domains() if domains is None else domains:
         if not has_bar(journal, domain):
             continue
-        if any(each.kind == KIND for each in others_of(journal, domain.uuid)):
+        if any(each.kind == KIND for each in foreign_journals_of(journal, domain.uuid)):
             continue
         if not has_bar(journal, context.hypervisor.find(domain.uuid)):
             continue  # a restore has just ended
         copies = [
-            copy for copy in copies_of(context.store, domain.uuid) if not copy.record.half_way
+            copy for copy in safety_copies(context.store, domain.uuid) if not copy.record.half_way
         ]
         words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
         found.append(
@@ -113,4 +115,4 @@ def left_barred(context: Context, domains: Iterable[Domain] | None = None) -> li
 
 
 def _path(context: Context) -> Path:
-    return context.config.paths.journal / BAR
+    return context.config.paths.journal / BARRED_DISK

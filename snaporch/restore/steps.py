@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.host_file import put_host_file
+from snaporch.bundle.host_file import replace_host_file
 from snaporch.catalog.holds import UNDO_HOLD, hold_bases
 from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
@@ -35,7 +35,7 @@ from snaporch.restore.journal import (
 from snaporch.restore.newer_snapshots import check_destroyable, is_safety
 from snaporch.restore.other_files import excluded_images, own_by_dataset
 from snaporch.restore.safety_copy import SafetyCopyWriter
-from snaporch.restore.start_lock import as_defined, barred
+from snaporch.restore.start_lock import with_start_bar, without_bar
 from snaporch.zfs import PoolError
 
 
@@ -78,8 +78,8 @@ class RestoreSteps:
         Raises:
             SnaporchError: nothing was rolled back; the caller has to call cancel_restore().
         """
-        domain = as_defined(self._context, self._find())
-        bar = barred(self._context, self._facts.before) if self._facts.before else None
+        domain = without_bar(self._context, self._find())
+        bar = with_start_bar(self._context, self._facts.before) if self._facts.before else None
         if bar is not None:
             self._context.hypervisor.define(bar)
         self._end_guest(domain)
@@ -362,10 +362,10 @@ def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
 def _put_definition_back(context: Context, facts: RestoreFacts, domain: Domain) -> None:
     if facts.before is None or domain.inactive_xml == facts.before:
         return
-    if as_defined(context, domain) is not domain:  # this restore barred it
+    if without_bar(context, domain) is not domain:  # this restore barred it
         context.hypervisor.define(facts.before)
 
 
 def _put_back(file: HostFile) -> None:
     """Write a file of the bundle back, with its owner and mode."""
-    put_host_file(Path(file.place), Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)
+    replace_host_file(Path(file.place), Path(file.copy).read_bytes(), file.uid, file.gid, file.mode)

@@ -22,8 +22,8 @@ from snaporch.restore.newer_snapshots import newer_than
 from snaporch.restore.plan import check_plan
 from snaporch.restore.plan_checks import check_definition
 from snaporch.restore.plan_model import RestorePlan
-from snaporch.restore.safety_catalog import SafetyCopy, copies_of
-from snaporch.restore.start_lock import as_defined, is_barred
+from snaporch.restore.safety_catalog import SafetyCopy, safety_copies
+from snaporch.restore.start_lock import is_barred, without_bar
 
 
 def make_undo_plan(
@@ -48,7 +48,7 @@ def make_undo_plan(
     copy.check()
     manifest = copy.manifest
     members, kept = _targets(context, copy)
-    domain = as_defined(context, context.hypervisor.find(manifest.uuid))
+    domain = without_bar(context, context.hypervisor.find(manifest.uuid))
     record = _record(copy)
     check_definition(context, record, manifest, domain)
     ram = None if disks_only else copy.ram
@@ -106,7 +106,9 @@ def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedEr
 
     A later restore may have destroyed the snapshot; the undo of that restore brings it back.
     """
-    later = [each for each in copies_of(context.store, copy.manifest.uuid) if each.name > copy.name]
+    later = [
+        each for each in safety_copies(context.store, copy.manifest.uuid) if each.name > copy.name
+    ]
     step = "restore a snapshot: see `snaporch list`"
     if later and not later[0].record.half_way:
         words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]

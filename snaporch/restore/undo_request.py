@@ -12,7 +12,7 @@ from snaporch.locks import domain_lock
 from snaporch.recovery.settle import recover_leftovers, recover_runs
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import Restored, check_as_shown, restore
-from snaporch.restore.safety_catalog import SafetyCopy, choose, name_and_uuid
+from snaporch.restore.safety_catalog import SafetyCopy, choose_copy, name_and_uuid
 from snaporch.restore.select_undo import choose_last, undo_without_copy
 from snaporch.restore.undo_plan import make_undo_plan
 
@@ -119,5 +119,5 @@ def _choose_copy(
     for text in taken.done:
         report(f"{name}: {text}")
     if request.copy is not None:
-        return choose(context, uuid, request.copy)
+        return choose_copy(context, uuid, request.copy)
     return None if taken.is_enough else choose_last(context, uuid, taken.left)

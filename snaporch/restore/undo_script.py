@@ -12,7 +12,7 @@ from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.catalog.holds import UNDO_HOLD
 from snaporch.restore.journal import HOLD
 from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, SafetyCopy
-from snaporch.zfs.resolver import ANSWERED_FOR, volume_link
+from snaporch.zfs.resolver import SERVED_FILE_SYSTEMS, volume_link
 
 TPM_PREFIX = "tpm."
 """The prefix of the names of TPM state files in a safety copy."""
@@ -260,7 +260,7 @@ def undo_script(
 
 def _head() -> str:
     own = (HOLD, UNDO_HOLD)
-    head = _HEAD.replace("@ANSWERED_FOR@", ANSWERED_FOR)
+    head = _HEAD.replace("@ANSWERED_FOR@", SERVED_FILE_SYSTEMS)
     return head.replace("@OWN_HOLDS@", "|".join(own)).replace("@TAGS@", " ".join(own))
 
 

@@ -22,8 +22,8 @@ from snaporch.prune.decision import PruneAction
 from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import prune
 from snaporch.replication.replicate import replication_lock_name
-from snaporch.restore.start_lock import may_have_bar
-from snaporch.schedule.forecast import Forecast, look
+from snaporch.restore.start_lock import may_be_barred
+from snaporch.schedule.forecast import Forecast, make_forecasts
 from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
 
@@ -49,11 +49,13 @@ class RetentionResult:
     """Snapshots that are mounted somewhere, and so cannot be destroyed; tried again next time."""
 
 
-def retire(context: Context, forecasts: Sequence[Forecast], now: datetime) -> RetentionResult:
+def apply_retention(
+    context: Context, forecasts: Sequence[Forecast], now: datetime
+) -> RetentionResult:
     """Delete the snapshots that no rule keeps; a failure on one domain does not stop the others."""
     done = RetentionResult()
     for forecast in forecasts:
-        if forecast.doomed:
+        if forecast.to_delete:
             context.interrupt.check(forecast.domain.name)
             try:
                 _retire(context, forecast, now, done)
@@ -85,13 +87,13 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResul
         pruned = prune(
             context.config,
             context.pool,
-            may_be_barred=lambda uuid: may_have_bar(journal, lambda: find(uuid)),
+            may_be_barred=lambda uuid: may_be_barred(journal, lambda: find(uuid)),
             stopped=stopped,
         )
     except SnaporchError as error:
         done.failures.append(error)
         return done
-    done.failures += [*pruned.failures, *pruned.unjudged]
+    done.failures += [*pruned.failures, *pruned.undecided_items]
     done.pruned += pruned.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK)
     return done
 
@@ -115,10 +117,10 @@ def _retire(context: Context, forecast: Forecast, now: datetime, done: Retention
 
     with hold(domain.uuid), hold(replication_lock_name(domain.uuid)):
         # A restore may have rolled back snapshots before this lock was held.
-        (current,) = look(context, now, domain.uuid)
-        foreseen = {verdict.taken.run for verdict in forecast.doomed}
+        (current,) = make_forecasts(context, now, domain.uuid)
+        foreseen = {verdict.taken.run for verdict in forecast.to_delete}
         end = time.monotonic() + _HELD_SECONDS
-        for verdict in current.doomed:
+        for verdict in current.to_delete:
             if verdict.taken.run not in foreseen:
                 continue
             if time.monotonic() > end:

@@ -27,7 +27,7 @@ class BulkJob:
 
 BULK_JOBS = (
     BulkJob("verify", "verifying", lambda each: [check.at for check in each.checks]),
-    BulkJob("replicate", "replicating", lambda each: [each.at for each in each.shipments]),
+    BulkJob("replicate", "replicating", lambda each: [each.at for each in each.replications]),
 )
 
 

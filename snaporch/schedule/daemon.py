@@ -30,10 +30,10 @@ from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.recovery.start_guardian import guard_leftovers
-from snaporch.schedule.apply_retention import RetentionResult, prune_daily, retire
+from snaporch.schedule.apply_retention import RetentionResult, apply_retention, prune_daily
 from snaporch.schedule.bulk_jobs import BulkJobs
 from snaporch.schedule.concurrency import PolicyCapture
-from snaporch.schedule.forecast import Forecast, NextSnapshot, look, record_carried_out
+from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, record_carried_out
 from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.recurrence import Times, times
 from snaporch.schedule.run_due import capture_of, remember
@@ -276,9 +276,9 @@ class Daemon:
         progress = context.progress
         try:
             guard_leftovers(context)
-            forecasts = look(context, now)
+            forecasts = make_forecasts(context, now)
             self._record_carried_out(context, forecasts, now)
-            retired = retire(context, forecasts, now)
+            retired = apply_retention(context, forecasts, now)
         except InterruptedRunError:
             return False
         except SnaporchError as error:
@@ -311,7 +311,7 @@ class Daemon:
         wanted = {
             f"{each.domain.uuid}/{coming.policy}": (each, coming)
             for each in forecasts
-            for coming in each.nexts
+            for coming in each.next_snapshots
         }
         for job in self._scheduler.get_jobs():
             if job.id not in (*wanted, *self._bulk_jobs.ids):

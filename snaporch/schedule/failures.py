@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory, replace_private
+from snaporch.bundle.store import private_directory, replace_private, store_errors
 from snaporch.context import Context
 from snaporch.errors import UnavailableError
 from snaporch.model import iso, parse_iso
@@ -49,7 +49,7 @@ def read_failed(
         return {}
 
 
-def remember_try(context: Context, key: str, reason: str | None, name: str) -> None:
+def record_attempt(context: Context, key: str, reason: str | None, name: str) -> None:
     """Record that an attempt failed now, or succeeded if ``reason`` is ``None``.
 
     A write error is printed as a note and ignored.
@@ -95,6 +95,6 @@ def write_failed(
 
 
 def _write(directory: Path, name: str, data: bytes) -> None:
-    with explained_store(directory):
+    with store_errors(directory):
         private_directory(directory)
         replace_private(directory / name, data)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from snaporch.bundle.store import explained_store, private_directory, replace_private
+from snaporch.bundle.store import private_directory, replace_private, store_errors
 from snaporch.model import iso, parse_iso
 
 _NAME = "carried.json"
@@ -36,6 +36,6 @@ def record_first_runs(directory: Path, keys: Iterable[str], now: datetime) -> No
 
 def _write(directory: Path, carried: Mapping[str, datetime]) -> None:
     document = {key: iso(at) for key, at in carried.items()}
-    with explained_store(directory):
+    with store_errors(directory):
         private_directory(directory)
         replace_private(directory / _NAME, json.dumps(document, indent=1).encode())

@@ -17,9 +17,9 @@ from snaporch.journal import read_journals
 from snaporch.model import (
     Domain,
     Level,
+    PolicyView,
     PoolSnapshot,
     SnapshotRecord,
-    Survey,
     moment_of,
 )
 from snaporch.schedule.failures import (
@@ -33,7 +33,12 @@ from snaporch.schedule.first_run import read_first_runs, record_first_runs
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
 from snaporch.schedule.replication_due import PendingReplication, next_replication
-from snaporch.schedule.retention import RetentionDecision, RetentionSnapshot, judge, keep_together
+from snaporch.schedule.retention import (
+    RetentionDecision,
+    RetentionSnapshot,
+    decide_retention,
+    keep_together,
+)
 from snaporch.schedule.verification_due import DueVerification, next_verification
 from snaporch.snapshot.group import group_of
 
@@ -68,7 +73,7 @@ class Forecast:
 
     domain: Domain
     assignment: Assignment
-    nexts: tuple[NextSnapshot, ...]
+    next_snapshots: tuple[NextSnapshot, ...]
     verdicts: tuple[RetentionDecision, ...]
     """The retention decision for each of its snapshots, oldest first."""
     names: Mapping[str, tuple[str, ...]]
@@ -79,16 +84,16 @@ class Forecast:
     """The snapshots whose run has ended."""
     checks: tuple[DueVerification, ...] = ()
     """The next verification for each policy that verifies."""
-    shipments: tuple[PendingReplication, ...] = ()
+    replications: tuple[PendingReplication, ...] = ()
     """The next replication for each replica that lacks snapshots."""
 
     @property
-    def doomed(self) -> list[RetentionDecision]:
+    def to_delete(self) -> list[RetentionDecision]:
         """The decisions to delete."""
         return [verdict for verdict in self.verdicts if verdict.delete]
 
 
-def look(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
+def make_forecasts(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
     """Forecasts for all domains.
 
     Args:
@@ -139,7 +144,11 @@ def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: dat
     Raises:
         UnavailableError: the file is not writable.
     """
-    keys = [f"{each.domain.uuid}/{coming.policy}" for each in forecasts for coming in each.nexts]
+    keys = [
+        f"{each.domain.uuid}/{coming.policy}"
+        for each in forecasts
+        for coming in each.next_snapshots
+    ]
     record_first_runs(context.config.paths.schedule, keys, now)
 
 
@@ -169,7 +178,7 @@ def _forecast(
     context: Context,
     domain: Domain,
     snapshots: Sequence[PoolSnapshot],
-    survey: Survey,
+    survey: PolicyView,
     guids: Collection[int],
     memory: _Memory,
     now: datetime,
@@ -178,10 +187,10 @@ def _forecast(
     assignment = assign(context, domain, survey.policies)
     records = _records(context, domain, snapshots, guids)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
-    verdicts = judge(
+    verdicts = decide_retention(
         (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
     )
-    nexts = []
+    next_snapshots = []
     retry = config.schedule.retry
     for name in assignment.policies:
         taken = _names_of(record for record in records if _stands(config, name, record))
@@ -193,7 +202,7 @@ def _forecast(
             since = since if since is None or since <= now else None  # the clock was set back
             found = replace(_next(name, when, own, now), since=since)
             last = _last_failure(memory.captures.get(key), own, now)
-            nexts.append(_after_failure(found, last, retry, now))
+            next_snapshots.append(_after_failure(found, last, retry, now))
     finished = [record for record in records if record.run not in memory.under_way]
     as_named = [record for record in finished if not record.renamed]
     wanted = ((name, verify_times(config, name, domain.uuid)) for name in assignment.policies)
@@ -210,20 +219,20 @@ def _forecast(
         for name, when in wanted
         if when.known
     ]
-    shipments = [
+    replications = [
         next_replication(name, policies, as_named, memory.replications, retry, now)
         for name, policies in replicas_of(config, assignment).items()
     ]
     return Forecast(
         domain,
         assignment,
-        tuple(nexts),
+        tuple(next_snapshots),
         tuple(verdicts),
         names={record.run: _full_names(record) for record in records},
         records=tuple(records),
         finished=tuple(finished),
         checks=tuple(check for check in checks if check is not None),
-        shipments=tuple(shipment for shipment in shipments if shipment is not None),
+        replications=tuple(shipment for shipment in replications if shipment is not None),
     )
 
 

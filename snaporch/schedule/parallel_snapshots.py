@@ -10,8 +10,8 @@ from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.model import Domain
 from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
 from snaporch.schedule.policy_assignment import datasets
-from snaporch.schedule.run_due import burden, groups_once, take_all
-from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses, own_words
+from snaporch.schedule.run_due import estimate_load, take_all, without_repeated_groups
+from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses, own_command
 from snaporch.snapshot.request import SnapshotRequest
 
 
@@ -63,8 +63,8 @@ def snapshot_in_parallel(
         ConcurrencyLimiter(limits), lambda capture: child_command(context, capture, request)
     )
     level = request.level or "auto"
-    captures = [burden(context, domain, request.policy or "", level) for domain in domains]
-    results = take_all(context, children, groups_once(captures), on_result)
+    captures = [estimate_load(context, domain, request.policy or "", level) for domain in domains]
+    results = take_all(context, children, without_repeated_groups(captures), on_result)
     return sorted(results, key=lambda result: result.capture.domain)
 
 
@@ -88,4 +88,4 @@ def child_command(context: Context, capture: PolicyCapture, request: SnapshotReq
     given = [word for key, value in options.items() if value is not None for word in (key, value)]
     given += ["--if-changed"] if request.if_changed else []
     words = ["snapshot", capture.uuid, *map(str, given), "--json", "--quiet"]
-    return [*own_words(context.config_path), *words]
+    return [*own_command(context.config_path), *words]

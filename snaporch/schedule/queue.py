@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Protocol, TypeVar
 
 from snaporch.context import Context
-from snaporch.schedule.forecast import Forecast, look
+from snaporch.schedule.forecast import Forecast, make_forecasts
 
 
 class QueueItem(Protocol):
@@ -48,7 +48,7 @@ def due_items(
         now = datetime.now(UTC)
         left = [
             (forecast, work)
-            for forecast in look(context, now)
+            for forecast in make_forecasts(context, now)
             for work in wanted(forecast)
             if work.due(now) and work.key not in done
         ]

@@ -11,9 +11,9 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
 from snaporch.model import Domain, Level, SnapshotRecord
-from snaporch.replication.replicate import REPLICATION, Shipped, ship
+from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
 from snaporch.replication.target import Destination
-from snaporch.schedule.failures import REPLICATIONS, remember_try
+from snaporch.schedule.failures import REPLICATIONS, record_attempt
 from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.policy_assignment import assign
 
@@ -64,7 +64,7 @@ def replicate_domains(
     opened: Callable[[Context, str], Destination],
     *,
     recheck: bool,
-) -> Iterator[tuple[str, str, Shipped | SnaporchError]]:
+) -> Iterator[tuple[str, str, ReplicationResult | SnaporchError]]:
     """Copy the snapshots of each target; the caller holds the host's replication lock.
 
     Args:
@@ -88,13 +88,15 @@ def replicate_domains(
                     step = f"take one: snaporch snapshot {domain.name}"
                     raise NotFoundError(domain.name, "has no snapshots", step)
                 destination = opened(context, name)
-                shipped = ship(context, records[domain.uuid], name, destination, recheck=recheck)
+                shipped = replicate(
+                    context, records[domain.uuid], name, destination, recheck=recheck
+                )
             except InterruptedRunError:
                 raise
             except SnaporchError as error:
                 yield domain.name, name, error
                 continue
-            remember_try(context, f"{domain.uuid}/{name}", None, REPLICATIONS)
+            record_attempt(context, f"{domain.uuid}/{name}", None, REPLICATIONS)
             yield domain.name, name, shipped
 
 

@@ -60,7 +60,7 @@ _PERIODS: Mapping[str, Period] = {
 }
 
 
-def judge(
+def decide_retention(
     snapshots: Iterable[RetentionSnapshot],
     policies: Mapping[str, Keep],
     now: datetime,

@@ -12,10 +12,10 @@ from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
 from snaporch.recovery.settle import recover_leftovers
-from snaporch.schedule.apply_retention import RetentionResult, retire
+from snaporch.schedule.apply_retention import RetentionResult, apply_retention
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import Forecast, look, record_carried_out
+from snaporch.schedule.forecast import Forecast, make_forecasts, record_carried_out
 from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
@@ -51,16 +51,16 @@ def run_due(
     """
     recover_leftovers(context)
     config, now = context.config, datetime.now(UTC)
-    forecasts = look(context, now)
+    forecasts = make_forecasts(context, now)
     wanted = due_captures(context, forecasts, now)
     outcomes = take_all(context, captures, wanted, lambda each: observer.ended(config, each))
     retired = RetentionResult()
     unwritten = _record(context, forecasts, outcomes, now)
     if context.interrupt.signum is None and (retention or config.metrics.textfile):
         later = datetime.now(UTC)
-        after = look(context, later)
+        after = make_forecasts(context, later)
         if retention:
-            retired = retire(context, after, later)
+            retired = apply_retention(context, after, later)
         observer.looked(context, after, later)
     retired.failures += unwritten
     for error in retired.failures:
@@ -93,14 +93,16 @@ def due_captures(
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
         for each in forecasts
-        for coming in each.nexts
+        for coming in each.next_snapshots
         if coming.due(now)
     ]
     ordered = sorted(due, key=lambda entry: (entry[0], entry[1], entry[3]))
-    return groups_once(capture_of(context, domain, policy) for _, _, domain, policy in ordered)
+    return without_repeated_groups(
+        capture_of(context, domain, policy) for _, _, domain, policy in ordered
+    )
 
 
-def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
+def without_repeated_groups(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
     """Without further captures of the same group for the same policy."""
     unique: dict[tuple[str, str], PolicyCapture] = {}
     for capture in captures:
@@ -110,10 +112,10 @@ def groups_once(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
 
 def capture_of(context: Context, domain: Domain, policy: str) -> PolicyCapture:
     """The capture of a domain for a policy, with its group."""
-    return burden(context, domain, policy, context.config.policy[policy].level)
+    return estimate_load(context, domain, policy, context.config.policy[policy].level)
 
 
-def burden(context: Context, domain: Domain, policy: str, level: str) -> PolicyCapture:
+def estimate_load(context: Context, domain: Domain, policy: str, level: str) -> PolicyCapture:
     """A capture with the pools and the RAM that it will use.
 
     Args:

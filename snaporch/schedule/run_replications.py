@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.model import SnapshotRecord
-from snaporch.replication.replicate import Shipped, ship
+from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.replication.target import Destination
-from snaporch.schedule.failures import REPLICATIONS, remember_try
+from snaporch.schedule.failures import REPLICATIONS, record_attempt
 from snaporch.schedule.queue import due_items
 from snaporch.schedule.replication_due import PendingReplication
 
@@ -23,7 +23,7 @@ class ReplicationOutcome:
     """The result of one replication, or the error."""
 
     shipment: PendingReplication
-    outcome: Shipped | SnaporchError
+    outcome: ReplicationResult | SnaporchError
 
 
 def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutcome]:
@@ -32,7 +32,9 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutco
     Raises:
         InterruptedRunError: a signal was received; what was already copied stays.
     """
-    for forecast, shipment in due_items(context, "replicate", lambda forecast: forecast.shipments):
+    for forecast, shipment in due_items(
+        context, "replicate", lambda forecast: forecast.replications
+    ):
         yield _send(context, forecast.finished, shipment, opened)
 
 
@@ -43,11 +45,11 @@ def _send(
     opened: Opened,
 ) -> ReplicationOutcome:
     try:
-        outcome = ship(context, records, shipment.replica, opened(context, shipment.replica))
+        outcome = replicate(context, records, shipment.replica, opened(context, shipment.replica))
     except InterruptedRunError:
         raise
     except SnaporchError as error:
-        remember_try(context, shipment.key, error.line(), REPLICATIONS)
+        record_attempt(context, shipment.key, error.line(), REPLICATIONS)
         return ReplicationOutcome(shipment, error)
-    remember_try(context, shipment.key, None, REPLICATIONS)
+    record_attempt(context, shipment.key, None, REPLICATIONS)
     return ReplicationOutcome(shipment, outcome)

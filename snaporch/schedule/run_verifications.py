@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
-from snaporch.schedule.failures import VERIFICATIONS, remember_try
+from snaporch.schedule.failures import VERIFICATIONS, record_attempt
 from snaporch.schedule.queue import due_items
 from snaporch.schedule.verification_due import DueVerification
 from snaporch.verify.verify import Verification, VerifyOptions, verify
@@ -45,7 +45,7 @@ def _verify(context: Context, check: DueVerification) -> VerificationOutcome:
         raise
     except SnaporchError as error:
         # Results are recorded on the snapshots; an attempt without one is retried later.
-        remember_try(context, check.key, error.reason, VERIFICATIONS)
+        record_attempt(context, check.key, error.reason, VERIFICATIONS)
         return VerificationOutcome(check, error)
-    remember_try(context, check.key, None, VERIFICATIONS)
+    record_attempt(context, check.key, None, VERIFICATIONS)
     return VerificationOutcome(check, outcome)

@@ -69,17 +69,17 @@ def snapshot_command(config: Path | None) -> Command:
 
     def command(capture: PolicyCapture) -> list[str]:
         policy = ["--policy", capture.policy, "--if-changed"]
-        return [*own_words(config), "snapshot", capture.uuid, *policy, "--json", "--quiet"]
+        return [*own_command(config), "snapshot", capture.uuid, *policy, "--json", "--quiet"]
 
     return command
 
 
 def bulk_job_command(config: Path | None) -> Callable[[str], list[str]]:
     """Returns a function from ``verify`` or ``replicate`` to its command line."""
-    return lambda name: [*own_words(config), name, "--due", "--quiet"]
+    return lambda name: [*own_command(config), name, "--due", "--quiet"]
 
 
-def own_words(config: Path | None) -> list[str]:
+def own_command(config: Path | None) -> list[str]:
     """The command line that starts this snaporch with the same configuration."""
     words = [sys.executable, "-P", "-m", "snaporch"]
     return [*words, "--config", str(config.absolute())] if config else words

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression
-from snaporch.bundle.host_file import PERMANENT, tpm_files
+from snaporch.bundle.compress import Compression, CompressionSettings
+from snaporch.bundle.host_file import PERMANENT_SUFFIX, tpm_files
 from snaporch.bundle.manifest import (
     BackingFileEntry,
     DiskEntry,
@@ -21,7 +21,7 @@ from snaporch.bundle.manifest import (
     Role,
     SnapshotEntry,
     VersionsEntry,
-    moment,
+    cut_to_milliseconds,
 )
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.rate_limit import RateLimit
@@ -88,7 +88,7 @@ class _Sealing(threading.Thread):
 class RamCapture:
     """Receives RAM: through a pipe and a compressor, or in a raw file that is compressed later."""
 
-    def __init__(self, directory: Path, pipe: Path, how: Compressing) -> None:
+    def __init__(self, directory: Path, pipe: Path, how: CompressionSettings) -> None:
         self._directory = directory
         self._pipe = pipe
         self._how = how
@@ -140,24 +140,24 @@ class RamCapture:
     def lift_limit(self) -> None:
         """Lift the rate limit."""
         if self._stream is not None:
-            self._stream.hurry()
+            self._stream.lift_limit()
 
     def record_times(self) -> None:
         """Record the times of saving RAM, which end now: libvirt has written all of it."""
         if self._stream is not None:
-            self._stream.take_pace()
+            self._stream.end_measurement()
 
     def enlarge_pipe(self) -> None:
         """Enlarge the pipe and lift the limit: the guest is paused and must not wait for us."""
         if self._stream is not None:
-            self._stream.make_room()
+            self._stream.enlarge_buffers()
 
     def abort(self) -> None:
         """Abort: stop the reader and the compressor, so that no process waits for them."""
         if self._stream is not None:
-            self._stream.break_off()
+            self._stream.abort()
         elif self._writer is not None:
-            self._writer.break_off()
+            self._writer.abort()
 
     def seal(self, tick: Callable[[int], None]) -> Part:
         """Finish the compressed image.
@@ -244,7 +244,7 @@ def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part
         frozen = datetime.now(UTC).timestamp()  # no process runs that could change them
     if domain.nvram is not None and Path(domain.nvram).exists():
         parts.append(bundle.add_copy("nvram.fd", Role.NVRAM, Path(domain.nvram), before=frozen))
-    for index, path in enumerate(tpm_files(domain.tpm_state, PERMANENT)):
+    for index, path in enumerate(tpm_files(domain.tpm_state, PERMANENT_SUFFIX)):
         parts.append(bundle.add_copy(f"tpm.{index}.permall", Role.TPM, path, before=frozen))
     return parts
 
@@ -267,9 +267,11 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
             format=planned.disk.format,
             dataset=planned.dataset.name,
             inside=resolver.inside(planned.path, planned.dataset),
-            partition=resolver.partition(planned.path),
+            partition=resolver.partition_number(planned.path),
             beneath=tuple(
-                beneath_entry(each) for each in plan.beneath if each.target == planned.disk.target
+                backing_file_entry(each)
+                for each in plan.beneath
+                if each.target == planned.disk.target
             ),
         )
         for planned in plan.disks
@@ -307,9 +309,9 @@ def build_manifest(
         snapshot=plan.snapshot,
         level=level,
         was_running=plan.domain.state is DomainState.RUNNING,
-        started=moment(started),
-        created=moment(created),
-        finished=moment(datetime.now(UTC)),
+        started=cut_to_milliseconds(started),
+        created=cut_to_milliseconds(created),
+        finished=cut_to_milliseconds(datetime.now(UTC)),
         pause_ms=pause.milliseconds,
         pause_parts=None if pause.parts == PauseParts() else _pause_entry(pause.parts),
         snapshots=tuple(
@@ -329,7 +331,7 @@ def build_manifest(
     )
 
 
-def beneath_entry(file: BackingFile) -> BackingFileEntry:
+def backing_file_entry(file: BackingFile) -> BackingFileEntry:
     """Return the manifest's entry of a backing file or data file."""
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)

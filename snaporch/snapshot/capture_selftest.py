@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.compress import Compression, CompressionSettings, choose_compression
 from snaporch.bundle.compression_tuning import FIRST_LEVEL
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.save_image import (
@@ -63,7 +63,7 @@ def capture_mode(context: Context) -> CaptureMode:
     settings = context.config.defaults
     try:
         zstd = context.hypervisor.reads_zstd()
-        method = choose(settings.compression, reads_zstd=zstd)
+        method = choose_compression(settings.compression, reads_zstd=zstd)
     except SnaporchError as error:
         return CaptureMode(False, settings.compression, settings.ram_capture, error.reason)
     reason = _try(existing_part(context.config.paths.runtime), settings, method)
@@ -73,7 +73,7 @@ def capture_mode(context: Context) -> CaptureMode:
 def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
     """Return why streaming does not work; empty if it works."""
     level = FIRST_LEVEL if settings.fixed_level is None else settings.fixed_level
-    how = Compressing(method, level, settings.compression_threads)
+    how = CompressionSettings(method, level, settings.compression_threads)
     try:
         with tempfile.TemporaryDirectory(prefix="snaporch-selftest-", dir=place) as name:
             image = Path(name) / "ram.save"
@@ -89,7 +89,7 @@ def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
         return str(error)
 
 
-def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
+def _pass_through(pipe: Path, image: Path, how: CompressionSettings) -> None:
     writer = SaveImageWriter(image, how, trailer=True)
     try:
         stream = RamPipe(pipe, writer)
@@ -97,7 +97,7 @@ def _pass_through(pipe: Path, image: Path, how: Compressing) -> None:
         writer.abandon()
         raise
     # A compressor that hangs must not block the caller.
-    watchdog = threading.Timer(_PATIENCE_SECONDS, stream.break_off)
+    watchdog = threading.Timer(_PATIENCE_SECONDS, stream.abort)
     watchdog.daemon = True
     watchdog.start()
     try:

@@ -6,7 +6,7 @@ import os
 import stat
 from urllib.parse import urlsplit
 
-from snaporch.bundle.host_file import PERMANENT, tpm_files
+from snaporch.bundle.host_file import PERMANENT_SUFFIX, tpm_files
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import Domain, TpmState
@@ -27,7 +27,7 @@ def check_firmware(domain: Domain, uri: str) -> None:
         if xml is None:
             continue
         root = domain_xml.parse(xml)
-        if trouble := domain_xml.uncapturable(root):
+        if trouble := domain_xml.uncapturable_reason(root):
             raise RefusedError(domain.name, *trouble)
         if urlsplit(uri).path == "/session" and domain_xml.has_tpm_in_default_place(root):
             raise RefusedError(
@@ -54,6 +54,6 @@ def check_firmware(domain: Domain, uri: str) -> None:
 
 def _has_state(tpm: TpmState) -> bool:
     try:
-        return bool(tpm_files(tpm, PERMANENT))
+        return bool(tpm_files(tpm, PERMANENT_SUFFIX))
     except PermissionError as error:
         raise UnavailableError(tpm.path, "permission denied", "run snaporch as root") from error

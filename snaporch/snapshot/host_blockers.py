@@ -95,7 +95,7 @@ def _overlay_place(context: Context, datasets: set[str]) -> Iterator[Blocker]:
             "set paths.overlays to a place outside the guests' datasets",
         )
     for what, key, place in (("overlay", "overlays", directory), ("journal", "journal", journal)):
-        if kind := resolver.forgetful(existing_part(place)):
+        if kind := resolver.volatile_file_system(existing_part(place)):
             yield Blocker(
                 _OVERLAY,
                 f"the {what} directory {place} is on {kind}, and a power loss would take the "

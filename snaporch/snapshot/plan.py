@@ -13,13 +13,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression, choose
+from snaporch.bundle.compress import Compression, CompressionSettings, choose_compression
 from snaporch.bundle.compression_tuning import FIRST_LEVEL, next_level
-from snaporch.catalog.other_takers import find_stranger
+from snaporch.catalog.other_takers import find_other_taker
 from snaporch.catalog.records import check_store
 from snaporch.config import DomainSettings
 from snaporch.context import Context
-from snaporch.disks.backing_chain import BackingFile, find_beneath, tell_shared
+from snaporch.disks.backing_chain import BackingFile, find_beneath, shared_disk_warnings
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.faults import risks_overlays
 from snaporch.hypervisor import BackingImage, OverlayDisk
@@ -43,7 +43,7 @@ class Plan:
 
     domain: Domain
     settings: DomainSettings
-    compressing: Compressing
+    compressing: CompressionSettings
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
     beneath: tuple[BackingFile, ...]
@@ -57,7 +57,7 @@ class Plan:
     """The group with which it is taken."""
     stranger: str = ""
     """Another program that may snapshot the datasets meanwhile; empty if no overlay is possible."""
-    gives_way: bool = False
+    yields_to_other_program: bool = False
     """Whether overlays are avoided only because of that program."""
     shared: tuple[str, ...] = ()
     """Descriptions of disks to which other guests go on writing."""
@@ -106,7 +106,7 @@ def make_plan(
     *,
     awaited: int | None = None,
     group: GroupRun | None = None,
-    heed_stranger: bool = True,
+    avoid_other_programs: bool = True,
 ) -> Plan:
     """Plan a snapshot of a domain.
 
@@ -117,7 +117,7 @@ def make_plan(
         awaited: seconds for which the guest may stay frozen until another program has taken the
             snapshots, under names of its own; ``None`` if the run takes them.
         group: the group whose members stay frozen until all are.
-        heed_stranger: whether to avoid overlays if another program snapshots the datasets.
+        avoid_other_programs: whether to avoid overlays if another program snapshots the datasets.
 
     Raises:
         RefusedError: the snapshot is not possible.
@@ -145,7 +145,7 @@ def make_plan(
     snapshot = name or _choose_name(context, domain, datasets, request, now)
     blockers = find_blockers(context, domain, planned, left_out, beneath)
     overlays_possible = may_take_overlays(domain, settings, request.level)
-    stranger = find_stranger(context, datasets) if overlays_possible else ""
+    stranger = find_other_taker(context, datasets) if overlays_possible else ""
     choose = partial(
         choose_strategy,
         domain,
@@ -157,7 +157,7 @@ def make_plan(
         together=group is not None,
     )
     choice = alone = choose(avoid_overlays=_risks_overlays(context, domain, planned))
-    if stranger and heed_stranger:
+    if stranger and avoid_other_programs:
         choice = choose(avoid_overlays=True)
     paths, run = context.config.paths, new_run_id(now)
     facts = RunFacts(
@@ -193,8 +193,8 @@ def make_plan(
         policy=request.policy,
         group=group,
         stranger=stranger,
-        gives_way=choice != alone,
-        shared=tuple(tell_shared(domain, disks, context.hypervisor.domains, group)),
+        yields_to_other_program=choice != alone,
+        shared=tuple(shared_disk_warnings(domain, disks, context.hypervisor.domains, group)),
     )
 
 
@@ -249,13 +249,15 @@ def _downtime(
     return {"downtime_ms": limit, "own_downtime_ms": own} if own else {}
 
 
-def _compressing(context: Context, settings: DomainSettings, facts: RunFacts) -> Compressing:
-    method = choose(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
+def _compressing(
+    context: Context, settings: DomainSettings, facts: RunFacts
+) -> CompressionSettings:
+    method = choose_compression(settings.compression, reads_zstd=context.hypervisor.reads_zstd())
     level = settings.fixed_level
     if level is None:
         adjusted = method is Compression.ZSTD and facts.strategy.level is Level.RAM
-        level = next_level(context.store.last_pace(facts.uuid)) if adjusted else FIRST_LEVEL
-    return Compressing(method, level, settings.compression_threads)
+        level = next_level(context.store.last_save_times(facts.uuid)) if adjusted else FIRST_LEVEL
+    return CompressionSettings(method, level, settings.compression_threads)
 
 
 def _overlays(

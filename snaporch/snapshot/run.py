@@ -28,19 +28,19 @@ from snaporch.errors import (
     one_line,
 )
 from snaporch.hypervisor import CancelledError
-from snaporch.journal import Journal, Step, let_go_mark
+from snaporch.journal import Journal, Step, release_mark
 from snaporch.locks import domain_lock
 from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.recovery.result import Effect
-from snaporch.recovery.settle import LOOK, recover, settle
+from snaporch.recovery.settle import QUARANTINE_STEP, recover, recover_run
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
 from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.guest_changes import check_idle
 from snaporch.snapshot.plan import Plan, make_plan
 from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
-from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, properties_of
-from snaporch.snapshot.store_pages import into_pages
+from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, initial_properties
+from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.snapshot.strategies import make_strategy
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial, StrategyUnavailableError
 from snaporch.snapshot.unchanged_guest import find_unchanged
@@ -136,14 +136,14 @@ def _plan_another_way(
 ) -> Plan | None:
     lower = failed.settings.on_unavailable
     may_lower = lower != "fail" and is_lower(Level(lower), failed.level)
-    if not failed.gives_way and not may_lower:
+    if not failed.yields_to_other_program and not may_lower:
         return None
     now = context.hypervisor.domain(failed.domain.uuid)
     reason = "; ".join(filter(None, (failure, _changed_state(failed.domain, now))))
-    if failed.gives_way:
+    if failed.yields_to_other_program:
         text = f"{failed.strategy} failed ({reason}): taking overlay instead"
         context.progress.note(failed.domain.name, text)
-        return _plan_for(context, now, request, taker, heed_stranger=False)
+        return _plan_for(context, now, request, taker, avoid_other_programs=False)
     plan = _plan_for(context, now, replace(request, level=lower), taker)
     return replace(plan, downgrade=f"{failed.level} failed ({reason}): taking {lower} instead")
 
@@ -154,7 +154,7 @@ def _plan_for(
     request: SnapshotRequest,
     taker: Snapshotter,
     *,
-    heed_stranger: bool = True,
+    avoid_other_programs: bool = True,
 ) -> Plan:
     return make_plan(
         context,
@@ -162,7 +162,7 @@ def _plan_for(
         request,
         awaited=taker.window_seconds if taker.awaited else None,
         group=taker.group,
-        heed_stranger=heed_stranger,
+        avoid_other_programs=avoid_other_programs,
     )
 
 
@@ -191,7 +191,7 @@ class _Run:
                 raise
             raise outcome from error
         journal.close(settled=True)
-        record = into_pages(self._context, record)
+        record = store_as_pages(self._context, record)
         progress.step(plan.domain.name, f"done: {record.level} snapshot {record.snapshot}")
         return record
 
@@ -202,7 +202,7 @@ class _Run:
         progress.step(name, f"{what} ({self._plan.strategy})")
         if self._plan.downgrade:
             progress.note(name, self._plan.downgrade)
-        if self._plan.facts.overlays and (missing := self._context.hypervisor.unguarded()):
+        if self._plan.facts.overlays and (missing := self._context.hypervisor.start_hook_problem()):
             danger = "if power is lost now, libvirt may start it on its overlays"
             progress.note(name, f"{danger}: {missing.reason}; run: {missing.step}")
         for out in self._plan.left_out:
@@ -223,7 +223,7 @@ class _Run:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(RunMaterial(self._context, plan, bundle, journal))
-        properties = properties_of(plan, bundle.reference)
+        properties = initial_properties(plan, bundle.reference)
         # abandon() closes what prepare() opened even if the journal cannot be written any more.
         try:
             with journal.step(Step.PREPARE):
@@ -243,8 +243,8 @@ class _Run:
                 strategy.check_unchanged(state=False)
                 self._snapshot_pools(properties)
                 level = self._reached(strategy)
-                if level not in (Level.CRASH, Level.TORN) and let_go_mark(journal.path).exists():
-                    level = strategy.disturbed(level)
+                if level not in (Level.CRASH, Level.TORN) and release_mark(journal.path).exists():
+                    level = strategy.record_disturbance(level)
                 level = self._taker.level(level)
             with journal.step(Step.RELEASE):
                 strategy.release()
@@ -276,7 +276,7 @@ class _Run:
             if level is Level.CRASH:  # the guest runs: the snapshots may lack some of its disks
                 raise
             self._context.progress.note(self._domain.name, error.reason)
-            return strategy.disturbed(level)
+            return strategy.record_disturbance(level)
         return level
 
     def _are_torn(self, snapshots: list[PoolSnapshot]) -> bool:
@@ -320,13 +320,15 @@ class _Run:
     def _recover(self, journal: Journal, error: BaseException) -> BaseException:
         """Recover the run and return the error to raise; keep the journal if recovery fails."""
         name = self._domain.name
-        cancelled = isinstance(error, CancelledError) and not let_go_mark(journal.path).exists()
+        cancelled = isinstance(error, CancelledError) and not release_mark(journal.path).exists()
         doing = "finishing the run" if self._taken else "undoing the run"
         self._context.progress.step(name, doing)
         try:
             keep = self._taken or self._taker.awaited
             notes = journal.all_notes()
-            done = settle(self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True)
+            done = recover_run(
+                self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True
+            )
         except AttentionError as trouble:
             journal.close(settled=False)
             reason = f"{_reason(error, name)}; then: {trouble.thing}: {trouble.reason}"
@@ -341,7 +343,9 @@ class _Run:
         for result in done:
             self._context.progress.note(name, str(result))
         if kept := [str(each) for each in done if each.effect is Effect.QUARANTINED]:
-            return AttentionError(name, f"{_reason(error, name)}; {'; '.join(kept)}", LOOK)
+            return AttentionError(
+                name, f"{_reason(error, name)}; {'; '.join(kept)}", QUARANTINE_STEP
+            )
         completed = any(each.effect is Effect.COMPLETED for each in done)
         if isinstance(error, InterruptedRunError) and self._taken:
             reason = f"{error.reason}; {self._remains(completed=completed)}"
@@ -383,7 +387,7 @@ def _changed_state(before: Domain, now: Domain | None) -> str:
 
 def _about_other_program(plan: Plan) -> tuple[str, ...]:
     """Describe what another program that snapshots the datasets means for the run."""
-    if plan.gives_way:
+    if plan.yields_to_other_program:
         return (f"{plan.stranger}: {plan.strategy}, without overlays",)
     if plan.stranger and plan.facts.overlays:
         return (f"{plan.stranger}; what it takes during the commit will be torn",)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from datetime import datetime
 
 from snaporch.errors import RefusedError, UsageError
-from snaporch.names import MAX_FULL_NAME, is_snapshot, shown
+from snaporch.names import MAX_FULL_NAME, is_snapshot, quoted
 
 
 def check_snapshot_name(name: str) -> None:
@@ -18,7 +18,7 @@ def check_snapshot_name(name: str) -> None:
     """
     if not is_snapshot(name):
         raise UsageError(
-            f"snapshot name {shown(name)}",
+            f"snapshot name {quoted(name)}",
             "may hold letters, digits, '_', '-', '.', ':' and inner spaces, 255 in all",
         )
 

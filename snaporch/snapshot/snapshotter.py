@@ -81,7 +81,7 @@ class LocalSnapshotter:
         return snapshots
 
 
-def properties_of(plan: Plan, reference: str) -> dict[str, str]:
+def initial_properties(plan: Plan, reference: str) -> dict[str, str]:
     """Return the user properties of a run's snapshots until its bundle is sealed."""
     mark = {f"{PREFIX}retention": plan.policy} if plan.policy else {}
     mark |= {f"{PREFIX}group": plan.group.mark} if plan.group else {}

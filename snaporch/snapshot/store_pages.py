@@ -43,7 +43,7 @@ class PageDataset:
         return self.root / PAGES_NAME
 
 
-def into_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
+def store_as_pages(context: Context, record: SnapshotRecord) -> SnapshotRecord:
     """Move the RAM of a new snapshot into its domain's page dataset, if so configured.
 
     The caller holds the domain's lock, and the run is over. If it fails, a note is printed and the

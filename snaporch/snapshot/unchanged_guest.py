@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.host_file import PERMANENT, read_host_file, tpm_files
+from snaporch.bundle.host_file import PERMANENT_SUFFIX, read_host_file, tpm_files
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.catalog.records import marked_records, record_of
 from snaporch.context import Context
@@ -95,7 +95,7 @@ def _side(domain: Domain) -> Iterator[tuple[Role, str]]:
         yield Role.INACTIVE_XML, hashlib.sha256(text).hexdigest()
     if domain.nvram is not None and Path(domain.nvram).exists():
         yield Role.NVRAM, _digest(Path(domain.nvram))
-    for path in tpm_files(domain.tpm_state, PERMANENT):
+    for path in tpm_files(domain.tpm_state, PERMANENT_SUFFIX):
         yield Role.TPM, _digest(path)
 
 

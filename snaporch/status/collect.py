@@ -18,8 +18,8 @@ from snaporch.journal import ForeignJournal, SnapshotJournal, Step, UnreadableJo
 from snaporch.locks import RECOVERING, SCHEDULE, held_by
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
-from snaporch.restore.start_lock import left_barred
-from snaporch.schedule.forecast import Forecast, NextSnapshot, look, replicas_of
+from snaporch.restore.start_lock import guests_left_barred
+from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
 from snaporch.snapshot.group import group_of
@@ -48,14 +48,14 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         NotFoundError: a domain does not exist.
         UnavailableError: the journals cannot be read.
     """
-    forecasts = look(context, now)
+    forecasts = make_forecasts(context, now)
     chosen: set[str] = set()
     for name in names:
         found = {e.domain.uuid for e in forecasts if name in (e.domain.name, e.domain.uuid)}
         if not found:
             raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
         chosen |= found
-    status = gather(context, forecasts, now)
+    status = collect_status(context, forecasts, now)
     if not names:
         return status
     return replace(
@@ -68,7 +68,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
     )
 
 
-def gather(context: Context, forecasts: Sequence[Forecast], now: datetime) -> Status:
+def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetime) -> Status:
     """The state of all domains, based on forecasts.
 
     Raises:
@@ -90,7 +90,7 @@ def gather(context: Context, forecasts: Sequence[Forecast], now: datetime) -> St
         mounted=_mounted(context, forecasts),
         barred=tuple(
             (left.thing, left.explanation)
-            for left in left_barred(context, [each.domain for each in forecasts])
+            for left in guests_left_barred(context, [each.domain for each in forecasts])
         ),
     )
 
@@ -159,9 +159,9 @@ def _verified_at(record: SnapshotRecord) -> datetime:
 
 
 def _replicas(config: Config, forecast: Forecast) -> tuple[ReplicaStatus, ...]:
-    shipments = {shipment.replica: shipment for shipment in forecast.shipments}
+    replications = {shipment.replica: shipment for shipment in forecast.replications}
     return tuple(
-        ReplicaStatus(name, last_arrived(name, forecast.records), shipments.get(name))
+        ReplicaStatus(name, last_arrived(name, forecast.records), replications.get(name))
         for name in replicas_of(config, forecast.assignment)
     )
 
@@ -169,13 +169,13 @@ def _replicas(config: Config, forecast: Forecast) -> tuple[ReplicaStatus, ...]:
 def _policies(config: Config, forecast: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
     whole = [each for each in forecast.records if each.state.is_there]
     last = {each.policy: each for each in whole}
-    nexts = {coming.policy: coming for coming in forecast.nexts}
+    next_snapshots = {coming.policy: coming for coming in forecast.next_snapshots}
     return tuple(
         PolicyStatus(
             name,
             last[name].created if name in last else None,
-            nexts.get(name),
-            missed(config, nexts.get(name), forecast, now),
+            next_snapshots.get(name),
+            missed(config, next_snapshots.get(name), forecast, now),
             None if forecast.domain.active else _found_unchanged(last.get(name), now),
         )
         for name in forecast.assignment.policies

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snaporch import __version__
-from snaporch.bundle.store import explained_store
+from snaporch.bundle.store import store_errors
 from snaporch.errors import UnavailableError
 from snaporch.status.model import DomainStatus, Problem, ProblemGrade, Status
 
@@ -203,7 +203,7 @@ def write_textfile(path: Path, text: bytes) -> None:
         UnavailableError: the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}")  # the collector reads only *.prom
-    with explained_store(path.parent):
+    with store_errors(path.parent):
         try:
             descriptor = os.open(
                 fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE

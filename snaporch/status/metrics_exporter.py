@@ -12,10 +12,10 @@ from snaporch.config.monitoring import listen_at
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.schedule.forecast import Forecast
-from snaporch.status.collect import gather
+from snaporch.status.collect import collect_status
 from snaporch.status.metrics import as_text, registry, write_textfile
 from snaporch.status.model import Problem, Status
-from snaporch.status.problems import judge
+from snaporch.status.problems import find_problems
 
 _ME = "metrics"
 
@@ -33,8 +33,8 @@ class MetricsExporter:
         if not (textfile or self._served):
             return
         try:
-            status = gather(context, forecasts, now)
-            problems = judge(status, context.config.status)
+            status = collect_status(context, forecasts, now)
+            problems = find_problems(status, context.config.status)
             self._current = (status, problems)
             if textfile:
                 write_textfile(Path(textfile), as_text(status, problems))

@@ -25,7 +25,7 @@ _ORDER = tuple(ProblemGrade)[::-1]
 _TWO = 2
 
 
-def judge(status: Status, limits: StatusOptions) -> list[Problem]:
+def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     """All problems, the critical ones first."""
     found = [problem for run in status.runs for problem in _run(run)]  # first: may hold a guest
     for name, text in status.barred:
@@ -48,7 +48,7 @@ def judge(status: Status, limits: StatusOptions) -> list[Problem]:
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
 
 
-def worst(problems: Sequence[Problem]) -> ProblemGrade | None:
+def worst_grade(problems: Sequence[Problem]) -> ProblemGrade | None:
     """The worst grade; ``None`` without problems."""
     return min((each.grade for each in problems), key=_ORDER.index, default=None)
 

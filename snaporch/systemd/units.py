@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from snaporch import __version__
-from snaporch.bundle.store import explained_store
+from snaporch.bundle.store import store_errors
 from snaporch.config import Config
 from snaporch.data_files import shared_file
 from snaporch.errors import UsageError
@@ -48,7 +48,7 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class FileChange:
     """The change of one file."""
 
     path: Path
@@ -97,7 +97,7 @@ def _word(text: str) -> str:
     return word if set(word).isdisjoint(" ;'\"\\") else f'"{word}"'
 
 
-def install_hook(root: Path) -> Done:
+def install_hook(root: Path) -> FileChange:
     """Write libvirt's hook below ``root``, as :func:`install` writes units.
 
     Raises:
@@ -105,7 +105,7 @@ def install_hook(root: Path) -> Done:
     """
     path = root / start_hook.PLACE.relative_to("/")
     text = _marked(shared_file(start_hook.SOURCE).read_text("utf-8"))
-    with explained_store(path.parent):
+    with store_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):
             _mark(root).unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def _mark(root: Path) -> Path:
     return root / start_hook.CALLED.relative_to("/")
 
 
-def install_config(root: Path, text: str) -> Done:
+def install_config(root: Path, text: str) -> FileChange:
     """Write the configuration file below ``root`` unless the admin has written or edited one.
 
     Raises:
@@ -125,26 +125,26 @@ def install_config(root: Path, text: str) -> Done:
     """
     path = root / CONFIG_PLACE.relative_to("/")
     if os.path.lexists(path) and not _is_ours(path):
-        return Done(path, Change.KEPT)
-    with explained_store(path.parent):
+        return FileChange(path, Change.KEPT)
+    with store_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         return _write(path, _marked(text))
 
 
-def install(root: Path, units: Mapping[str, str]) -> Iterator[Done]:
+def install(root: Path, units: Mapping[str, str]) -> Iterator[FileChange]:
     """Write the units below ``root``; an edited unit is kept beside the new one.
 
     Raises:
         UnavailableError: a file cannot be written.
     """
     place = _below(root)
-    with explained_store(place):
+    with store_errors(place):
         place.mkdir(parents=True, exist_ok=True)
         for name, text in units.items():
             yield _write(place / name, text)
 
 
-def uninstall(root: Path) -> Iterator[Done]:
+def uninstall(root: Path) -> Iterator[FileChange]:
     """Remove the units, the hook and the configuration below ``root``, but no edited file.
 
     Raises:
@@ -153,24 +153,24 @@ def uninstall(root: Path) -> Iterator[Done]:
     place = _below(root)
     others = (start_hook.PLACE, CONFIG_PLACE)
     paths = [*(place / name for name in UNITS), *(root / path.relative_to("/") for path in others)]
-    with explained_store(place):
+    with store_errors(place):
         for path in paths:
             if not os.path.lexists(path):
                 continue
             if _is_ours(path):
                 path.unlink()
                 _mark(root).unlink(missing_ok=True)
-                yield Done(path, Change.REMOVED)
+                yield FileChange(path, Change.REMOVED)
             else:
-                yield Done(path, Change.KEPT)
+                yield FileChange(path, Change.KEPT)
 
 
-def _write(path: Path, text: str, mode: int = _MODE) -> Done:
+def _write(path: Path, text: str, mode: int = _MODE) -> FileChange:
     change, saved = Change.WRITTEN, None
     if os.path.lexists(path):
         if _is_ours(path):
             if path.read_text("utf-8") == text:
-                return Done(path, Change.UNCHANGED)
+                return FileChange(path, Change.UNCHANGED)
             change = Change.REPLACED
         else:
             change, saved = Change.SAVED, _free(path)
@@ -182,7 +182,7 @@ def _write(path: Path, text: str, mode: int = _MODE) -> Done:
     fresh.write_text(text, "utf-8")
     fresh.chmod(mode)
     os.replace(fresh, path)
-    return Done(path, change, saved)
+    return FileChange(path, change, saved)
 
 
 def _below(root: Path) -> Path:

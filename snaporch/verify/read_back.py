@@ -24,8 +24,8 @@ def read_back(context: Context, record: SnapshotRecord, policy: str | None) -> N
     try:
         context.store.verify(f"{record.uuid}/{record.run}")
     except (BundleError, ManifestError):
-        from snaporch.verify.verify import write_verdict
+        from snaporch.verify.verify import write_result
 
         failed = VerificationResult(datetime.now(UTC), passed=False, reached=VerifyDepth.NOTHING)
-        write_verdict(context, record, failed)
+        write_result(context, record, failed)
         raise

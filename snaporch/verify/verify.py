@@ -14,7 +14,7 @@ from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import marked_by
-from snaporch.clone.clone import Clone, CloneRequest, build, check_clone
+from snaporch.clone.clone import Clone, CloneRequest, build_clone, check_clone
 from snaporch.clone.registry import Purpose, new_clone, remove_leftovers
 from snaporch.context import Context
 from snaporch.errors import (
@@ -33,13 +33,13 @@ from snaporch.model import SnapshotRecord, VerificationResult, VerifyDepth
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
 from snaporch.restore.source import (
-    NotWholeError,
+    IncompleteError,
     Source,
-    made_of,
-    members_of,
+    complete_source,
     partition_of,
-    reading,
-    whole_source,
+    reading_lock,
+    snapshots_of,
+    underlying_devices,
 )
 from snaporch.systemd.low_priority import lower_priority
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
@@ -128,7 +128,7 @@ def verify(context: Context, record: SnapshotRecord, options: VerifyOptions) -> 
         SnaporchError: there is no result, for a reason outside the snapshot (no memory, no libvirt,
             a signal); nothing is written.
     """
-    with reading(context, record):
+    with reading_lock(context, record):
         return _verify(context, record, options)
 
 
@@ -136,7 +136,7 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
     outcome = Verification(record)
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     try:
-        source = whole_source(context, record)
+        source = complete_source(context, record)
         _check_sums(context, source, outcome)
         _check_beneath(source)
         if options.disks:
@@ -147,13 +147,13 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
         if reason is not None:
             outcome.add_proof(context, f"not run: {reason}")
         outcome.passed = True
-    except NotWholeError as error:
+    except IncompleteError as error:
         _check_unchanged(context, record, manifest)
         outcome.failure = error
     except LivenessError as error:
         outcome.failure = error
     outcome.at = datetime.now(UTC)
-    write_verdict(context, record, outcome.verdict)
+    write_result(context, record, outcome.verdict)
     return outcome
 
 
@@ -174,13 +174,13 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     context.progress.step(source.thing, "checking the bundle's SHA-256")
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
     for error in damage.values():
-        raise NotWholeError(error.thing, error.reason)
+        raise IncompleteError(error.thing, error.reason)
     ram = source.part(Role.RAM)
     try:
         if ram is not None:
             read_header(source.directory / ram.name)
     except SnaporchError as error:
-        raise NotWholeError(error.thing, error.reason) from error
+        raise IncompleteError(error.thing, error.reason) from error
     except OSError as error:  # the checksum was read a moment ago
         reason = f"its RAM cannot be read ({error.strerror})"
         raise UnavailableError(source.thing, reason, "verify it again") from error
@@ -212,7 +212,7 @@ def _check_beneath(source: Source) -> None:
     except RefusedError as changed:
         if isinstance(changed.__cause__, OSError):
             raise UnavailableError(changed.thing, changed.reason, changed.step) from changed
-        raise NotWholeError(changed.thing, changed.reason, changed.step) from changed
+        raise IncompleteError(changed.thing, changed.reason, changed.step) from changed
 
 
 def _read_disks(context: Context, source: Source, outcome: Verification) -> None:
@@ -231,7 +231,9 @@ def _reason_not_to_run(source: Source, options: VerifyOptions) -> str | None:
         return "of a transient domain, without RAM"
     if not source.disks:
         return "it has no disks"
-    if parts := [d.target for d in source.disks if partition_of(d) is not None or made_of(d)]:
+    if parts := [
+        d.target for d in source.disks if partition_of(d) is not None or underlying_devices(d)
+    ]:
         return f"its disk {parts[0]} is a part of a volume"
     if unknown := _unknown_files(source):
         return f"it is unknown whether its backing file {unknown[0]} has changed"
@@ -255,7 +257,7 @@ def _run_clone(
         check_clone(context, source, request)
         with new_clone(context, name, Purpose.VERIFY, source.thing) as uuid:
             try:
-                made = build(context, source, request, uuid)
+                made = build_clone(context, source, request, uuid)
             except LostLibvirtError:
                 raise
             except (HypervisorError, NotFoundError) as error:
@@ -302,13 +304,13 @@ def _take_picture(
     outcome.screenshot = str(path)
 
 
-def write_verdict(context: Context, record: SnapshotRecord, verdict: VerificationResult) -> None:
+def write_result(context: Context, record: SnapshotRecord, verdict: VerificationResult) -> None:
     """Write a result on the run's ZFS snapshots that exist and carry this run's mark.
 
     Raises:
         PoolError: it cannot be written.
     """
-    members = members_of(context, record)
+    members = snapshots_of(context, record)
     names = [member.full_name for member in members if marked_by(member, record.run)]
     if names:
         context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})

@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 
-def open_pool(*, to_look: bool = False) -> Pool:
+def open_pool(*, read_only: bool = False) -> Pool:
     """Access to the pools of this host: by libzfs_core where it works, else by the ``zfs`` command.
 
     Args:
-        to_look: the caller takes, holds and destroys no snapshots. Then libzfs_core is not used,
+        read_only: the caller takes, holds and destroys no snapshots. Then libzfs_core is not used,
             which is slow to import and cannot list.
 
     Raises:
@@ -35,7 +35,7 @@ def open_pool(*, to_look: bool = False) -> Pool:
     from snaporch.zfs.cli import ZfsCommand
 
     command = ZfsCommand.open()
-    if to_look:
+    if read_only:
         return command
     try:
         from snaporch.zfs.lzc import LibZfsCore

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snaporch.command_log import LoggedCommand
 from snaporch.errors import UnavailableError
-from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
+from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.interface import PREFIX, MountedError, PoolError
 from snaporch.zfs.mount_users import ForeignMount, foreign_mounts
 from snaporch.zfs.property_listing import COLUMNS, Listing
@@ -117,7 +117,7 @@ class ZfsCommand:
         pairs = (line.split("\t") for line in self._run(*listing).splitlines())
         return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
 
-    def survey(self) -> Survey:
+    def survey(self) -> PolicyView:
         own = f"{PREFIX}policy"
         listing = Listing((*_BIRTH, "userrefs", "clones"), (own, *_OWN))
         found: list[PoolSnapshot] = []
@@ -131,7 +131,7 @@ class ZfsCommand:
             found.append(_snapshot(name, values))
             if reason := _pin(values.get("userrefs", ""), values.get("clones", "")):
                 pinned[name] = reason
-        return Survey(tuple(sorted(found, key=_age)), pinned, policies)
+        return PolicyView(tuple(sorted(found, key=_age)), pinned, policies)
 
     def snapshots(self, datasets: Sequence[str] | None = None) -> list[PoolSnapshot]:
         if datasets is None:
@@ -144,7 +144,7 @@ class ZfsCommand:
                 raise
             return self.snapshots([name for name in datasets if name in present])
 
-    def census(self) -> Census:
+    def census(self) -> SnapshotListing:
         listing = ("list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", "name,guid")
         pairs = [line.split("\t") for line in self._run(*listing).splitlines()]
         pools = frozenset(name for name, _ in pairs if "/" not in name and "@" not in name)
@@ -154,7 +154,7 @@ class ZfsCommand:
         for name, guid in pairs:
             if "@" in name:
                 snapshots[int(guid)] = (*snapshots.get(int(guid), ()), name)
-        return Census(pools, snapshots)
+        return SnapshotListing(pools, snapshots)
 
     def _snapshots(self, *options: str, names: Sequence[str] = ()) -> list[PoolSnapshot]:
         found = self._listed(Listing(_BIRTH, _OWN), "-t", "snapshot", *options, names=names)

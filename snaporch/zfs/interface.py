@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.model import Census, Dataset, PoolSnapshot, Survey
+from snaporch.model import Dataset, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.mount_users import ForeignMount
 
 PREFIX = "snaporch:"
@@ -64,14 +64,14 @@ class Pool(Protocol):
             PoolError: the sync failed, or takes more than a minute.
         """
 
-    def census(self) -> Census:
+    def census(self) -> SnapshotListing:
         """The imported pools and all their snapshots, from one listing.
 
         Raises:
             PoolError: the listing failed or was empty; an empty census is never returned.
         """
 
-    def survey(self) -> Survey:
+    def survey(self) -> PolicyView:
         """Everything that policies need to know, from one listing.
 
         Raises:

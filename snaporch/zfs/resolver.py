@@ -35,7 +35,7 @@ _NODE_POLL_SECONDS = 0.05
 _FORGETFUL = ("tmpfs", "ramfs")
 _MAX_LINKS = 40
 """The kernel's limit (path_resolution(7))."""
-ANSWERED_FOR = "fuse(blk|[.].*)?|nfs4?|cifs|smb3|9p|virtiofs|ceph|afs|lustre|beegfs|orangefs"
+SERVED_FILE_SYSTEMS = "fuse(blk|[.].*)?|nfs4?|cifs|smb3|9p|virtiofs|ceph|afs|lustre|beegfs|orangefs"
 """File systems that block while the server or program behind them is blocked (also for awk)."""
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
@@ -116,7 +116,7 @@ def _mount_of(device: str, mounts: list[Mount]) -> Mount | None:
     return next((mount for mount in mounts if mount.device == device), None)
 
 
-def forgetful(path: Path) -> str:
+def volatile_file_system(path: Path) -> str:
     """The type of the file system of ``path`` if its files are lost with the power; else empty."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
@@ -159,7 +159,7 @@ def real_path(path: str, mounts: list[Mount] | None = None) -> str:
             continue
         step = os.path.join(at, name)
         mount = _on_top(over, step, inside)
-        while mount is not None and re.fullmatch(ANSWERED_FOR, mount.filesystem):
+        while mount is not None and re.fullmatch(SERVED_FILE_SYSTEMS, mount.filesystem):
             # names in it are not read: a mount below it decides
             if not left or left[-1] == "..":
                 raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
@@ -283,7 +283,7 @@ def _volume_name(path: str, rdev: int) -> str:
     Device mapper and similar devices pass the request on to the device below, where their data
     begins at another offset. They are refused.
     """
-    if below := lies_over(rdev):
+    if below := devices_below(rdev):
         raise NotOnZfsError(
             path, f"a device over {', '.join(below)}, not a ZFS volume or a partition of one"
         )
@@ -322,7 +322,7 @@ def inside(path: str, dataset: Dataset) -> str | None:
     return None
 
 
-def partition(path: str) -> int | None:
+def partition_number(path: str) -> int | None:
     """The number of the partition at a path; ``None`` if it is not a partition.
 
     Raises:
@@ -337,7 +337,7 @@ def partition(path: str) -> int | None:
     return None
 
 
-def lies_over(rdev: int) -> list[str]:
+def devices_below(rdev: int) -> list[str]:
     """The names of the devices below a device (device mapper, RAID); none below a plain disk."""
     with suppress(FileNotFoundError):
         return sorted(os.listdir(_SYS / f"{os.major(rdev)}:{os.minor(rdev)}" / "slaves"))

@@ -38,7 +38,7 @@ def holder_of(volume: str) -> str:
     return ""
 
 
-def loops() -> Iterator[tuple[str, str]]:
+def loop_devices() -> Iterator[tuple[str, str]]:
     """Loop devices of this host, each with the dataset or volume of its backing file.
 
     They claim nothing, and no process has their backing file open.
@@ -63,7 +63,7 @@ def numbers(volume: str) -> frozenset[int]:
     return devices | {os.stat(link).st_rdev}
 
 
-def partitions(volume: str) -> frozenset[int]:
+def partition_numbers(volume: str) -> frozenset[int]:
     """The numbers of a volume's partitions, as far as the kernel knows them."""
     place = _device(resolver.volume_link(volume))
     numbers = place.glob("*/partition") if place is not None else ()

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from ram_writer import MAGIC, XML, header, memory_like
 
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.save_image import SaveImageWriter
 from snaporch.systemd.low_priority import lower_priority
 
@@ -41,7 +41,7 @@ def seal(image: Path, directory: Path, *, behind: bool) -> None:
     print("sealing", flush=True)
     while True:
         target = directory / "ram.save"
-        writer = SaveImageWriter(target, Compressing(Compression.ZSTD, 3), trailer=False)
+        writer = SaveImageWriter(target, CompressionSettings(Compression.ZSTD, 3), trailer=False)
         with image.open("rb") as stream:
             while block := stream.read(BLOCK):
                 writer.write(block)

@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.save_image import (
     HEADER_SIZE,
@@ -43,7 +43,9 @@ def memory_like(mib: int) -> bytes:
 
 def snaporch_round(payload: bytes, directory: Path) -> float:
     began = time.monotonic()
-    writer = SaveImageWriter(directory / "ram.save", Compressing(Compression.ZSTD, 1), trailer=True)
+    writer = SaveImageWriter(
+        directory / "ram.save", CompressionSettings(Compression.ZSTD, 1), trailer=True
+    )
     stream = RamPipe(directory / "pipe", writer)
     feeder = threading.Thread(target=feed, args=(directory / "pipe", payload))
     feeder.start()

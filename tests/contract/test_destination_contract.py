@@ -128,7 +128,7 @@ def test_it_continues_from_a_bookmark_despite_an_older_snapshot(there, scratch, 
     with pytest.raises(ReplicaError):
         there.send(root, raw=False)
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
-    there.go_on(f"{root}#place", f"{root}@c", raw=False)
+    there.send_from_bookmark(f"{root}#place", f"{root}@c", raw=False)
     there.send(root, raw=False)
     assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
     assert guids(there.snapshots([root])).items() >= guids(pool.snapshots([root])).items()
@@ -140,7 +140,7 @@ def test_what_is_no_bookmark_of_the_newest_there_is_no_beginning(there, scratch,
     pool.bookmark(f"{root}@a", "old")
     take(scratch, "c")
     with pytest.raises(ReplicaError):
-        there.go_on(f"{root}#old", f"{root}@c", raw=False)
+        there.send_from_bookmark(f"{root}#old", f"{root}@c", raw=False)
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 

@@ -19,12 +19,12 @@ from snaporch.errors import NotFoundError
 from snaporch.hypervisor import (
     CaptureRequest,
     CommitStage,
+    CommitTimeouts,
     HypervisorError,
     NotFrozenByUsError,
-    Patience,
     domain_xml,
 )
-from snaporch.hypervisor.clone_xml import CloneDisk, CloneIdentity, rewrite
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, make_clone_xml
 from snaporch.model import DomainState, Strategy
 
 OTHER = "11111111-2222-3333-4444-555555555555"
@@ -135,10 +135,10 @@ class TestHypervisorContract:
         assert parts.switch is not None
         assert parts.downtime + parts.switch == pytest.approx(pause.milliseconds, abs=0.5)
         assert read_header(host.directory / "ram.save").was_running
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.busy_with(host.uuid) is None
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience())  # done already
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())  # done already
 
     def test_a_capture_reports_the_pause(self, host, hypervisor):
         told = []
@@ -197,7 +197,7 @@ class TestHypervisorContract:
     def test_a_guest_comes_back_from_its_ram(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())
         ram = host.directory / "ram.save"
         with pytest.raises(HypervisorError):
             hypervisor.restore(ram, running=True)  # it runs
@@ -343,13 +343,13 @@ class TestHypervisorContract:
         if hypervisor.paused_by(host.uuid) == "user":  # the suspension came after the capture
             hypervisor.resume(host.uuid)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())
         assert sources(host) == (overlay.base, overlay.base)
 
     def test_a_commit_without_patience_leaves_the_guest_running(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience(running=0))
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts(running=0))
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
 
@@ -363,7 +363,7 @@ class TestHypervisorContract:
                     assert sources(host) == (overlay.overlay, overlay.overlay)
 
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], told, Patience())
+        hypervisor.commit(host.uuid, [overlay], told, CommitTimeouts())
         assert stages == [CommitStage.PIVOTING]
         assert hypervisor.busy_disks(host.uuid) == set()
 
@@ -375,14 +375,14 @@ class TestHypervisorContract:
                 busy.append(hypervisor.busy_disks(host.uuid))
 
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], told, Patience())
+        hypervisor.commit(host.uuid, [overlay], told, CommitTimeouts())
         assert busy[0] == {"vda"}
 
     def test_a_commit_of_a_suspended_guest_leaves_it_suspended(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
         hypervisor.suspend(host.uuid)
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience(running=0))
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts(running=0))
         assert sources(host) == (overlay.base, overlay.base)
         assert hypervisor.paused_by(host.uuid) == "user"
 
@@ -392,7 +392,7 @@ class TestHypervisorContract:
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == [overlay.base]
-        hypervisor.commit(host.uuid, [overlay], quiet, Patience())
+        hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())
         assert hypervisor.backing_chain(hypervisor.domain(NAME), "vda") == []
 
     def test_ram_in_use_is_reported(self, host, hypervisor):
@@ -484,8 +484,8 @@ class TestHypervisorContract:
         disk.write_bytes(Path(hypervisor.domain(NAME).disks[0].source).read_bytes())
         xml = read_preface(image).xml
         own = {"vda": CloneDisk(str(disk), "file")}
-        who = CloneIdentity("two", OTHER, "of", own, str(host.directory), "none", resumed=True)
-        copy_with_xml(image, copy, rewrite(xml, who).xml)
+        who = CloneSpec("two", OTHER, "of", own, str(host.directory), "none", resumed=True)
+        copy_with_xml(image, copy, make_clone_xml(xml, who).xml)
         hypervisor.restore(copy, running=True)
         try:
             assert hypervisor.domain("two").uuid == OTHER

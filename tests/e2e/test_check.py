@@ -10,12 +10,14 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import config, must, one_line_error, run, snaporch
 
-from snaporch.faults import Component, Need, known_faults
+from snaporch.faults import Component, FaultCondition, known_faults
 from snaporch.sanoid.config.resolve import load_sanoid
 
 SANOID = Path("/etc/sanoid")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
-HERE = {Need.APPARMOR} if Path("/sys/kernel/security/apparmor/profiles").exists() else set()
+HERE = (
+    {FaultCondition.APPARMOR} if Path("/sys/kernel/security/apparmor/profiles").exists() else set()
+)
 OLD = {"automount-deadlock", "apparmor-commit"}
 EXTRA = ("tank/vm/one/child", "tank/tree", "tank/tree/a", "tank/tree/a/b", "flash/other")
 
@@ -192,7 +194,11 @@ def test_known_faults_of_the_labs_own_versions(sanoid):
     library = must("virsh", "version").partition("Using library: libvirt ")[2].splitlines()[0]
     found = {each["code"]: each["subject"] for each in snaporch("check", "--json", "one").json}
     expected = {
-        *(fault for fault in known_faults(Component.OPENZFS, zfs) if fault.need is Need.SNAPDIR),
+        *(
+            fault
+            for fault in known_faults(Component.OPENZFS, zfs)
+            if fault.need is FaultCondition.SNAPDIR
+        ),
         *(fault for fault in known_faults(Component.LIBVIRT, library) if fault.need in HERE),
     }
     assert found == {

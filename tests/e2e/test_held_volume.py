@@ -75,7 +75,7 @@ def test_device_mapper_is_not_taken_for_the_volume_it_lies_over(volume):
 def test_a_partition_that_is_mounted_holds_the_volume(volume, tmp_path):
     part = part_of(volume)
     assert resolver.resolve(str(part)).name == "flash/parts"
-    assert volume_users.partitions("flash/parts") == {1}
+    assert volume_users.partition_numbers("flash/parts") == {1}
     must("mkfs.ext4", "-q", str(part))
     assert volume_users.holder_of("flash/parts") == ""
     must("mount", str(part), str(tmp_path))

@@ -295,13 +295,13 @@ def test_what_was_killed_goes_on(guests, there):
 def test_a_replicas_bundles_are_pruned_over_there(guests, there, tmp_path):
     guest = guests["plain"]
     taken = listed(guest)
-    doomed = next(iter(taken))
+    to_delete = next(iter(taken))
     config = tmp_path / "there.toml"
     config.write_text(f'[paths]\nbundles = "{there}"\n')
     for dataset in datasets(guest):
         for name in (dataset, copy(dataset), copy(dataset, "backup/slow")):
-            run("zfs", "destroy", f"{name}@{doomed}")
-    bundle = Path(taken[doomed]["bundle"])
+            run("zfs", "destroy", f"{name}@{to_delete}")
+    bundle = Path(taken[to_delete]["bundle"])
     outcome = snaporch("--config", str(config), "prune", "--json")
     assert outcome.status == 0, outcome.err
     trashed = [item for item in outcome.json["items"] if item["action"] == "trash"]

@@ -18,8 +18,8 @@ from snaporch.bundle.manifest import (
 )
 from snaporch.cli.session import session
 from snaporch.model import Level
-from snaporch.schedule.apply_retention import retire
-from snaporch.schedule.forecast import look
+from snaporch.schedule.apply_retention import apply_retention
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.zfs import PREFIX
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
@@ -146,10 +146,10 @@ def test_four_hundred_days(guest):
             if HELD_DAY in days:
                 must("zfs", "hold", "keep", f"tank/aged@{name_of(HELD_DAY)}")
             now = moment(days[-1]) + timedelta(minutes=5)
-            assert retire(context, look(context, now), now).failures == []
+            assert apply_retention(context, make_forecasts(context, now), now).failures == []
         now = moment(DAYS - 1) + timedelta(minutes=10)
-        assert retire(context, look(context, now), now).deleted == []
-        (outlook,) = look(context, now)
+        assert apply_retention(context, make_forecasts(context, now), now).deleted == []
+        (outlook,) = make_forecasts(context, now)
     stays = {name_of(day) for day in expected(DAYS - 1)}
     assert 20 < len(stays) < 35
     for dataset in DATASETS:

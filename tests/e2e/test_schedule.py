@@ -19,8 +19,8 @@ from support import (
 )
 
 from snaporch.cli.session import session
-from snaporch.schedule.apply_retention import retire
-from snaporch.schedule.forecast import look
+from snaporch.schedule.apply_retention import apply_retention
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.systemd.units import UNITS
 
 POLICIES = """
@@ -120,11 +120,11 @@ def test_retention_deletes_what_it_foresaw_and_nothing_else(guest):
     with session(None, quiet=True) as context:
         later = datetime.now(UTC) + timedelta(days=2)
         context.config = context.config.model_copy(update={"policy": only_last(context.config)})
-        (outlook,) = look(context, later, "timed")
-        assert [v.taken.snapshot for v in outlook.doomed] == [oldest]
-        done = retire(context, [outlook], later)
+        (outlook,) = make_forecasts(context, later, "timed")
+        assert [v.taken.snapshot for v in outlook.to_delete] == [oldest]
+        done = apply_retention(context, [outlook], later)
         assert ([v.taken.snapshot for _, v in done.deleted], done.failures) == ([oldest], [])
-        assert retire(context, look(context, later), later).deleted == []
+        assert apply_retention(context, make_forecasts(context, later), later).deleted == []
     assert set(names("tank/timed")) == {
         "autosnap_2026-01-01_00:00:00_hourly", "snaporch_20260101T000000Z_hourly",
         "by-hand", held, newest,

@@ -32,18 +32,18 @@ from snaporch.hypervisor.interface import (
     CancelledError,
     CaptureRequest,
     CommitStage,
+    CommitTimeouts,
     HypervisorError,
     NotFrozenByUsError,
+    OnCommitStage,
     OpenFile,
     OverlayDisk,
-    Patience,
     Pause,
     Screenshot,
+    StartHookProblem,
     Tick,
-    Told,
-    Unguarded,
     Vitals,
-    nothing,
+    no_tick,
 )
 from snaporch.model import Domain, DomainState, Owner, PauseParts, Versions
 
@@ -141,7 +141,7 @@ class FakeHypervisor:
         """The host's CPU, as guests with ``host-passthrough`` see it."""
         self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
-        self.why_unguarded: Unguarded | None = None
+        self.why_unguarded: StartHookProblem | None = None
         self.networks: dict[str, bool] = {}
         """Names of libvirt's networks, and whether each is isolated."""
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
@@ -256,7 +256,7 @@ class FakeHypervisor:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = nothing) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = no_tick) -> Pause:
         """See the protocol."""
         guest = self._guest(request.uuid)
         self.hooks.act("hypervisor.capture", guest.name)
@@ -339,7 +339,11 @@ class FakeHypervisor:
             self.guests[uuid].job = None
 
     def commit(
-        self, uuid: str, disks: Sequence[OverlayDisk], on_stage: Told, patience: Patience
+        self,
+        uuid: str,
+        disks: Sequence[OverlayDisk],
+        on_stage: OnCommitStage,
+        patience: CommitTimeouts,
     ) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
@@ -416,7 +420,7 @@ class FakeHypervisor:
             return None
         return _paths(_load(self.managed_saves[uuid])[0])
 
-    def unguarded(self) -> Unguarded | None:
+    def start_hook_problem(self) -> StartHookProblem | None:
         """See the protocol."""
         return self.why_unguarded
 

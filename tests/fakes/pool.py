@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fakes.hooks import Hooks
-from snaporch.model import Census, Dataset, DatasetKind, PoolSnapshot, Survey
+from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.cli import PROPERTIES
 from snaporch.zfs.interface import MountedError, PoolError
 from snaporch.zfs.mount_users import ForeignMount
@@ -152,7 +152,7 @@ class FakePool:
         """See the protocol."""
         self.hooks.reach("pool.sync")
 
-    def census(self) -> Census:
+    def census(self) -> SnapshotListing:
         """See the protocol."""
         self.hooks.reach("pool.census")
         datasets = self._imported().values()
@@ -163,9 +163,9 @@ class FakePool:
             for found in dataset.snapshots.values():
                 names = (*snapshots.get(found.guid, ()), f"{dataset.name}@{found.name}")
                 snapshots[found.guid] = names
-        return Census(frozenset(d.name.split("/")[0] for d in datasets), snapshots)
+        return SnapshotListing(frozenset(d.name.split("/")[0] for d in datasets), snapshots)
 
-    def survey(self) -> Survey:
+    def survey(self) -> PolicyView:
         """See the protocol."""
         self.hooks.reach("pool.survey")
         found = self.snapshots()
@@ -176,7 +176,7 @@ class FakePool:
         policies = {
             name: policy for name in self._datasets if (policy := self._inherited(name, "policy"))
         }
-        return Survey(tuple(found), pinned, policies)
+        return PolicyView(tuple(found), pinned, policies)
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fakes.hooks import Hooks
 from fakes.pool import FakePool
-from snaporch.bundle.store import COPY_NAME, COPYING
+from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX
 from snaporch.model import PoolSnapshot
 from snaporch.replication.target import ReplicaError
 
@@ -53,9 +53,9 @@ class FakeReplica:
         begin = known[there[-1].guid] if there else -1
         there += [replace(each, properties={}) for each in ours if each.createtxg > begin]
 
-    def go_on(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
+    def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
         """See the protocol."""
-        self.hooks.act("replica.go_on", bookmark, snapshot, *(["raw"] if raw else []))
+        self.hooks.act("replica.send_from_bookmark", bookmark, snapshot, *(["raw"] if raw else []))
         dataset = snapshot.partition("@")[0]
         there = self._copies[dataset]
         born = self._pool.bookmarks(dataset).get(bookmark)
@@ -85,7 +85,7 @@ class FakeReplica:
         if not self.root.is_dir():
             raise ReplicaError(reference, f"{self.root} is not there")
         uuid, _, run = reference.partition("/")
-        partial = self.root / uuid / f".{run}{COPYING}"
+        partial = self.root / uuid / f".{run}{COPYING_SUFFIX}"
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(directory, partial)

@@ -106,7 +106,7 @@ class World:
 
     def finish(self, context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
         """Finish a restore, as the command line does."""
-        return recovery.finish(context, journal, dry_run=dry_run)
+        return recovery.recover_restore(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Install the fake resolver and the fake qemu-img; start no guardians."""
@@ -114,8 +114,8 @@ class World:
         monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
-        monkeypatch.setattr(resolver, "forgetful", self.forgetful.get)
-        monkeypatch.setattr("snaporch.check.gather.forgetful", self.forgetful.get)
+        monkeypatch.setattr(resolver, "volatile_file_system", self.forgetful.get)
+        monkeypatch.setattr("snaporch.check.gather.volatile_file_system", self.forgetful.get)
         monkeypatch.setattr(resolver, "resolve", self.resolve)
         monkeypatch.setattr(resolver, "mount_point_of", self.mount_point_of)
         monkeypatch.setattr(resolver, "volume_node", self.volume_node)

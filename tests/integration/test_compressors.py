@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from fakes import images
 
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.save_image import SaveImageWriter, read_header
 
 PROGRAMS = {Compression.ZSTD: ["zstd", "-dc"], Compression.GZIP: ["pigz", "-dc"]}
@@ -19,7 +19,7 @@ XML = b"<domain/>\0"
 def test_the_program_libvirt_would_call_undoes_it(tmp_path, method, threads, size):
     payload = b"QEVM" + os.urandom(size // 2) + bytes(size // 2)
     path = tmp_path / "ram.save"
-    writer = SaveImageWriter(path, Compressing(method, 1, threads), trailer=False)
+    writer = SaveImageWriter(path, CompressionSettings(method, 1, threads), trailer=False)
     writer.write(images.image(XML, payload))
     writer.finish()
     with path.open("rb") as stream:
@@ -34,7 +34,7 @@ def test_the_program_libvirt_would_call_undoes_it(tmp_path, method, threads, siz
 @pytest.mark.parametrize("method", PROGRAMS)
 def test_a_torn_payload_is_noticed_by_the_program(tmp_path, method):
     path = tmp_path / "ram.save"
-    writer = SaveImageWriter(path, Compressing(method), trailer=False)
+    writer = SaveImageWriter(path, CompressionSettings(method), trailer=False)
     writer.write(images.image(XML, b"QEVM" + os.urandom(100_000)))
     writer.finish()
     torn = path.read_bytes()[92 + len(XML) : -20]

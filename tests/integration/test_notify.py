@@ -16,7 +16,7 @@ import pytest
 from fakes.mail import MailSink
 
 from snaporch.config import EmailOptions, NotifyOptions
-from snaporch.notify.channels import NotifyError, by_apprise, by_command, by_email, ways
+from snaporch.notify.channels import NotifyError, by_apprise, by_command, by_email, open_channels
 from snaporch.notify.event import Event
 
 EVENT = Event(
@@ -309,6 +309,6 @@ def test_without_apprise_there_is_a_package_to_install(urls, monkeypatch):
 
 
 def test_ways_are_those_that_are_configured():
-    assert ways(NotifyOptions()) == {}
+    assert open_channels(NotifyOptions()) == {}
     every = NotifyOptions(command="/bin/true", apprise="/etc/a", email=EmailOptions(to=("root",)))
-    assert list(ways(every)) == ["notify.command", "notify.email", "notify.apprise"]
+    assert list(open_channels(every)) == ["notify.command", "notify.email", "notify.apprise"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.faults import FAULTS, Component, Fault, Need, known_faults, parse_release
+from snaporch.faults import FAULTS, Component, Fault, FaultCondition, known_faults, parse_release
 from snaporch.faults import risks_overlays as risky
 from snaporch.model import Disk
 
@@ -90,7 +90,7 @@ def test_series_are_in_order():
         assert all((fault.since or (0, 0, 0)) < fix for fix in fault.fixed)
         assert fault.sources
     assert len({fault.code for fault in FAULTS}) == len(FAULTS)
-    assert {fault.need for fault in FAULTS} == set(Need)
+    assert {fault.need for fault in FAULTS} == set(FaultCondition)
 
 
 def dotted(release):

@@ -20,13 +20,13 @@ from snaporch.journal import (
     Step,
     UnreadableJournal,
     append_note,
+    foreign_journals_of,
     forget,
     journals_of,
-    let_go_mark,
     list_journals,
-    others_of,
     read_journal,
     read_journals,
+    release_mark,
 )
 from snaporch.model import DomainState, Owner, Strategy
 from snaporch.recovery import guardian
@@ -286,8 +286,8 @@ def test_the_guardians_notes_count_and_what_was_done_and_could_not_be_noted(
 ):
     journal = Journal(directory, FACTS)
     journal.note(Note.SUSPENDED)
-    append_note(path, Note.LET_GO)
-    assert Note.LET_GO in journal.all_notes()
+    append_note(path, Note.RELEASED)
+    assert Note.RELEASED in journal.all_notes()
     journal.note(Note.SUSPENDED)
     append_note(path, Note.RESUMED)
     assert journal.all_notes() == set()
@@ -318,7 +318,7 @@ def test_a_run_knows_by_itself_what_its_journal_says(directory):
     with journal.step(Step.RELEASE):
         look()
     look()
-    assert seen == [{Note.SAVING}, set(), set(), {Note.LET_GO}]
+    assert seen == [{Note.SAVING}, set(), set(), {Note.RELEASED}]
     journal.close(settled=True)
 
 
@@ -330,7 +330,7 @@ def test_a_step_that_was_taken_and_could_not_be_noted_was_taken(directory, monke
 
     with suppress(OSError), journal.step(Step.RELEASE):
         monkeypatch.setattr(os, "write", full)
-    assert journal.notes == {Note.LET_GO}
+    assert journal.notes == {Note.RELEASED}
 
 
 def test_a_journal_that_cannot_be_written_says_what_to_do(tmp_path):
@@ -374,8 +374,8 @@ def test_another_kind_is_no_snapshot_run(directory):
     of_another_kind(directory)
     assert read_journals(directory) == []
     assert journals_of(directory, FACTS.uuid) == []
-    assert len(others_of(directory, FACTS.uuid)) == 1
-    assert others_of(directory, "another") == []
+    assert len(foreign_journals_of(directory, FACTS.uuid)) == 1
+    assert foreign_journals_of(directory, "another") == []
 
 
 def test_a_journal_can_be_continued_after_a_torn_line(directory):
@@ -386,7 +386,7 @@ def test_a_journal_can_be_continued_after_a_torn_line(directory):
     with journal.step(Step.SEAL):
         pass
     journal.close(settled=False)
-    (found,) = others_of(directory, FACTS.uuid)
+    (found,) = foreign_journals_of(directory, FACTS.uuid)
     assert [line["event"] for line in found.lines] == ["open", "begin", "end"]
     journal = Journal.reopen(path)
     journal.close(settled=True)
@@ -483,21 +483,21 @@ def test_what_is_on_stable_storage_is_the_line(directory, path, monkeypatch):
 
 def test_the_guardians_mark_goes_with_the_journal(directory, path):
     Journal(directory, FACTS).close(settled=False)
-    let_go_mark(path).touch()
+    release_mark(path).touch()
     forget(path)
     assert os.listdir(directory) == []
 
 
 def test_a_journal_exists_until_the_mark_is_removed(directory, path):
     Journal(directory, FACTS).close(settled=False)
-    let_go_mark(path).mkdir()
+    release_mark(path).mkdir()
     with pytest.raises(OSError, match="let-go"):
         forget(path)
     assert path.exists()
 
 
 def test_the_guardian_leaves_its_mark_where_the_run_looks(path):
-    assert guardian.release_mark(path) == let_go_mark(path)
+    assert guardian.release_mark(path) == release_mark(path)
 
 
 def test_a_journal_that_is_closed_is_open_no_more(directory):

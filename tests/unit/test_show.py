@@ -6,15 +6,15 @@ import pytest
 
 from snaporch.clone.clone import CloneRequest, clone
 from snaporch.model import DomainState, VerificationResult
-from snaporch.restore.source import NotWholeError, records_called, whole_source
-from snaporch.show import custody, describe
+from snaporch.restore.source import IncompleteError, complete_source, find_records
+from snaporch.show import describe, provenance
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
 
 def shown(world, text="web@s1"):
-    return describe(world.context, records_called(world.context, text)[-1])
+    return describe(world.context, find_records(world.context, text)[-1])
 
 
 class Tools:
@@ -177,12 +177,12 @@ def test_the_document(story, world):
 
 
 def test_custody_shows_the_verification(story, world):
-    assert dict(custody(story.record, None))["verified"] == "never"
+    assert dict(provenance(story.record, None))["verified"] == "never"
     text = "2026-01-02T03:04:05Z passed resumed"
     world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
     description = shown(world)
     assert VerificationResult.parse(text) == description.record.verified
-    told = dict(custody(description.record, description.manifest))
+    told = dict(provenance(description.record, description.manifest))
     assert told["verified"] == "2026-01-02T03:04:05Z passed, resumed"
     assert told["made by"] == "snaporch 0.0"
 
@@ -237,7 +237,7 @@ def test_another_name_of_the_same_instant_is_used(hourly, world):
     world.pool.destroy_snapshots(["flash/web@hourly"])
     description = shown(world, "web@hourly")
     assert [d.name for d in description.datasets] == ["flash/web@s1", "tank/web@hourly"]
-    source = whole_source(world.context, description.record)
+    source = complete_source(world.context, description.record)
     made = clone(world.context, source, CloneRequest("test", resumed=True))
     origins = world.pool.origins(list(made.datasets.values()))
     assert set(origins.values()) == {"flash/web@s1", "tank/web@hourly"}
@@ -249,5 +249,5 @@ def test_without_a_snapshot_of_each_dataset_it_is_incomplete(hourly, world):
     description = shown(world, "web@hourly")
     assert description.by_hand == ()
     assert [d.guid is None for d in description.datasets] == [True, False]
-    with pytest.raises(NotWholeError, match="flash/web@hourly is missing"):
-        whole_source(world.context, description.record)
+    with pytest.raises(IncompleteError, match="flash/web@hourly is missing"):
+        complete_source(world.context, description.record)

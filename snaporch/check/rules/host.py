@@ -81,14 +81,14 @@ def known_fault(facts: HostFacts) -> Iterator[Finding]:
 
 def unguarded_start(facts: HostFacts) -> Iterator[Finding]:
     """libvirt's hook does not keep guests from being started on overlays."""
-    if facts.unguarded is not None:
+    if facts.start_hook_problem is not None:
         yield warning(
             "libvirt",
-            facts.unguarded.reason,
+            facts.start_hook_problem.reason,
             "after a power loss during a run libvirt may start a guest on overlays that are not "
             "committed yet, or that are older than their bases",
             "run",
-            (facts.unguarded.step,),
+            (facts.start_hook_problem.step,),
         )
 
 

@@ -93,10 +93,10 @@ def hook_deadline(facts: HostFacts) -> Iterator[Finding]:
         if misfit is None:
             continue
         level = next(each.on_unavailable for each in guests if each.name == misfit.guest)
-        gives_way = estimates[misfit.guest].gives_way
-        fails = level == "fail" and not gives_way
+        yields_to_other_program = estimates[misfit.guest].yields_to_other_program
+        fails = level == "fail" and not yields_to_other_program
         result = f"its snapshots have the level {level}"
-        if gives_way:
+        if yields_to_other_program:
             result = "it is held on overlays, and snapshots that other programs take may be torn"
         yield Finding(
             Severity.ERROR if fails else Severity.WARNING,

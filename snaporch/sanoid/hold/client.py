@@ -16,7 +16,7 @@ from typing import Any
 
 from snaporch.errors import RunFailedError
 from snaporch.recovery.stale_sockets import connect as connect_socket
-from snaporch.recovery.stale_sockets import only_visitor
+from snaporch.recovery.stale_sockets import starter_lock
 
 _MAX_BYTES = 1 << 20
 """Of a message; a longer one arrives truncated, and is no JSON."""
@@ -116,7 +116,7 @@ def join(
 def _connect_or_start(path: Path, message: Message, start: Callable[[], None]) -> JsonConnection:
     """One hook at a time, or two hooks would each start a holder."""
     try:
-        with only_visitor(path, wait=True):
+        with starter_lock(path, wait=True):
             connection = connect(path)
             if connection is None:
                 path.unlink(missing_ok=True)  # left by a holder that was killed

@@ -18,7 +18,7 @@ from snaporch.sanoid.hooks.time_limits import order_seconds
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.strategies.base import StrategyUnavailableError
-from snaporch.snapshot.strategies.ram_limits import fair_rate
+from snaporch.snapshot.strategies.ram_limits import effective_rate
 
 _PAUSING = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
 _MARGIN_SECONDS = 2
@@ -149,11 +149,11 @@ def estimate_freeze(context: Context, plan: Plan) -> FreezeEstimate:
     if plan.level is not Level.RAM:
         return FreezeEstimate(plan.strategy, 0, 0.0, patience)
     ram = context.hypervisor.ram_in_use(plan.domain.uuid)
-    last = context.store.last_pace(plan.domain.uuid)
+    last = context.store.last_save_times(plan.domain.uuid)
     seconds = last.seconds if last else (ram >> 20) / _DEFAULT_MIB_PER_SECOND
-    if rate := fair_rate(plan.settings, ram):
+    if rate := effective_rate(plan.settings, ram):
         seconds = max(seconds, (ram >> 20) / rate)
-    return FreezeEstimate(plan.strategy, ram, seconds, patience, plan.gives_way)
+    return FreezeEstimate(plan.strategy, ram, seconds, patience, plan.yields_to_other_program)
 
 
 def _max_frozen(plan: Plan) -> float:

@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
-from snaporch.bundle.store import explained_store, private_directory
+from snaporch.bundle.store import private_directory, store_errors
 from snaporch.config import Config
 from snaporch.errors import RunFailedError, SnaporchError
 from snaporch.sanoid.config.coverage import conf_of, promised, takes_children
@@ -68,7 +68,7 @@ def freeze(request: Request, guests: Sequence[GuestDatasets], host: HookHost) ->
     if not entries:
         return
     runtime = host.config.paths.runtime
-    with explained_store(runtime):
+    with store_errors(runtime):
         private_directory(runtime)
     with ThreadPoolExecutor(host.config.sanoid_hook_jobs) as workers:
         futures = [workers.submit(_join, entry, host) for entry in entries]

@@ -37,7 +37,7 @@ class FreezeEstimate:
     """Expected time to save them."""
     patience: float
     """Seconds for which the guest may be held, once it is frozen, until all are."""
-    gives_way: bool = False
+    yields_to_other_program: bool = False
     """Whether it takes overlays if it does not fit with its strategy."""
 
     @property
@@ -111,7 +111,7 @@ def find_misfit(estimates: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | 
     """
     ram = {name: each for name, each in estimates.items() if each.strategy.level is Level.RAM}
     misfit = _too_far_apart(ram) or _too_long(ram, jobs)
-    givers = [name for name, each in ram.items() if each.gives_way]
+    givers = [name for name, each in ram.items() if each.yields_to_other_program]
     if misfit is None or not givers or misfit.guest in givers:
         return misfit
     return replace(misfit, guest=givers[0], reason=f"{misfit.guest}: {misfit.reason}")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.default_paths import BAR
+from snaporch.default_paths import BARRED_DISK
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import Hypervisor
 from snaporch.model import Domain
@@ -58,11 +58,11 @@ def guests_on(host: HookHost, targets: Sequence[str]) -> list[GuestDatasets]:
 
 def _before_restore(domain: Domain) -> Domain:
     """The domain with all its disks, also if a restore has changed its definition meanwhile."""
-    if any(disk.source is not None and disk.source.endswith(BAR) for disk in domain.disks):
-        from snaporch.restore.start_lock import as_it_was
+    if any(disk.source is not None and disk.source.endswith(BARRED_DISK) for disk in domain.disks):
+        from snaporch.restore.start_lock import without_bar_by_path
 
         with suppress(SnaporchError):  # an unreadable journal; the domain's other disks count
-            return as_it_was(domain)
+            return without_bar_by_path(domain)
     return domain
 
 

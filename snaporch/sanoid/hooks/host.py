@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snaporch.default_paths import WINDOW
+from snaporch.default_paths import HOLD_SOCKET_SUFFIX
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import Hypervisor, open_hypervisor
 from snaporch.sanoid.hooks.caller import Caller, find_sanoid
@@ -70,11 +70,11 @@ class HookHost:
         """
         from snaporch.zfs import open_pool
 
-        return open_pool(to_look=True)
+        return open_pool(read_only=True)
 
     def hold_socket(self, uuid: str) -> Path:
         """The socket of the process that holds a domain."""
-        return self.settings.runtime / f"{uuid}{WINDOW}"
+        return self.settings.runtime / f"{uuid}{HOLD_SOCKET_SUFFIX}"
 
     def start_holder(self, uuid: str) -> None:
         """Start the process that holds a domain; it outlives this one."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snaporch.default_paths import WINDOW
+from snaporch.default_paths import HOLD_SOCKET_SUFFIX
 from snaporch.sanoid.hooks.dispatch import print_line
 from snaporch.sanoid.hooks.guests import guests_on
 from snaporch.sanoid.hooks.host import HookHost
@@ -23,7 +23,7 @@ def post(environment: Mapping[str, str], host: HookHost | None = None) -> int:
     """
     request = read_request("post", environment)
     host = host or HookHost(environment)
-    replies = _leave(request, host, sorted(host.settings.runtime.glob(f"*{WINDOW}")))
+    replies = _leave(request, host, sorted(host.settings.runtime.glob(f"*{HOLD_SOCKET_SUFFIX}")))
     if request.pre_failed:
         return 0
     code = 0

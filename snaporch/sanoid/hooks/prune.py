@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from snaporch.errors import UsageError
-from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, shown
+from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, quoted
 from snaporch.sanoid.hooks.settings import HookSettings, read_settings
 
 _STEP = "this is called by sanoid's pruning_script; nothing was touched"
@@ -41,12 +41,12 @@ def prune(environment: Mapping[str, str]) -> int:
     """
     phase = environment.get("SANOID_SCRIPT", "prune")
     if phase != "prune":
-        raise UsageError(f"SANOID_SCRIPT={shown(phase)}", "is not 'prune'", _STEP)
+        raise UsageError(f"SANOID_SCRIPT={quoted(phase)}", "is not 'prune'", _STEP)
     dataset, snapshot = _read(environment)
-    from snaporch.bundle.find_bundles import bundles_naming
+    from snaporch.bundle.find_bundles import find_bundles
 
     settings = read_settings(environment)
-    references = bundles_naming(settings.bundles, dataset, snapshot)
+    references = find_bundles(settings.bundles, dataset, snapshot)
     return _prune_bundles(settings, references) if references else 0
 
 
@@ -55,9 +55,9 @@ def _read(environment: Mapping[str, str]) -> tuple[str, str]:
     dataset = environment.get("SANOID_TARGET", "")
     snapshot = environment.get("SANOID_SNAPNAME", "")
     if not is_dataset(dataset):
-        raise UsageError(f"SANOID_TARGET={shown(dataset)}", "is not a dataset", _STEP)
+        raise UsageError(f"SANOID_TARGET={quoted(dataset)}", "is not a dataset", _STEP)
     if len(f"{dataset}@{snapshot}") > MAX_FULL_NAME or not is_snapshot(snapshot):
-        raise UsageError(f"SANOID_SNAPNAME={shown(snapshot)}", "is not a snapshot's name", _STEP)
+        raise UsageError(f"SANOID_SNAPNAME={quoted(snapshot)}", "is not a snapshot's name", _STEP)
     return dataset, snapshot
 
 

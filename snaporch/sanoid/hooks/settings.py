@@ -69,7 +69,7 @@ def _settings(path: Path | None, document: dict[str, Any]) -> HookSettings:
     return HookSettings(
         path,
         document,
-        document.get("libvirt_uri", default_paths.LIBVIRT),
+        document.get("libvirt_uri", default_paths.LIBVIRT_URI),
         Path(paths.get("runtime", default_paths.RUNTIME)),
         Path(paths.get("overlays", default_paths.OVERLAYS)),
         Path(paths.get("bundles", default_paths.BUNDLES)),

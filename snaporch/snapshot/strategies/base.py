@@ -105,7 +105,7 @@ class FreezeStrategy(ABC):
         plan = self.work.plan
         check_unchanged(self.work.hypervisor, plan.domain, plan.facts.overlays, state=state)
 
-    def disturbed(self, level: Level) -> Level:
+    def record_disturbance(self, level: Level) -> Level:
         """Warn that the guest did not stay frozen or unchanged; return the lower level."""
         self.work.warn(f"it did not stay as it was: recorded as crash-consistent, not {level}")
         return Level.CRASH
@@ -118,7 +118,7 @@ class PausingStrategy(FreezeStrategy):
         """Return the strategy's level if the guest has been paused all the time."""
         level = self.work.plan.level
         if self.work.hypervisor.paused_by(self.work.domain.uuid) is None:
-            return self.disturbed(level)
+            return self.record_disturbance(level)
         return level
 
     def release(self) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from snaporch.catalog.torn import commits_in, noted_commit
+from snaporch.catalog.torn import commits_in, recorded_commit
 from snaporch.disks import overlay_files
-from snaporch.hypervisor import Patience
-from snaporch.journal import Note, noting
+from snaporch.hypervisor import CommitTimeouts
+from snaporch.journal import Note, note_stages
 from snaporch.model import DomainState, Level
 from snaporch.recovery.overlay_use import remove_unused
 from snaporch.snapshot.strategies.ram import RamStrategy
@@ -49,16 +49,16 @@ class Overlay(RamStrategy):
 
         If the journal has its times, torn snapshots are found by their transaction groups.
         """
-        level = self.disturbed(Level.RAM)
+        level = self.record_disturbance(Level.RAM)
         return level if commits_in(self.work.journal.path) else Level.TORN
 
     def release(self) -> None:
         """Commit the overlays, pivot to the bases, and remove the overlays that are unused."""
         facts = self.work.plan.facts
         self.work.report(f"paused {self.pause.milliseconds:.0f} ms; committing overlays")
-        patience = Patience(running=self.work.plan.settings.commit_patience)
-        on_stage = noting(self.work.journal.note)
-        with noted_commit(self.work.context.pool, facts.datasets, self.work.journal.path):
+        patience = CommitTimeouts(running=self.work.plan.settings.commit_patience)
+        on_stage = note_stages(self.work.journal.note)
+        with recorded_commit(self.work.context.pool, facts.datasets, self.work.journal.path):
             self.work.hypervisor.commit(facts.uuid, facts.overlays, on_stage, patience)
         self.work.journal.note(Note.COMMITTED)
         self._wake_from_full_disk()

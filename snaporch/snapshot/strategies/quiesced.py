@@ -69,7 +69,7 @@ class Quiesced(FreezeStrategy):
                 self.work.domain.uuid, settings.quiesce_mountpoints, settings.agent_timeout
             )
         except NotFrozenByUsError:
-            self.work.journal.note(Note.LET_GO)
+            self.work.journal.note(Note.RELEASED)
             raise
         parts = PauseParts(switch=milliseconds(time.monotonic() - since))
         self.pause = Pause(datetime.now(UTC), 0.0, since, parts)
@@ -86,7 +86,7 @@ class Quiesced(FreezeStrategy):
             )
             return Level.CRASH
         if not self.work.hypervisor.file_systems_frozen(self.work.domain.uuid):
-            return self.disturbed(Level.QUIESCED)
+            return self.record_disturbance(Level.QUIESCED)
         return Level.QUIESCED
 
     def release(self) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.save_image import SaveImageError
-from snaporch.bundle.store import explained_store, private_directory
+from snaporch.bundle.store import private_directory, store_errors
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
-from snaporch.journal import Note, let_go_mark
+from snaporch.journal import Note, release_mark
 from snaporch.recovery.release_guest import suspend
 from snaporch.snapshot.bundle_parts import RamCapture
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial
@@ -17,7 +17,7 @@ from snaporch.snapshot.strategies.ram_limits import (
     DowntimeLimit,
     RamBudget,
     SealingWatch,
-    fair_rate,
+    effective_rate,
 )
 
 
@@ -34,7 +34,7 @@ class RamStrategy(FreezeStrategy):
     def prepare(self) -> None:
         """Make the overlays, if any, and the pipe with its reader."""
         runtime = self.work.context.config.paths.runtime
-        with explained_store(runtime):
+        with store_errors(runtime):
             private_directory(runtime)
         self.make_overlays()
         self._set_limits()
@@ -45,7 +45,7 @@ class RamStrategy(FreezeStrategy):
     def _set_limits(self) -> None:
         settings = self.work.plan.settings
         expected = self.work.hypervisor.ram_in_use(self.work.domain.uuid)
-        rate = fair_rate(settings, expected)
+        rate = effective_rate(settings, expected)
         if rate > settings.ram_rate:
             seconds = settings.ram_time_budget
             self.work.warn(f"saving RAM at {rate:.0f} MiB/s: its budget is {seconds} s")
@@ -85,7 +85,7 @@ class RamStrategy(FreezeStrategy):
         if the guardian released the guest because it was frozen for too long.
         """
         plan = self.work.plan
-        if let_go_mark(self.work.journal.path).exists():
+        if release_mark(self.work.journal.path).exists():
             return False
         if not self._capture.streams or plan.settings.ram_capture != "auto":
             return False

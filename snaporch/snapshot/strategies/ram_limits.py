@@ -31,7 +31,7 @@ _SHARE = 0.5
 """The share of the budget's seconds in which all of RAM must be saved, whatever the rate."""
 
 
-def fair_rate(settings: DomainSettings, ram_bytes: int) -> float:
+def effective_rate(settings: DomainSettings, ram_bytes: int) -> float:
     """Return the rate in MiB a second: the configured one, or higher if the budget needs it."""
     if not settings.ram_rate or not settings.ram_time_budget:
         return settings.ram_rate

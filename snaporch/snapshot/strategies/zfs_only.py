@@ -22,7 +22,7 @@ class ZfsOnly(FreezeStrategy):
             return Level.CRASH
         now = self.work.hypervisor.find(self.work.domain.uuid)
         if now is None or now.active or self.work.domain.managed_save:
-            return self.disturbed(Level.OFF)
+            return self.record_disturbance(Level.OFF)
         return Level.OFF
 
     def release(self) -> None:

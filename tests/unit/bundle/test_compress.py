@@ -6,7 +6,12 @@ import pytest
 import zstandard
 
 from snaporch.bundle import compress
-from snaporch.bundle.compress import Compressing, Compression, choose, compressor
+from snaporch.bundle.compress import (
+    Compression,
+    CompressionSettings,
+    choose_compression,
+    start_compressor,
+)
 from snaporch.errors import RefusedError
 
 DATA = [b"QEVM" + bytes(range(256)) * 50, b"", b"x" * 300_000, os.urandom(5000)]
@@ -30,7 +35,7 @@ def open_files():
 @pytest.mark.parametrize("threads", [0, 1, 2])
 def test_output_decompresses_to_the_input(method, threads):
     out = bytearray()
-    stream = compressor(Compressing(method, 1, threads), out.extend)
+    stream = start_compressor(CompressionSettings(method, 1, threads), out.extend)
     for block in DATA:
         stream.write(block)
     stream.finish()
@@ -40,7 +45,7 @@ def test_output_decompresses_to_the_input(method, threads):
 @pytest.mark.parametrize("method", Compression)
 def test_an_empty_stream_can_be_unpacked_too(method):
     out = bytearray()
-    compressor(Compressing(method), out.extend).finish()
+    start_compressor(CompressionSettings(method), out.extend).finish()
     assert unpack(method, bytes(out)) == b""
 
 
@@ -48,7 +53,7 @@ def test_an_empty_stream_can_be_unpacked_too(method):
 def test_the_level_matters(method):
     def packed(level):
         out = bytearray()
-        stream = compressor(Compressing(method, level, 1), out.extend)
+        stream = start_compressor(CompressionSettings(method, level, 1), out.extend)
         for number in range(20_000):
             stream.write(b"%d some words which come again, " % (number * number % 9973))
         stream.finish()
@@ -62,7 +67,7 @@ def test_the_level_matters(method):
 @pytest.mark.parametrize("level", [-7, 0, 19])
 def test_a_zstd_level_is_none_of_gzips_but_no_error(level):
     out = bytearray()
-    stream = compressor(Compressing(Compression.GZIP, level), out.extend)
+    stream = start_compressor(CompressionSettings(Compression.GZIP, level), out.extend)
     stream.write(b"x" * 1000)
     stream.finish()
     assert unpack(Compression.GZIP, bytes(out)) == b"x" * 1000
@@ -70,7 +75,7 @@ def test_a_zstd_level_is_none_of_gzips_but_no_error(level):
 
 def test_a_zstd_stream_carries_a_checksum():
     out = bytearray()
-    stream = compressor(Compressing(Compression.ZSTD), out.extend)
+    stream = start_compressor(CompressionSettings(Compression.ZSTD), out.extend)
     stream.write(b"x" * 1000)
     stream.finish()
     assert zstandard.get_frame_parameters(bytes(out)).has_checksum
@@ -78,7 +83,7 @@ def test_a_zstd_stream_carries_a_checksum():
 
 @pytest.mark.parametrize("method", Compression)
 def test_a_full_disk_is_reported_as_a_full_disk(method):
-    stream = compressor(Compressing(method), full)
+    stream = start_compressor(CompressionSettings(method), full)
 
     def write_much():
         for _ in range(200):
@@ -91,7 +96,7 @@ def test_a_full_disk_is_reported_as_a_full_disk(method):
 
 
 def test_pigz_that_dies_is_an_error():
-    stream = compressor(Compressing(Compression.GZIP), lambda _block: None)
+    stream = start_compressor(CompressionSettings(Compression.GZIP), lambda _block: None)
     stream._process.kill()
     stream._process.wait()
     with pytest.raises(OSError, match="pigz failed with status -9"):
@@ -101,7 +106,7 @@ def test_pigz_that_dies_is_an_error():
 @pytest.mark.parametrize("end", ["finish", "abandon"])
 def test_pigz_leaves_no_process_thread_or_open_file(end):
     files, threads = open_files(), threading.active_count()
-    stream = compressor(Compressing(Compression.GZIP), lambda _block: None)
+    stream = start_compressor(CompressionSettings(Compression.GZIP), lambda _block: None)
     stream.write(b"QEVM" * 1000)
     getattr(stream, end)()
     assert stream._process.returncode is not None
@@ -129,7 +134,7 @@ def test_the_numbers_are_libvirts():
 )
 def test_auto_is_the_best_that_this_host_can_undo(monkeypatch, programs, reads_zstd, chosen):
     monkeypatch.setattr(compress.shutil, "which", lambda name: name if name in programs else None)
-    assert choose("auto", reads_zstd=reads_zstd) is chosen
+    assert choose_compression("auto", reads_zstd=reads_zstd) is chosen
 
 
 @pytest.mark.parametrize(
@@ -145,10 +150,10 @@ def test_a_wish_that_could_not_be_undone_is_refused(
 ):
     monkeypatch.setattr(compress.shutil, "which", lambda name: name if name in programs else None)
     with pytest.raises(RefusedError, match=step):
-        choose(wanted, reads_zstd=reads_zstd)
+        choose_compression(wanted, reads_zstd=reads_zstd)
 
 
 @pytest.mark.parametrize("wanted", ["none", "gzip", "zstd"])
 def test_a_wish_is_granted_where_it_can_be(monkeypatch, wanted):
     monkeypatch.setattr(compress.shutil, "which", lambda name: name)
-    assert choose(wanted, reads_zstd=True) == wanted
+    assert choose_compression(wanted, reads_zstd=True) == wanted

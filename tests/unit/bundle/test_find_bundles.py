@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from snaporch.bundle.find_bundles import bundles_naming
+from snaporch.bundle.find_bundles import find_bundles
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 
@@ -23,7 +23,7 @@ def shelve(tmp_path):
 def test_bundles_that_mention_both_names_are_found(tmp_path, shelve):
     shelve("r2", '{"dataset": "tank/web", "name": "s1"}')
     shelve("r1", '{"name":"s1","dataset":"tank/web"}')
-    assert bundles_naming(tmp_path, "tank/web", "s1") == [f"{UUID}/r1", f"{UUID}/r2"]
+    assert find_bundles(tmp_path, "tank/web", "s1") == [f"{UUID}/r1", f"{UUID}/r2"]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_bundles_that_mention_both_names_are_found(tmp_path, shelve):
 )
 def test_others_are_not(tmp_path, shelve, text):
     shelve("r1", text)
-    assert bundles_naming(tmp_path, "tank/web", "s1") == []
+    assert find_bundles(tmp_path, "tank/web", "s1") == []
 
 
 def test_nothing_is_followed_and_nothing_hidden_is_read(tmp_path, shelve):
@@ -46,11 +46,11 @@ def test_nothing_is_followed_and_nothing_hidden_is_read(tmp_path, shelve):
     piped = shelve("r4", "")
     (piped / "manifest.json").unlink()
     os.mkfifo(piped / "manifest.json")
-    assert bundles_naming(tmp_path, "tank/web", "s1") == [f"{UUID}/r1"]
+    assert find_bundles(tmp_path, "tank/web", "s1") == [f"{UUID}/r1"]
 
 
 def test_a_store_that_is_not_there_has_none(tmp_path):
-    assert bundles_naming(tmp_path / "none", "tank/web", "s1") == []
+    assert find_bundles(tmp_path / "none", "tank/web", "s1") == []
 
 
 def test_bundles_written_by_the_store_are_found(tmp_path, world):
@@ -63,4 +63,4 @@ def test_bundles_written_by_the_store_are_found(tmp_path, world):
     domain = world.add_guest(disks={"vda": "tank/vm one"})
     bundle = Path(take_snapshot(world.context, domain, SnapshotRequest("two words")).bundle)
     reference = f"{bundle.parent.name}/{bundle.name}"
-    assert bundles_naming(world.paths.bundles, "tank/vm one", "two words") == [reference]
+    assert find_bundles(world.paths.bundles, "tank/vm one", "two words") == [reference]

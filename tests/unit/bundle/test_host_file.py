@@ -7,8 +7,8 @@ from snaporch.bundle import host_file
 from snaporch.bundle.host_file import (
     LIMIT_BYTES,
     HostFileError,
-    put_host_file,
     read_host_file,
+    replace_host_file,
     tpm_files,
     trusted_directory,
 )
@@ -72,7 +72,7 @@ def test_a_file_comes_with_its_status(tmp_path, precious):
 def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path, precious):
     place = tmp_path / "vars.fd"
     place.symlink_to(precious)
-    put_host_file(place, b"variables", os.getuid(), os.getgid(), 0o640)
+    replace_host_file(place, b"variables", os.getuid(), os.getgid(), 0o640)
     assert precious.read_text() == "the host's"
     assert stat.S_IMODE(precious.stat().st_mode) == 0o600
     assert (place.is_symlink(), place.read_bytes()) == (False, b"variables")
@@ -96,7 +96,7 @@ def test_a_link_that_is_planted_meanwhile_is_not_followed(tmp_path, precious, mo
             host_file.os, step, lambda *words, of=original: (plant(words[0]), of(*words))
         )
     owner = 64055 if os.getuid() == 0 else os.getuid()
-    put_host_file(place, b"variables", owner, os.getgid(), 0o644)
+    replace_host_file(place, b"variables", owner, os.getgid(), 0o644)
     after = os.stat(precious)
     assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
     assert precious.read_text() == "the host's"
@@ -108,7 +108,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
     monkeypatch.setattr(host_file.os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        put_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
+        replace_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
     assert not list(tmp_path.iterdir())
 
 
@@ -136,9 +136,9 @@ def test_a_planted_link_in_the_path_is_not_followed(tmp_path, emulators):
     with pytest.raises(HostFileError, match="nvram in its path is a link of another user"):
         read_host_file(place)
     with pytest.raises(HostFileError, match="is a link"):
-        put_host_file(place, b"planted", None, None, None)
+        replace_host_file(place, b"planted", None, None, None)
     with pytest.raises(HostFileError, match="is a link"):
-        put_host_file(emulators / "nvram/new/vars.fd", b"planted", None, None, None)
+        replace_host_file(emulators / "nvram/new/vars.fd", b"planted", None, None, None)
     with pytest.raises(HostFileError):
         tpm_files(TpmState(str(emulators / "nvram")))
     assert sorted(os.listdir(tmp_path / "roots")) == ["vars.fd"]
@@ -165,13 +165,13 @@ def test_links_that_lead_to_themselves_come_to_an_end(tmp_path):
 def test_a_directory_in_its_place_stays_and_so_does_nothing_else(tmp_path):
     (tmp_path / "vars.fd").mkdir()
     with pytest.raises(HostFileError, match="is a directory"):
-        put_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
+        replace_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
     assert os.listdir(tmp_path) == ["vars.fd"]
 
 
 def test_a_name_as_long_as_names_can_be(tmp_path):
     place = tmp_path / ("v" * 255)
-    put_host_file(place, b"variables", None, None, None)
+    replace_host_file(place, b"variables", None, None, None)
     assert place.read_bytes() == b"variables"
 
 

@@ -3,7 +3,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, Role, moment
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    Role,
+    cut_to_milliseconds,
+)
 from snaporch.bundle.manifest import read_manifest as read
 from snaporch.model import Level
 
@@ -158,4 +164,7 @@ def test_a_manifest_is_frozen(tmp_path, document):
 
 
 def test_times_are_kept_to_the_millisecond():
-    assert moment(datetime(2025, 1, 1, 0, 0, 0, 123_999, tzinfo=UTC)).microsecond == 123_000
+    assert (
+        cut_to_milliseconds(datetime(2025, 1, 1, 0, 0, 0, 123_999, tzinfo=UTC)).microsecond
+        == 123_000
+    )

@@ -10,7 +10,7 @@ from fakes import images, streams
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.manifest import PagesEntry
 from snaporch.bundle.page_file import CHUNK, PageFile, page_sum
 from snaporch.bundle.page_image import PageDamageError, build_image, check_image, split_image
@@ -19,7 +19,7 @@ from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.save_image_copy import read_preface
 
 XML = b"<domain><name>web</name></domain>\0"
-PLAIN = Compressing(Compression.NONE)
+PLAIN = CompressionSettings(Compression.NONE)
 
 
 def nothing(_done):
@@ -73,7 +73,7 @@ def test_splitting_and_building_gives_the_same_image(tmp_path, compression):
 
 def test_the_built_image_is_compressed_as_requested(tmp_path):
     _, entry = taken_apart(tmp_path)
-    made = put_together(tmp_path, entry, Compressing(Compression.ZSTD))
+    made = put_together(tmp_path, entry, CompressionSettings(Compression.ZSTD))
     preface = read_preface(made)
     assert preface.header.compression == 5
     stream = zstandard.ZstdDecompressor().decompressobj()

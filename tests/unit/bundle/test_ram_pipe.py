@@ -9,7 +9,7 @@ import pytest
 from fakes import images
 
 from snaporch.bundle import ram_pipe as stream_module
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImageError, SaveImageHeader, SaveImageWriter
@@ -49,14 +49,14 @@ class Sink:
     def finish(self):
         return bytes(self.taken)
 
-    def make_room(self):
+    def enlarge_buffers(self):
         self.room += 1
 
     @property
     def payload_bytes(self):
         return len(self.taken)
 
-    def break_off(self):
+    def abort(self):
         return
 
     def abandon(self):
@@ -85,7 +85,9 @@ def in_thread(action):
 
 
 def test_libvirts_two_opens_become_one_image(fifo, tmp_path):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    writer = SaveImageWriter(
+        tmp_path / "ram.save", CompressionSettings(Compression.NONE), trailer=True
+    )
     stream = RamPipe(fifo, writer)
     pour(fifo, BODY, CLOSING)
     image = stream.finish()
@@ -211,7 +213,9 @@ def test_finish_drains_the_pipe(fifo):
 
 
 def test_a_stream_without_data_is_no_image(fifo, tmp_path):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    writer = SaveImageWriter(
+        tmp_path / "ram.save", CompressionSettings(Compression.NONE), trailer=True
+    )
     stream = RamPipe(fifo, writer)
     with pytest.raises(SaveImageError):
         stream.finish()
@@ -247,7 +251,9 @@ def test_the_writer_gets_epipe_when_the_image_cannot_be_stored(fifo):
 
 
 def test_the_writer_gets_epipe_when_the_stream_is_no_image(fifo, tmp_path):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.NONE), trailer=True)
+    writer = SaveImageWriter(
+        tmp_path / "ram.save", CompressionSettings(Compression.NONE), trailer=True
+    )
     stream = RamPipe(fifo, writer)
     outcome = []
     in_thread(lambda: write_for_ever(fifo, outcome)).join(PATIENCE)
@@ -364,14 +370,14 @@ def test_aborting_frees_a_writer_even_if_the_compressor_is_blocked(fifo):
             assert self.broken.wait(3 * PATIENCE)
             raise OSError(errno.EPIPE, "Broken pipe")
 
-        def break_off(self):
+        def abort(self):
             self.broken.set()
 
     sink, outcome = StandsStill(), []
     stream = RamPipe(fifo, sink)
     writing = in_thread(lambda: write_for_ever(fifo, outcome))
     assert sink.entered.wait(PATIENCE)
-    breaking = in_thread(stream.break_off)
+    breaking = in_thread(stream.abort)
     breaking.join(PATIENCE)
     assert not breaking.is_alive()
     writing.join(PATIENCE)
@@ -397,7 +403,9 @@ def test_a_pipe_that_exists_is_not_taken_over(fifo):
 
 
 def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=True)
+    writer = SaveImageWriter(
+        tmp_path / "ram.save", CompressionSettings(Compression.ZSTD), trailer=True
+    )
     stream = RamPipe(fifo, writer)
     pour(fifo, BODY, CLOSING)
     stream.finish()
@@ -405,7 +413,7 @@ def test_the_stored_header_is_the_finished_one(fifo, tmp_path):
     assert (header.magic, header.compression, header.was_running) == (images.FINISHED, 5, True)
 
 
-@pytest.mark.parametrize("end", ["finish", "break_off", "abandon"])
+@pytest.mark.parametrize("end", ["finish", "abort", "abandon"])
 def test_a_limited_stream_ends_at_once(fifo, end):
     """A wait for a terabyte ends at once."""
     sink = Sink(announce=len(BODY))
@@ -440,7 +448,7 @@ def test_only_the_time_while_the_guest_ran_counts(fifo):
     stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
-    stream.make_room()
+    stream.enlarge_buffers()
     pace = stream.pace
     sink.waited_for_store = 5.0
     stream.finish()
@@ -453,7 +461,7 @@ def test_data_that_the_guest_delays_until_the_end_counts(fifo):
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     threading.Event().wait(0.2)
-    stream.make_room()
+    stream.enlarge_buffers()
     assert 0.1 <= stream.pace.waited_for_ram <= stream.pace.seconds
     stream.abandon()
 
@@ -463,7 +471,7 @@ def test_time_of_storing_is_no_waiting_for_the_guest(fifo):
     stream = RamPipe(fifo, sink)
     pour(fifo, BODY)
     assert sink.stalled.wait(PATIENCE)
-    stream.make_room()
+    stream.enlarge_buffers()
     assert stream.pace.waited_for_ram == 0.0
     sink.gate.set()
     stream.abandon()
@@ -472,7 +480,7 @@ def test_time_of_storing_is_no_waiting_for_the_guest(fifo):
 def test_nothing_after_the_pause_counts(fifo):
     sink = Sink(announce=len(BODY))
     stream = RamPipe(fifo, sink)
-    stream.make_room()
+    stream.enlarge_buffers()
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     stream.finish()
@@ -484,7 +492,7 @@ def test_a_limited_stream_has_no_measurement(fifo, eased):
     stream = RamPipe(fifo, Sink(), RateLimit(1e6))
     pour(fifo, BODY)
     if eased:
-        stream.hurry()
+        stream.lift_limit()
     stream.finish()
     assert stream.pace is None
 
@@ -517,8 +525,8 @@ def test_a_paused_guest_does_not_wait_for_the_store(fifo, small_pipe):
     pouring = in_thread(lambda: pour(fifo, body))
     assert sink.stalled.wait(PATIENCE)
     assert pouring.is_alive()  # it can give away two blocks of twelve
-    stream.make_room()
-    stream.make_room()
+    stream.enlarge_buffers()
+    stream.enlarge_buffers()
     assert sink.room == 1
     pouring.join(PATIENCE)
     assert not pouring.is_alive()
@@ -529,7 +537,7 @@ def test_a_paused_guest_does_not_wait_for_the_store(fifo, small_pipe):
 def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo, small_pipe):
     sink = Sink(announce=2 * SMALL)  # it may have been waiting for a block already
     stream = RamPipe(fifo, sink)
-    stream.make_room()
+    stream.enlarge_buffers()
     body = os.urandom(12 * SMALL)
     pour(fifo, body)
     assert not sink.reached.wait(0.3)
@@ -539,7 +547,7 @@ def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo, small_pipe
 def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
     sink = Sink()
     stream = RamPipe(fifo, sink)
-    stream.make_room()
+    stream.enlarge_buffers()
     body = os.urandom(3 << 20)
     pouring = in_thread(lambda: pour(fifo, body))
     pouring.join(PATIENCE)
@@ -556,14 +564,14 @@ def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
         SaveImageWriter, "_raw_write", lambda *args: gate.wait(PATIENCE) and store(*args)
     )
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
-    writer = SaveImageWriter(tmp_path / "out", Compressing(Compression.NONE), trailer=True)
+    writer = SaveImageWriter(tmp_path / "out", CompressionSettings(Compression.NONE), trailer=True)
     stream = RamPipe(fifo, writer)
     ram = images.qemu_stream(40 * SMALL)
     body = images.image(XML, ram, magic=images.UNFINISHED)
     pouring = in_thread(lambda: pour(fifo, body, CLOSING))
     pouring.join(0.3)
     assert pouring.is_alive()
-    stream.make_room()
+    stream.enlarge_buffers()
     pouring.join(PATIENCE)
     assert not pouring.is_alive()
     gate.set()
@@ -581,7 +589,7 @@ def test_without_a_larger_pipe_the_stream_continues(fifo, small_pipe, monkeypatc
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
-    stream.make_room()
+    stream.enlarge_buffers()
     assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
     pour(fifo, bytes(100))  # which there is no waiting for more after
     assert sink.reached.wait(PATIENCE)
@@ -591,15 +599,15 @@ def test_without_a_larger_pipe_the_stream_continues(fifo, small_pipe, monkeypatc
     stream.finish()
 
 
-@pytest.mark.parametrize("end", ["break_off", "abandon"])
+@pytest.mark.parametrize("end", ["abort", "abandon"])
 def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
     stream = RamPipe(fifo, Sink())
-    stream.make_room()
+    stream.enlarge_buffers()
     pour(fifo, BODY)
     ending = in_thread(getattr(stream, end))
     ending.join(PATIENCE)
     assert not ending.is_alive()
-    stream.make_room()  # too late, and no harm
+    stream.enlarge_buffers()  # too late, and no harm
 
 
 def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
@@ -608,7 +616,7 @@ def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
     stream.abandon()
     touched = []
     monkeypatch.setattr(stream_module.fcntl, "fcntl", lambda *what: touched.append(what))
-    stream.make_room()
+    stream.enlarge_buffers()
     assert touched == []
 
 
@@ -620,7 +628,7 @@ def test_the_limit_is_lifted_when_the_guest_is_paused(fifo, monkeypatch):
     assert sink.reached.wait(PATIENCE)
     sink.announce(2 * len(BODY))
     pour(fifo, BODY)
-    stream.make_room()
+    stream.enlarge_buffers()
     assert sink.reached.wait(PATIENCE)
     stream.finish()
 
@@ -630,6 +638,6 @@ def test_a_limited_stream_can_be_hurried(fifo):
     stream = RamPipe(fifo, sink, RateLimit(1e-6))
     pour(fifo, BODY)
     pour(fifo, BODY)
-    stream.hurry()
+    stream.lift_limit()
     assert sink.reached.wait(PATIENCE)
     assert stream.finish() == BODY + BODY

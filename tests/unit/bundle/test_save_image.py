@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.bundle import save_image
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.save_image import (
     HEADER_SIZE,
     SaveImageError,
@@ -20,7 +20,7 @@ from snaporch.bundle.save_image import (
     read_header,
 )
 
-PLAIN = Compressing(Compression.NONE)
+PLAIN = CompressionSettings(Compression.NONE)
 XML = b"<domain type='kvm'><name>web</name></domain>\0\0\0cookie\0"
 
 
@@ -118,7 +118,7 @@ def test_the_image_is_right_however_it_is_cut_into_blocks(tmp_path_factory, data
     source = make(xml, stream, running=running)
     path = tmp_path_factory.mktemp("image") / "ram.save"
     blocks = cut(source, data.draw(st.lists(st.integers(1, 300), max_size=30), "block sizes"))
-    result = write_blocks(path, blocks, Compressing(method, 1, 1), trailer=trailer)
+    result = write_blocks(path, blocks, CompressionSettings(method, 1, 1), trailer=trailer)
 
     stored = path.read_bytes()
     header = read_header(path)
@@ -138,7 +138,7 @@ def test_the_image_is_right_however_it_is_cut_into_blocks(tmp_path_factory, data
 def test_blocks_around_the_edges(tmp_path, method, trailer, block):
     make = images.piped if trailer else images.image
     path = tmp_path / "ram.save"
-    how = Compressing(method, 1, 1)
+    how = CompressionSettings(method, 1, 1)
     result = write(path, make(XML), how, trailer=trailer, block=block)
     assert payload_of(path) == images.qemu_stream()
     assert result.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -248,7 +248,7 @@ def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
 def test_a_plain_stream_labelled_sparse_is_stored_as_plain(tmp_path):
     path = tmp_path / "ram.save"
     source = images.piped(XML, compression=6)
-    result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
+    result = write(path, source, CompressionSettings(Compression.ZSTD), trailer=True)
     assert result.image_format == 5
     assert payload_of(path) == images.qemu_stream()
 
@@ -258,7 +258,7 @@ def test_a_payload_that_libvirt_compressed_is_kept_as_it_is(tmp_path, compressio
     path = tmp_path / "ram.save"
     packed = b"\x1f\x8b some other packing" * 20
     source = images.piped(XML, packed, compression=compression)
-    result = write(path, source, Compressing(Compression.ZSTD), trailer=True)
+    result = write(path, source, CompressionSettings(Compression.ZSTD), trailer=True)
     assert result.image_format == read_header(path).compression == compression
     assert path.read_bytes() == images.image(XML, packed, compression=compression)
 
@@ -275,7 +275,7 @@ def test_a_plain_stream_labelled_compressed_is_stored_as_plain(tmp_path):
 
 @pytest.mark.parametrize("method", Compression)
 def test_an_abandoned_image_is_removed(tmp_path, method):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer = SaveImageWriter(tmp_path / "ram.save", CompressionSettings(method), trailer=True)
     writer.write(images.piped(XML)[:3000])
     writer.abandon()
     assert list(tmp_path.iterdir()) == []
@@ -284,7 +284,9 @@ def test_an_abandoned_image_is_removed(tmp_path, method):
 @pytest.mark.parametrize("end", ["finish", "abandon"])
 def test_the_compressors_memory_is_not_kept(tmp_path, end):
     """A process that takes several snapshots must not wait for the garbage collector."""
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD), trailer=False)
+    writer = SaveImageWriter(
+        tmp_path / "ram.save", CompressionSettings(Compression.ZSTD), trailer=False
+    )
     gc.disable()
     try:
         writer.write(images.image())
@@ -297,7 +299,7 @@ def test_the_compressors_memory_is_not_kept(tmp_path, end):
 
 @pytest.mark.parametrize("method", Compression)
 def test_a_write_error_is_reported_and_leaves_nothing(tmp_path, method):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(method), trailer=True)
+    writer = SaveImageWriter(tmp_path / "ram.save", CompressionSettings(method), trailer=True)
     writer._file.close()
     writer._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - closed by abandon
 
@@ -351,10 +353,10 @@ def test_abort_while_the_compressor_is_started(tmp_path, monkeypatch):
             acts.append("abandon")
 
     def start(how, sink):
-        writer.break_off()
+        writer.abort()
         return Stalled()
 
-    monkeypatch.setattr("snaporch.bundle.save_image.compressor", start)
+    monkeypatch.setattr("snaporch.bundle.save_image.start_compressor", start)
     with pytest.raises(SaveImageError, match="aborted"):
         writer.write(images.image(XML))
     assert acts == ["abandon"]
@@ -362,7 +364,9 @@ def test_abort_while_the_compressor_is_started(tmp_path, monkeypatch):
 
 
 def test_it_moves_as_long_as_it_takes_or_writes(tmp_path):
-    writer = SaveImageWriter(tmp_path / "ram.save", Compressing(Compression.ZSTD, 3), trailer=False)
+    writer = SaveImageWriter(
+        tmp_path / "ram.save", CompressionSettings(Compression.ZSTD, 3), trailer=False
+    )
     assert (writer.level, writer.waited_for_store, writer.moved_bytes) == (3, 0.0, 0)
     seen = []
     for block in cut(images.image(XML, b"QEVM" + bytes(5000)), [4000, 1000]):
@@ -390,7 +394,7 @@ def test_the_queue_is_enlarged_before_or_after_storing_begins(tmp_path, monkeypa
     if already:
         writer.write(begin)
     assert made == []
-    writer.make_room()
+    writer.enlarge_buffers()
     if not already:
         writer.write(begin)
     assert made == ["room"]

@@ -65,7 +65,7 @@ def seal_with_pace(store, run, pace):
 
 
 def test_the_save_times_of_the_latest_snapshot_with_any(store):
-    assert store.last_pace(UUID) is None
+    assert store.last_save_times(UUID) is None
     for second, level in enumerate([5, -3, None]):
         pace = (
             None
@@ -77,8 +77,8 @@ def test_the_save_times_of_the_latest_snapshot_with_any(store):
     (store.root / UUID / "20250601T120003Z-0badcafe" / "ram.save").touch()
     for number in range(10, 60):  # of a policy that takes no RAM
         seal_without_ram(store, f"20250601T1201{number}Z-0badcafe")
-    assert store.last_pace(UUID) == RamSaveTimes(-3, 2.0, 1.0, 0.5)
-    assert store.last_pace(UUID.replace("7", "8")) is None
+    assert store.last_save_times(UUID) == RamSaveTimes(-3, 2.0, 1.0, 0.5)
+    assert store.last_save_times(UUID.replace("7", "8")) is None
 
 
 @pytest.fixture

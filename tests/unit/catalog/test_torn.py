@@ -9,15 +9,15 @@ from fakes.hooks import failing, failing_once
 
 from snaporch.catalog import torn as torn_module
 from snaporch.catalog.records import all_records
-from snaporch.catalog.torn import mark_torn, note_commit, noted_commit
+from snaporch.catalog.torn import mark_torn, record_commit, recorded_commit
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
-from snaporch.hypervisor import HypervisorError, Patience
-from snaporch.journal import Note, let_go_mark, read_journals
+from snaporch.hypervisor import CommitTimeouts, HypervisorError
+from snaporch.journal import Note, read_journals, release_mark
 from snaporch.model import BundleState, Level
-from snaporch.recovery.settle import recover, settle
+from snaporch.recovery.settle import recover, recover_run
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.select import newest_until
-from snaporch.restore.source import NotWholeError, whole_source
+from snaporch.restore.source import IncompleteError, complete_source
 from snaporch.snapshot.bundle_parts import side_parts
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -122,7 +122,7 @@ def test_the_commit_continues_if_it_cannot_be_recorded(ready, monkeypatch):
 def test_a_run_whose_own_snapshot_was_taken_after_the_guardian_began_to_commit(ready):
     def guardian():
         (journal,) = read_journals(ready.paths.journal)
-        note_commit(ready.pool, journal.facts.datasets, journal.path)
+        record_commit(ready.pool, journal.facts.datasets, journal.path)
 
     ready.hooks.at["pool.snapshot flash"] = guardian
     record = take(ready)
@@ -136,8 +136,8 @@ def test_a_commit_that_its_run_could_not_record(ready, monkeypatch):
     def guardian(_strategy):
         (journal,) = read_journals(ready.paths.journal)
         facts = journal.facts
-        ready.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
-        let_go_mark(journal.path).touch()
+        ready.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, CommitTimeouts())
+        release_mark(journal.path).touch()
         other_taker(ready)()
         raise HypervisorError("vda", "no")
 
@@ -155,7 +155,7 @@ def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready, told):
     forget_commit(journal)
     other_taker(ready)()
     notes = journal.notes - {Note.PIVOTING} | {told}
-    settle(ready.context, journal.facts, notes, keep_snapshots=True)
+    recover_run(ready.context, journal.facts, notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
 
@@ -164,9 +164,9 @@ def test_a_run_without_overlays_commits_nothing(ready):
     (journal,) = [uncommitted(ready)]
     forget_commit(journal)
     other_taker(ready)()
-    let_go_mark(journal.path).touch()
+    release_mark(journal.path).touch()
     facts = replace(journal.facts, overlays=(), overlay_dir=str(ready.root / "none"))
-    settle(ready.context, facts, journal.notes, keep_snapshots=True)
+    recover_run(ready.context, facts, journal.notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] is None
 
 
@@ -175,7 +175,7 @@ def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
     journal = uncommitted(ready)
     ready.hooks.at["commit.pivoting"] = other_taker(ready)
     ready.hooks.at["hypervisor.rebase_inactive"] = other_taker(ready, "later")
-    settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
+    recover_run(ready.context, journal.facts, journal.notes, keep_snapshots=True)
     marked = levels(ready)
     assert marked["tank/web@syncoid"] == "torn"
     assert marked["tank/web@later"] is None
@@ -199,7 +199,7 @@ def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
     journal = uncommitted(ready)
     forget_commit(journal)
     other_taker(ready)()
-    settle(ready.context, journal.facts, {Note.PIVOTING}, keep_snapshots=False)
+    recover_run(ready.context, journal.facts, {Note.PIVOTING}, keep_snapshots=False)
     assert levels(ready) == {"tank/web@syncoid": "torn"}
 
 
@@ -241,7 +241,7 @@ def test_without_the_runs_own_snapshots_the_clock_decides(ready):
         ready.pool.snapshot([name], {"snaporch:run": "another"})
     journal = ready.paths.journal / "own.jsonl"
     ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
-    with noted_commit(ready.pool, ("tank/web",), journal) as commits:
+    with recorded_commit(ready.pool, ("tank/web",), journal) as commits:
         del ready.hooks.at["pool.snapshots"]
     assert [each.full_name for each in mark_torn(ready.pool, TWO.values(), commits)] == [
         "tank/web@since"
@@ -252,7 +252,7 @@ def test_a_recovery_commits_though_no_pool_lists_anything(ready):
     journal = uncommitted(ready)
     ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
     with pytest.raises(PoolError):
-        settle(ready.context, journal.facts, journal.notes, keep_snapshots=True)
+        recover_run(ready.context, journal.facts, journal.notes, keep_snapshots=True)
     assert ready.on_bases()
     del ready.hooks.at["pool.snapshots"]
     other_taker(ready)()
@@ -331,8 +331,8 @@ def test_it_is_not_restored(ready, torn, how):
 
 
 def test_it_is_no_source_of_clones_and_verifications(ready, torn):
-    with pytest.raises(NotWholeError, match="not of one instant"):
-        whole_source(ready.context, torn[1])
+    with pytest.raises(IncompleteError, match="not of one instant"):
+        complete_source(ready.context, torn[1])
 
 
 def test_it_is_not_the_newest(ready, torn):

@@ -17,8 +17,8 @@ from snaporch.check.facts import (
 )
 from snaporch.check.findings import Severity
 from snaporch.check.lint import lint
-from snaporch.faults import FAULTS, Component, Need
-from snaporch.hypervisor import Unguarded
+from snaporch.faults import FAULTS, Component, FaultCondition
+from snaporch.hypervisor import StartHookProblem
 from snaporch.model import Strategy
 from snaporch.sanoid.config.hook_command import parse_hook
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
@@ -33,7 +33,7 @@ pruning_script = /usr/bin/snaporch hook sanoid prune
 script_timeout = 0
 no_inconsistent_snapshot = yes
 """
-SPARSE = {"releases": {Component.LIBVIRT: "11.3.0"}, "needs": {Need.SPARSE: ()}}
+SPARSE = {"releases": {Component.LIBVIRT: "11.3.0"}, "needs": {FaultCondition.SPARSE: ()}}
 WEB = GuestFacts("web", "auto", ("tank/web",))
 DATASETS = frozenset(
     {"tank", "tank/web", "tank/db", "tank/db/log", "tank/db/data", "flash", "flash/web"}
@@ -136,7 +136,7 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
 
 
 def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
-    long = FreezeEstimate(Strategy.MANUAL, 1 << 30, 60.0, 50.0, gives_way=True)
+    long = FreezeEstimate(Strategy.MANUAL, 1 << 30, 60.0, 50.0, yields_to_other_program=True)
     guests = [GuestFacts(name, "auto", (f"tank/{name}",), estimate=long) for name in ("web", "db")]
     finding = only(facts(TOGETHER, guests))
     assert (finding.code, finding.severity) == ("hook-deadline", Severity.WARNING)
@@ -501,7 +501,7 @@ def test_a_known_fault_is_reported_where_it_matters(facts, fault):
 
 @pytest.mark.parametrize("version", ["", "unknown", "-", "2.x"])
 def test_a_version_that_cannot_be_read_is_reported(facts, version):
-    finding = only(facts(releases={Component.OPENZFS: version}, needs={Need.CLONING: ()}))
+    finding = only(facts(releases={Component.OPENZFS: version}, needs={FaultCondition.CLONING: ()}))
     assert (finding.code, finding.subject) == ("version-unknown", "OpenZFS")
 
 
@@ -512,7 +512,7 @@ def test_directories_that_a_power_loss_empties(facts):
 
 
 def test_a_libvirt_that_starts_guests_on_overlays(facts):
-    finding = only(facts(unguarded=Unguarded("no hook", "snaporch install")))
+    finding = only(facts(start_hook_problem=StartHookProblem("no hook", "snaporch install")))
     assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)
     assert (finding.what, finding.lines) == ("no hook", ("snaporch install",))
 

@@ -14,7 +14,7 @@ from snaporch import __version__
 from snaporch.check import gather
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.faults import Component
-from snaporch.hypervisor import HypervisorError, Unguarded
+from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.model import DomainState
 from snaporch.restore import other_files
 
@@ -255,7 +255,7 @@ def test_an_encrypted_guest_and_an_unencrypted_store(sound, check):
 
 
 def test_a_libvirt_that_does_not_call_the_hook(sound, check):
-    sound.hypervisor.why_unguarded = Unguarded("it is not there", "snaporch install")
+    sound.hypervisor.why_unguarded = StartHookProblem("it is not there", "snaporch install")
     assert check()[1]["unguarded-start"]["lines"] == ["snaporch install"]
 
 

@@ -235,7 +235,7 @@ def test_who_only_looks_does_not_wait_for_libzfs_core(taken, snaporch, monkeypat
     for place in ("snaporch.zfs.open_pool", "snaporch.cli.session.open_pool"):
         monkeypatch.setattr(place, opened)
     snaporch(*words)
-    assert asked == [{"to_look": True}]
+    assert asked == [{"read_only": True}]
 
 
 def test_list_shows_what_there_is(taken, snaporch):

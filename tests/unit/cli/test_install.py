@@ -5,7 +5,7 @@ import pytest
 
 from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode
-from snaporch.hypervisor.start_hook import find_unguarded
+from snaporch.hypervisor.start_hook import find_hook_problem
 from snaporch.systemd.units import UNITS
 
 COMMAND = ("--command", "/usr/bin/snaporch")
@@ -86,7 +86,7 @@ def test_libvirts_hook_is_executable_and_an_edited_one_is_not_any_more(
     install()
     assert path.stat().st_mode & 0o777 == 0o755
     assert path.read_text().startswith("#!/bin/sh\n# Made by `snaporch install`")
-    assert find_unguarded(may_have_called=False, place=path) is None
+    assert find_hook_problem(may_have_called=False, place=path) is None
     with path.open("a") as stream:
         stream.write("# mine\n")
     assert f"{path}  replaced; the edited file is now {path}.edited" in install().out

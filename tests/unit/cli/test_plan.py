@@ -25,10 +25,10 @@ def policies(host):
 def test_what_is_due_and_what_would_be_deleted(policies, snaporch):
     answer = snaporch("plan")
     assert answer.code == 0
-    due, doomed, total = answer.out.splitlines()
+    due, to_delete, total = answer.out.splitlines()
     assert due == "web  hourly  due now  (every 1h)"
-    assert doomed.startswith("web@snaporch_")
-    assert doomed.endswith("_hourly  would be deleted: not in last=1")
+    assert to_delete.startswith("web@snaporch_")
+    assert to_delete.endswith("_hourly  would be deleted: not in last=1")
     assert total == "web  2 snapshots of policies, 1 would be deleted; 1 of no policy"
     assert policies.hooks.log == []
 

@@ -4,7 +4,7 @@ import pytest
 
 from snaporch.cli.prune import may_be_barred
 from snaporch.errors import ExitCode, UnavailableError
-from snaporch.restore.start_lock import barred
+from snaporch.restore.start_lock import with_start_bar
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_a_guest_may_be_barred_if_its_lock_is_found_or_libvirt_is_away(host, mon
     guest = host.guest()
     config, uuid = host.context.config, guest.uuid
     assert not may_be_barred(config, uuid)
-    guest.inactive = barred(host.context, guest.inactive)
+    guest.inactive = with_start_bar(host.context, guest.inactive)
     assert may_be_barred(config, uuid)
     assert not may_be_barred(config, "of-nobody")
 

@@ -15,7 +15,7 @@ from snaporch.model import DomainState
 from snaporch.schedule import parallel_snapshots
 from snaporch.schedule.concurrency import ConcurrencyLimiter
 from snaporch.schedule.parallel_snapshots import child_command, worst_status
-from snaporch.schedule.run_due import burden
+from snaporch.schedule.run_due import estimate_load
 from snaporch.snapshot.request import SnapshotRequest
 
 CHILD = """
@@ -166,7 +166,7 @@ def test_with_a_policy_a_group_is_snapshotted_once(host, snaporch, children):
 def test_the_command_line_of_a_child(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
-    capture = burden(host.context, domain, "", "auto")
+    capture = estimate_load(host.context, domain, "", "auto")
     words = child_command(host.context, capture, SnapshotRequest(policy="hourly"))
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,

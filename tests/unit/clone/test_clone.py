@@ -21,7 +21,7 @@ from snaporch.clone.clone import (
     dataset_name,
 )
 from snaporch.clone.delete import delete_clone
-from snaporch.clone.registry import Purpose, new_clone, sweep
+from snaporch.clone.registry import Purpose, new_clone, remove_unfinished
 from snaporch.errors import (
     BusyError,
     InterruptedRunError,
@@ -34,14 +34,19 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.clone_xml import SharedError, clone_of
 from snaporch.hypervisor.domain_xml import disks, parse, tpm_state
 from snaporch.model import DatasetKind, DomainState, TpmState
-from snaporch.restore.source import NotWholeError, path_inside, records_called, whole_source
+from snaporch.restore.source import (
+    IncompleteError,
+    complete_source,
+    find_records,
+    image_path_in_dataset,
+)
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import ForeignMount, MountedError, PoolError, resolver
 
 
 def source(world, text="web@s1"):
-    return whole_source(world.context, records_called(world.context, text)[-1])
+    return complete_source(world.context, find_records(world.context, text)[-1])
 
 
 def make(world, name="test", *, resumed=True, text="web@s1", network="none"):
@@ -428,7 +433,7 @@ def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
     monkeypatch.setattr(clone_module.resolver, "mount_point_of", lambda _name: Path("/elsewhere"))
     disk = source(world).disks[0].model_copy(update={"inside": None})
     with pytest.raises(RefusedError, match="is not below /elsewhere"):
-        path_inside(disk)
+        image_path_in_dataset(disk)
 
 
 def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world, monkeypatch):
@@ -445,7 +450,7 @@ def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world,
 
 def test_an_image_that_is_not_in_the_snapshot(original, world):
     Path(original.domain.disks[0].source).unlink()
-    with pytest.raises(NotWholeError, match="not in the snapshot"):
+    with pytest.raises(IncompleteError, match="not in the snapshot"):
         make(world)
     assert nothing_of_it(world)
 
@@ -456,7 +461,7 @@ def test_a_zfs_snapshot_that_is_missing_or_another(world, change):
         world.pool.destroy_snapshots(["flash/web@s1"])
     else:
         world.pool.remake("flash/web@s1")
-    with pytest.raises(NotWholeError, match="flash/web@s1"):
+    with pytest.raises(IncompleteError, match="flash/web@s1"):
         source(world)
 
 
@@ -521,18 +526,18 @@ def test_leftovers_are_swept(original, world, monkeypatch, place):
     kill_at(world, monkeypatch, place)
     assert not nothing_of_it(world)
     left = datasets(world), sorted(world.hypervisor.guests)
-    assert sweep(world.context, dry_run=True)
+    assert remove_unfinished(world.context, dry_run=True)
     assert (datasets(world), sorted(world.hypervisor.guests)) == left
-    done = sweep(world.context)
+    done = remove_unfinished(world.context)
     assert all(line.startswith("test: an unfinished clone: ") for line in done)
     assert nothing_of_it(world)
     assert original.content() == {b"now"}
-    assert sweep(world.context) == []
+    assert remove_unfinished(world.context) == []
 
 
 def test_a_finished_clone_is_no_leftover(world):
     make(world)
-    assert sweep(world.context) == []
+    assert remove_unfinished(world.context) == []
     assert "tank/web-test" in datasets(world)
 
 
@@ -544,13 +549,13 @@ def test_a_clone_that_was_finished_between_two_looks_stays(world, monkeypatch):
     monkeypatch.setattr(
         clones_module, "find_artifacts", lambda c: answers.pop() if answers else look(c)
     )
-    assert sweep(world.context) == []
+    assert remove_unfinished(world.context) == []
     assert "tank/web-test" in datasets(world)
 
 
 def test_what_is_being_made_is_no_leftover(world):
     with new_clone(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
-        assert sweep(world.context) == []
+        assert remove_unfinished(world.context) == []
         assert (world.paths.clones / uuid / "making").exists()
     assert nothing_of_it(world)
 
@@ -559,13 +564,13 @@ def test_a_temporary_clone_is_removed_even_if_its_directory_is_lost(world):
     mark = "11111111-2222-3333-4444-555555555555"
     world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": mark})
     world.pool.snapshot(["tank/web-x@autosnap"], {})
-    sweep(world.context)
+    remove_unfinished(world.context)
     assert nothing_of_it(world)
 
 
 def test_a_dataset_whose_mark_is_no_uuid_is_no_clone(world):
     world.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": "../../etc"})
-    assert sweep(world.context) == []
+    assert remove_unfinished(world.context) == []
     assert "tank/web-x" in datasets(world)
 
 
@@ -573,7 +578,7 @@ def test_a_dataset_that_is_no_clone_is_never_destroyed(world):
     mark = "11111111-2222-3333-4444-555555555555"
     world.pool.create("tank/precious")
     world.pool.set_properties(["tank/precious"], {"snaporch:verify": mark})
-    sweep(world.context)
+    remove_unfinished(world.context)
     assert "tank/precious" in datasets(world)
 
 
@@ -581,7 +586,7 @@ def test_a_mark_that_a_crash_left_incomplete_is_removed(world):
     directory = world.paths.clones / "11111111-2222-3333-4444-555555555555"
     directory.mkdir(parents=True)
     (directory / "making").write_text('{"na')
-    assert sweep(world.context)
+    assert remove_unfinished(world.context)
     assert not directory.exists()
 
 

@@ -17,7 +17,7 @@ from snaporch.hypervisor.domain_xml import backing_chain, disk_element, disks, p
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.model import VerifyDepth
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
-from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.restore.source import IncompleteError, complete_source, find_records
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
@@ -71,7 +71,7 @@ class Layout:
         return self
 
     def source(self):
-        return whole_source(self.world.context, records_called(self.world.context, "web@s1")[-1])
+        return complete_source(self.world.context, find_records(self.world.context, "web@s1")[-1])
 
     def clone(self):
         request = CloneRequest("test", resumed=True)
@@ -231,7 +231,7 @@ def test_a_base_that_was_not_below_it_then_is_not(layout, tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"of somebody else")
     layout.put("top.img", qcow2(str(secret), "raw"))
-    with pytest.raises(NotWholeError, match="has changed since the snapshot"):
+    with pytest.raises(IncompleteError, match="has changed since the snapshot"):
         layout.clone()
 
 
@@ -304,7 +304,7 @@ def test_a_format_that_snaporch_cannot_read_is_refused(world):
 
 def test_an_image_that_is_not_of_its_format_is_damaged(layout):
     layout.put("top.img", qcow2()).snapshot().put("top.img", b"zeros")
-    with pytest.raises(NotWholeError, match="not a qcow2 image"):
+    with pytest.raises(IncompleteError, match="not a qcow2 image"):
         layout.clone()
 
 

@@ -2,16 +2,16 @@ import re
 import tomllib
 
 from snaporch.config import Config
-from snaporch.config.example import sample
+from snaporch.config.example import example_text
 
 
 def test_as_it_is_it_says_nothing_but_the_defaults():
-    assert Config.model_validate(tomllib.loads(sample())) == Config()
+    assert Config.model_validate(tomllib.loads(example_text())) == Config()
 
 
 def test_every_option_in_it_can_be_set():
     """All of them at once: what is behind a # without a space is TOML, and what it says is true."""
-    text = re.sub(r"(?m)^#(?=\S)", "", sample())
+    text = re.sub(r"(?m)^#(?=\S)", "", example_text())
     said = tomllib.loads(text)
     examples = {"domain", "policy", "group", "replica"}
     assert said.keys() == {*Config.model_fields}
@@ -23,4 +23,4 @@ def test_every_option_in_it_can_be_set():
 
 
 def test_every_line_fits_a_terminal():
-    assert max(map(len, sample().splitlines())) <= 100
+    assert max(map(len, example_text().splitlines())) <= 100

@@ -13,7 +13,7 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.model import DomainState, Strategy, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.source import records_called, whole_source
+from snaporch.restore.source import complete_source, find_records
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -216,10 +216,12 @@ def test_an_unverifiable_file_is_restored_only_if_permitted(chain, world, device
         ):
             make_restore_plan(world.context, "web", "s1", **how)
         assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True, **how)
-    record = records_called(world.context, "web@s1")[-1]
+    record = find_records(world.context, "web@s1")[-1]
     with pytest.raises(RefusedError, match="former state is unknown"):
         check_clone(
-            world.context, whole_source(world.context, record), CloneRequest("test", resumed=False)
+            world.context,
+            complete_source(world.context, record),
+            CloneRequest("test", resumed=False),
         )
     outcome = verify(world.context, record, VerifyOptions())
     assert (outcome.passed, outcome.reached) == (True, VerifyDepth.CHECKED)

@@ -14,7 +14,7 @@ from snaporch.extract import extract as extract_module
 from snaporch.extract.extract import choose_disks, extract
 from snaporch.model import DatasetKind
 from snaporch.restore.safe_path import LeadsOutError
-from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.restore.source import IncompleteError, complete_source, find_records
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -22,7 +22,7 @@ GRAIN = 64 << 10
 
 
 def source(world, text="web@s1"):
-    return whole_source(world.context, records_called(world.context, text)[-1], roles=())
+    return complete_source(world.context, find_records(world.context, text)[-1], roles=())
 
 
 def in_snapshot(world, dataset, name, content):
@@ -114,7 +114,7 @@ def test_nothing_is_overwritten(story, world, tmp_path):
 
 
 def test_an_image_that_is_not_there(story, world, tmp_path):
-    with pytest.raises(NotWholeError):
+    with pytest.raises(IncompleteError):
         copy(world, tmp_path / "out.raw")
     assert list(tmp_path.glob("*out*")) == []
 

@@ -8,10 +8,10 @@ import pytest
 
 from snaporch.hypervisor import block_commit as module
 from snaporch.hypervisor.block_commit import commit_overlays
-from snaporch.hypervisor.interface import CommitStage, HypervisorError, OverlayDisk, Patience
+from snaporch.hypervisor.interface import CommitStage, CommitTimeouts, HypervisorError, OverlayDisk
 
-SLOW = Patience()
-HASTY = Patience(running=0, pause=5)
+SLOW = CommitTimeouts()
+HASTY = CommitTimeouts(running=0, pause=5)
 ACTIVE_ONE_LAYER = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
 """Without the second flag a commit would continue into the base's own base: a golden image."""
 VDA = OverlayDisk("vda", "/tank/a.img", "file", "raw", "/overlays/vda.qcow2")
@@ -400,7 +400,7 @@ def test_after_the_time_limit_the_guest_is_suspended_until_the_commit_caught_up(
 def test_before_that_it_runs(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest)
-    commit(guest, VDA, patience=Patience(running=60))
+    commit(guest, VDA, patience=CommitTimeouts(running=60))
     assert "suspend" in guest.log
     assert 60 <= guest.clock < 61
 
@@ -483,7 +483,7 @@ def test_a_commit_that_does_not_move_is_given_up(clocked):
     guest = clocked(VDA)
     guest.step = lambda: None
     with pytest.raises(HypervisorError, match="has not moved for 300 s"):
-        commit(guest, VDA, patience=Patience(running=float("inf")))
+        commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
     assert 300 <= guest.clock < 400
 
 
@@ -491,7 +491,7 @@ def test_a_pivot_that_never_comes_is_given_up(clocked):
     guest = clocked(VDA)
     guest.pivots_to_refuse = 1 << 30
     with pytest.raises(HypervisorError, match="has not moved"):
-        commit(guest, VDA, patience=Patience(running=float("inf")))
+        commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
 
 
 def test_a_pivot_is_waited_for_as_long_as_all_before_it(clocked):
@@ -503,7 +503,7 @@ def test_a_pivot_is_waited_for_as_long_as_all_before_it(clocked):
 
     guest.step = step
     with pytest.raises(HypervisorError, match="has not moved"):
-        commit(guest, VDA, patience=Patience(running=float("inf")))
+        commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
     assert 500 <= guest.clock < 600
 
 
@@ -517,6 +517,6 @@ def test_a_commit_that_moves_is_waited_for(clocked, figure):
         guest.disks["vda"].ready = guest.clock > 3000
 
     guest.step = step
-    commit(guest, VDA, patience=Patience(running=float("inf")))
+    commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
     assert guest.clock > 3000
     assert guest.asked < 200, "it looks now and then"

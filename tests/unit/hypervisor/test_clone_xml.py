@@ -7,11 +7,11 @@ from fakes.domain_xml import DiskSpec, domain_xml
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import (
     CloneDisk,
-    CloneIdentity,
+    CloneSpec,
     SharedError,
     clone_of,
+    make_clone_xml,
     memory_bytes,
-    rewrite,
 )
 from snaporch.hypervisor.domain_xml import SWTPM_STATE as SWTPM
 from snaporch.hypervisor.domain_xml import disk_element, disks, nvram, parse, tpm_state
@@ -36,7 +36,7 @@ def identity(**changes):
         "network": "none",
         "resumed": True,
     }
-    return CloneIdentity(**(known | changes))
+    return CloneSpec(**(known | changes))
 
 
 def domain(*more, specs=SPECS, **options):
@@ -53,7 +53,9 @@ def device(text):
 
 
 def rewritten(*more, specs=SPECS, options=None, **changes):
-    return parse(rewrite(domain(*more, specs=specs, **(options or {})), identity(**changes)).xml)
+    return parse(
+        make_clone_xml(domain(*more, specs=specs, **(options or {})), identity(**changes)).xml
+    )
 
 
 def test_it_has_a_name_and_a_uuid_of_its_own():
@@ -81,7 +83,9 @@ def test_a_mark_that_was_copied_along_counts_for_nothing():
 
 
 def test_a_clone_of_a_clone_has_one_mark():
-    again = rewrite(rewrite(domain(), identity()).xml, identity(uuid=OLD, of="two@s2"))
+    again = make_clone_xml(
+        make_clone_xml(domain(), identity()).xml, identity(uuid=OLD, of="two@s2")
+    )
     assert clone_of(again.xml) == "two@s2"
     assert again.xml.count("snaporch:clone ") == 1
 
@@ -89,24 +93,24 @@ def test_a_clone_of_a_clone_has_one_mark():
 def test_its_disks_are_its_own():
     chain = "<backingStore type='file'><source file='/tank/web/below'/></backingStore>"
     text = domain().replace('<target dev="vda"', f'{chain}<target dev="vda"')
-    found = disks(parse(rewrite(text, identity()).xml))
+    found = disks(parse(make_clone_xml(text, identity()).xml))
     assert [(disk.target, disk.source, disk.kind) for disk in found] == [
         ("vda", "/clones/1/disk0/a.img", "file"),
         ("vdb", "/dev/zvol/t/b", "block"),
     ]
-    assert "/tank/web" not in rewrite(text, identity()).xml
+    assert "/tank/web" not in make_clone_xml(text, identity()).xml
 
 
 def test_a_disk_that_the_xml_has_not_is_refused():
     with pytest.raises(RefusedError, match="no disk vdz"):
-        rewrite(domain(), identity(disks={**DISKS, "vdz": CloneDisk("/x", "file")}))
+        make_clone_xml(domain(), identity(disks={**DISKS, "vdz": CloneDisk("/x", "file")}))
 
 
 def test_a_writable_disk_that_is_not_in_the_snapshot_cannot_be_shared():
     more = [*SPECS, DiskSpec("vdc", "/elsewhere/c.img")]
     with pytest.raises(RefusedError, match="vdc is not in the snapshot"):
-        rewrite(domain(specs=more), identity())
-    cold = rewrite(domain(specs=more), identity(resumed=False))
+        make_clone_xml(domain(specs=more), identity())
+    cold = make_clone_xml(domain(specs=more), identity(resumed=False))
     assert [disk.target for disk in disks(parse(cold.xml))] == ["vda", "vdb"]
     assert cold.missing == ("the disk vdc, which is not in the snapshot",)
 
@@ -134,8 +138,8 @@ def test_media_and_read_only_disks_stay():
 )
 def test_backends_for_one_guest_are_removed_or_refused(text):
     with pytest.raises(RefusedError, match="of the host"):
-        rewrite(domain(device(text)), identity())
-    cold = rewrite(domain(device(text)), identity(resumed=False))
+        make_clone_xml(domain(device(text)), identity())
+    cold = make_clone_xml(domain(device(text)), identity(resumed=False))
     tag = re.match(r"<(\w+)", text)[1]
     assert parse(cold.xml).find(f"devices/{tag}") is None
     assert cold.missing == (f"a <{tag}> of the host",)
@@ -145,7 +149,7 @@ def test_backends_for_one_guest_are_removed_or_refused(text):
 def test_memory_in_a_file_of_the_host_is_refused(resumed):
     text = "<memory model='nvdimm'><source><path>/nv</path></source></memory>"
     with pytest.raises(RefusedError, match="memory in a file"):
-        rewrite(domain(device(text)), identity(resumed=resumed))
+        make_clone_xml(domain(device(text)), identity(resumed=resumed))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +205,7 @@ def test_tpm_state_is_where_libvirt_lets_the_clone_have_its_own(source, place):
 @pytest.mark.parametrize("resumed", [True, False])
 def test_firmware_that_may_be_the_original_s_is_no_clone_s(parent, text, reason, resumed):
     with pytest.raises(SharedError, match=reason) as caught:
-        rewrite(domain((parent, text)), identity(resumed=resumed))
+        make_clone_xml(domain((parent, text)), identity(resumed=resumed))
     assert "snapshot it again" in caught.value.step
 
 
@@ -216,12 +220,12 @@ def test_firmware_that_may_be_the_original_s_is_no_clone_s(parent, text, reason,
 )
 def test_unknown_firmware_elements_are_not_taken_over(parent, text, reason):
     with pytest.raises(SharedError, match=reason):
-        rewrite(domain((parent, text)), identity())
+        make_clone_xml(domain((parent, text)), identity())
 
 
 def test_two_tpms_are_no_clone_s():
     with pytest.raises(SharedError, match="2 TPMs"):
-        rewrite(domain(tpm(emulator()), tpm(emulator(), "spapr-tpm-proxy")), identity())
+        make_clone_xml(domain(tpm(emulator()), tpm(emulator(), "spapr-tpm-proxy")), identity())
 
 
 def test_files_of_character_devices_are_its_own_and_stay_shared_among_them():
@@ -391,8 +395,8 @@ def test_without_its_state_it_needs_none():
 
 
 def test_a_clone_of_a_clone_has_them_again():
-    text = rewrite(domain(device(USER), passed_on("-cpu", "host")), identity()).xml
-    again = rewrite(text, identity())
+    text = make_clone_xml(domain(device(USER), passed_on("-cpu", "host")), identity()).xml
+    again = make_clone_xml(text, identity())
     assert arguments(parse(again.xml)) == [
         "-cpu", "host", "-netdev", "user,id=snaporch2,restrict=on",
     ]  # fmt: skip
@@ -574,8 +578,8 @@ def test_settings_the_guest_does_not_see_are_removed(text):
 def test_a_device_that_is_not_in_the_list_is_refused_or_left_out(text):
     tag = re.match(r"<([\w-]+)", text)[1]
     with pytest.raises(SharedError, match=f"a <{tag}> of the host"):
-        rewrite(domain(device(text)), identity())
-    cold = rewrite(domain(device(text)), identity(resumed=False))
+        make_clone_xml(domain(device(text)), identity())
+    cold = make_clone_xml(domain(device(text)), identity(resumed=False))
     assert parse(cold.xml).find(f"devices/{tag}") is None
     assert cold.missing == (f"a <{tag}> of the host",)
 
@@ -597,7 +601,7 @@ def test_a_device_that_is_not_in_the_list_is_refused_or_left_out(text):
 )
 def test_foreign_devices_that_a_guest_needs_are_refused(parent, text, match, resumed):
     with pytest.raises(SharedError, match=match):
-        rewrite(domain((parent, text)), identity(resumed=resumed))
+        make_clone_xml(domain((parent, text)), identity(resumed=resumed))
 
 
 @pytest.mark.parametrize("resumed", [True, False])
@@ -616,7 +620,7 @@ def test_foreign_devices_that_a_guest_needs_are_refused(parent, text, match, res
     ],
 )
 def test_a_drive_loses_a_medium_that_is_not_a_file_that_is_only_read(text, resumed):
-    made = rewrite(domain(device(text)), identity(resumed=resumed))
+    made = make_clone_xml(domain(device(text)), identity(resumed=resumed))
     element = parse(made.xml).findall("devices/disk")[-1]
     assert element.get("type") == "file"
     assert element.find("source") is None

@@ -9,7 +9,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml as domain_xml_of
-from snaporch.hypervisor.clone_xml import CloneDisk, CloneIdentity, rewrite
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, make_clone_xml
 from snaporch.hypervisor.qemu_arguments import unknown_argument
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -52,7 +52,7 @@ TAKEN_OVER = [
 
 
 def identity(*, resumed, throw_away=False):
-    return CloneIdentity(
+    return CloneSpec(
         name="two",
         uuid=NEW,
         of="web@s1",
@@ -81,7 +81,9 @@ def clones(corpus):
     for example in corpus:
         for resumed in (True, False):
             try:
-                made.append((example, rewrite(texts(example.root), identity(resumed=resumed)).xml))
+                made.append(
+                    (example, make_clone_xml(texts(example.root), identity(resumed=resumed)).xml)
+                )
             except RefusedError:
                 continue
     return made
@@ -137,7 +139,7 @@ def test_all_are_read_and_barred(corpus):
             devices[:] = reversed(devices)  # the first is the one that is barred
             text = domain_xml_of.barred(texts(example.root), "/absent")
             devices[:] = reversed(devices)
-            assert domain_xml_of.names_path(text, "/absent")
+            assert domain_xml_of.has_disk_at(text, "/absent")
             assert validator.accepts(text) or not validator.accepts(texts(example.root)), text
 
 

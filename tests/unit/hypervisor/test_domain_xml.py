@@ -195,7 +195,7 @@ def test_the_state_of_a_tpm_may_be_one_file():
 )
 def test_uncapturable_state_is_reported_with_a_remedy(system, backend, reason):
     devices = f"<devices><tpm>{backend}</tpm></devices>" if backend else ""
-    problem = xml.uncapturable(small(f"<os><type>hvm</type>{system}</os>{devices}"))
+    problem = xml.uncapturable_reason(small(f"<os><type>hvm</type>{system}</os>{devices}"))
     if reason is None:
         assert problem is None
     else:

@@ -76,7 +76,7 @@ def read_everything(text):
     assert all(isinstance(disk, Disk) and isinstance(disk.target, str) for disk in found)
     assert isinstance(domain_xml.nvram(root), str | None)
     assert isinstance(domain_xml.tpm_state(root), TpmState | None)
-    assert isinstance(domain_xml.uncapturable(root), tuple | None)
+    assert isinstance(domain_xml.uncapturable_reason(root), tuple | None)
     assert isinstance(domain_xml.emulator_owner(root), Owner | None)
     assert isinstance(domain_xml.agent_connected(root), bool)
     for pool, volume in domain_xml.volume_references(root).values():

@@ -3,7 +3,7 @@ from contextlib import nullcontext
 import pytest
 
 from snaporch.hypervisor import HypervisorError, libvirt_driver
-from snaporch.hypervisor.interface import CommitStage, OverlayDisk, Patience
+from snaporch.hypervisor.interface import CommitStage, CommitTimeouts, OverlayDisk
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 
@@ -22,5 +22,5 @@ def test_pivoted_disks_are_defined_before_the_pivot_is_reported_over(monkeypatch
     monkeypatch.setattr(hypervisor, "rebase_inactive", lambda _uuid, disks: done.append(disks))
     uuid = hypervisor.domain("test").uuid
     with pytest.raises(HypervisorError, match="no luck"):
-        hypervisor.commit(uuid, [vda, vdb], done.append, Patience())
+        hypervisor.commit(uuid, [vda, vdb], done.append, CommitTimeouts())
     assert done == [[vdb], "kept", CommitStage.PIVOTED]

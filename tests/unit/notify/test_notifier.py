@@ -9,7 +9,7 @@ from snaporch.errors import SnaporchError
 from snaporch.notify import notifier as module
 from snaporch.notify.channels import NotifyError
 from snaporch.notify.history import read_history
-from snaporch.notify.notifier import Notifier, patience
+from snaporch.notify.notifier import Notifier, close_seconds
 from snaporch.schedule.concurrency import PolicyCapture
 from snaporch.schedule.subprocesses import CaptureOutcome
 
@@ -54,7 +54,7 @@ def way(monkeypatch):
             self.append((event.kind, event.domain, event.text))
 
     made = Recorder()
-    monkeypatch.setattr(module, "ways", lambda _notify: {"way": made})
+    monkeypatch.setattr(module, "open_channels", lambda _notify: {"way": made})
     return made
 
 
@@ -102,7 +102,7 @@ def test_a_channel_that_hangs_delays_no_other_work(notifier, config, monkeypatch
     monkeypatch.setattr(module, "_EXTRA_SECONDS", -0.9)
     monkeypatch.setattr(
         module,
-        "ways",
+        "open_channels",
         lambda _: {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: told.append(e.kind)},
     )
     try:
@@ -116,7 +116,9 @@ def test_a_channel_that_hangs_delays_no_other_work(notifier, config, monkeypatch
 
 def test_close_waits_no_longer_than_its_time_limit(notifier, config, monkeypatch, heard):
     release = threading.Event()
-    monkeypatch.setattr(module, "ways", lambda _: {"deaf": lambda _: release.wait(PATIENCE)})
+    monkeypatch.setattr(
+        module, "open_channels", lambda _: {"deaf": lambda _: release.wait(PATIENCE)}
+    )
     try:
         notifier.ended(config(timeout="600s"), FAILED)
         notifier.close(0.01)
@@ -151,7 +153,7 @@ def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_pat
 
 def test_patience_is_for_all_ways(config):
     both = config(command="/bin/true", apprise="/etc/apprise", timeout="10s")
-    assert patience(both) == 24
+    assert close_seconds(both) == 24
 
 
 def test_a_trouble_that_is_no_run_is_over_when_it_does_not_come_again(notifier, config, way):

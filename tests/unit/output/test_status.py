@@ -9,7 +9,7 @@ from snaporch.config import StatusOptions as Limits
 from snaporch.output.status import nagios, print_status
 from snaporch.schedule.failures import FailedAttempt
 from snaporch.status.model import SchedulerState
-from snaporch.status.problems import judge
+from snaporch.status.problems import find_problems
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -25,7 +25,7 @@ def shown(capsys, monkeypatch):
         if terminal:
             monkeypatch.setenv("FORCE_COLOR", "1")
             monkeypatch.setenv("TERM", "xterm-256color")
-        print_status(status, judge(status, Limits()), UTC)
+        print_status(status, find_problems(status, Limits()), UTC)
         return ANSI.sub("", capsys.readouterr().out).splitlines()
 
     return show
@@ -107,7 +107,7 @@ def test_names_are_text(shown):
     ],
 )
 def test_the_line_for_nagios(status, start, code):
-    line, answered = nagios(status, judge(status, Limits()), Limits())
+    line, answered = nagios(status, find_problems(status, Limits()), Limits())
     assert line.startswith(start)
     assert line.endswith("store_used=10%;85;95")
     assert (answered, line.count("|"), line.count("\n")) == (code, 1, 0)
@@ -116,7 +116,7 @@ def test_the_line_for_nagios(status, start, code):
 def test_a_bar_in_a_name_begins_no_performance_data():
     status = with_policy(missed=1)
     status = replace(status, domains=(replace(status.domains[0], name="a|b=1"),))
-    line, _ = nagios(status, judge(status, Limits()), Limits())
+    line, _ = nagios(status, find_problems(status, Limits()), Limits())
     assert "a/b=1" in line
     assert line.count("|") == 1
 

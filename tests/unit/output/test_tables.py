@@ -11,7 +11,7 @@ from snaporch.model import (
     VerificationResult,
     VerifyDepth,
 )
-from snaporch.output.tables import print_outcomes, print_records
+from snaporch.output.tables import print_records, print_results
 
 RECORD = SnapshotRecord(
     domain="webserver-01",
@@ -123,7 +123,7 @@ def test_what_is_unknown_is_a_dash(piped, capsys):
 
 def test_an_outcome_says_which_disks_are_of_another_instant(piped, capsys):
     taken = replace(RECORD, apart=("vdb", "vdc")).as_json()
-    print_outcomes([("web", 0, taken), ("mail", 0, RECORD.as_json())])
+    print_results([("web", 0, taken), ("mail", 0, RECORD.as_json())])
     _, web, mail = capsys.readouterr().out.splitlines()
     assert web.endswith("incomplete, without vdb, vdc")
     assert mail.endswith("incomplete")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snaporch.config import Config
-from snaporch.prune.ages import Reading
+from snaporch.prune.ages import ClockReading
 from snaporch.prune.prune import prune
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -23,7 +23,7 @@ class Shelf:
         self.pool = world.pool
         self.root = world.paths.bundles
         self.trash = self.root / ".trash"
-        self.clocks = Reading("boot", 5 * DAY, 20_000 * DAY)
+        self.clocks = ClockReading("boot", 5 * DAY, 20_000 * DAY)
 
     def take(self, name, guest="web"):
         """A snapshot of the guest; its bundle's directory."""
@@ -67,7 +67,7 @@ class Shelf:
     def reboot(self):
         """Reboot the host, within a minute."""
         clock = self.clocks.clock + 60
-        self.clocks = Reading(f"{self.clocks.boot}+", 60.0, clock)
+        self.clocks = ClockReading(f"{self.clocks.boot}+", 60.0, clock)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snaporch.prune.ages import Reading
+from snaporch.prune.ages import ClockReading
 
 
 @pytest.fixture
@@ -118,6 +118,6 @@ def test_the_ages_of_removed_items_are_forgotten(trashed):
 
 
 def test_the_hosts_clocks_go_on():
-    first, second = Reading.now(), Reading.now()
+    first, second = ClockReading.now(), ClockReading.now()
     assert first.boot == second.boot
     assert 0 <= second.since(first) < 60

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.model import Census
+from snaporch.model import SnapshotListing
 from snaporch.prune.decision import (
     GracePeriods,
     ItemKind,
@@ -25,7 +25,7 @@ def found(kind=ItemKind.BUNDLE, **known):
 
 
 def verdict(thing, under_way=(), **snapshots):
-    census = Census(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
+    census = SnapshotListing(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
     return decide(thing, census, under_way, GRACE, NOW)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.model import Census
+from snaporch.model import SnapshotListing
 from snaporch.prune.decision import (
     GracePeriods,
     ItemKind,
@@ -43,7 +43,7 @@ def censuses(draw):
         min_size=1,
         max_size=2,
     ).map(tuple)
-    return Census(pools, draw(st.dictionaries(GUIDS, names)))
+    return SnapshotListing(pools, draw(st.dictionaries(GUIDS, names)))
 
 
 things = st.builds(
@@ -128,7 +128,7 @@ def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(kind, n
     lost = (SnapshotReference("tank/a", "s1", 1),)
     stays = grace.trash if kind is ItemKind.TRASHED else grace.safety
     found = StoreItem(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
-    census = Census(frozenset(POOLS), {})
+    census = SnapshotListing(frozenset(POOLS), {})
     verdict = decide(found, census, (), grace, now)
     assert verdict.fate is (PruneAction.KEEP if offset < timedelta() else PruneAction.DELETE)
 

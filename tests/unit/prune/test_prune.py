@@ -13,7 +13,7 @@ from snaporch.prune import trash as trash_module
 from snaporch.prune.decision import PruneAction
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import choose
+from snaporch.restore.safety_catalog import choose_copy
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.zfs import PoolError
 
@@ -700,7 +700,7 @@ def test_what_an_undo_brings_back_stays_as_long_as_its_copy(shelf, trash_days):
     shelf.age(6)
     fate, reason = shelf.fates(trash_days=trash_days)["web@s2"]
     assert (fate, reason.endswith("; an undo may bring it back")) == ("keep", True)
-    copy = choose(shelf.world.context, "web", None)
+    copy = choose_copy(shelf.world.context, "web", None)
     restore(shelf.world.context, make_undo_plan(shelf.world.context, copy), safety=False)
     assert shelf.fates(trash_days=trash_days)["web@s2"][0] == "put-back"
     assert bundle.is_dir()

@@ -20,7 +20,7 @@ from snaporch.catalog.torn import commits_in
 from snaporch.disks import overlay_files
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HypervisorError
-from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
+from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import DomainState, Strategy
 from snaporch.recovery import frozen_window, guardian, guardian_actions
 from snaporch.recovery.release_guest import is_ours_to_resume
@@ -268,7 +268,7 @@ def test_the_time_counts_from_the_first_check_that_sees_the_window(
 def test_the_mark_is_written_before_the_guest_is_released(begin, process, recovering, releases):
     """The run may check at that moment, and must not take the resume for its own."""
     run, marked = begin("paused").frozen(), []
-    releases.then = lambda: (marked.append(let_go_mark(run.path).exists()), process.kill())
+    releases.then = lambda: (marked.append(release_mark(run.path).exists()), process.kill())
     guard(run, process.pid, "0")
     assert marked == [True]
 
@@ -461,7 +461,7 @@ def test_a_guest_is_released_before_anything_else_is_asked_for(
     assert not guest.frozen
     (journal,) = read_journals(host.paths.journal)
     assert not journal.held
-    assert not let_go_mark(run.path).exists()
+    assert not release_mark(run.path).exists()
     guest.state, guest.paused_reason = DomainState.PAUSED, "user"
     guard(run, 0)
     assert guest.state is DomainState.PAUSED
@@ -490,7 +490,7 @@ def test_a_released_guest_is_not_in_the_window(begin, strategy):
     run = begin(strategy).frozen()
     run.journal.note(Note.FREEZING)
     assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.STILL
-    run.journal.note(Note.LET_GO)
+    run.journal.note(Note.RELEASED)
     assert frozen_window.window_of(lines_of(run)) is None
 
 
@@ -498,13 +498,13 @@ def test_a_released_guest_is_not_in_the_window(begin, strategy):
 def test_a_guest_held_after_its_release_is_in_the_window(begin, strategy, note):
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note(note))
-    run.journal.note(Note.LET_GO)
+    run.journal.note(Note.RELEASED)
     assert frozen_window.window_of(lines_of(run)) is None
     run.write("end", Step.FREEZE)
     assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.STILL
     (journal,) = read_journals(run.world.paths.journal)
     assert journal.held
-    run.journal.note(Note.LET_GO)
+    run.journal.note(Note.RELEASED)
     assert frozen_window.window_of(lines_of(run)) is None
 
 
@@ -534,7 +534,7 @@ def test_a_guest_paused_just_after_its_release_is_released_again(
     run.journal.note(Note.SUSPENDED)
 
     def then():
-        run.journal.note(Note.LET_GO)
+        run.journal.note(Note.RELEASED)
         run.write("end", Step.FREEZE)
         releases.then = process.kill
 
@@ -783,7 +783,7 @@ def test_what_libvirt_saved_of_a_paused_guest_is_left_to_its_recovery(
     host.hypervisor.destroy(run.facts.uuid)
     guard(run, 0)
     (journal,) = read_journals(host.paths.journal)
-    assert Note.LET_GO not in journal.notes
+    assert Note.RELEASED not in journal.notes
     assert journal.held
 
 
@@ -1069,13 +1069,13 @@ def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
         failed.append(True)
         raise OSError(errno.EIO, "Input/output error")
 
-    def break_off():
+    def abort():
         monkeypatch.setattr(Path, "read_text", unreadable)
         monkeypatch.setattr(os, "lstat", unreadable)
 
     monkeypatch.setattr(guardian, "exceeds_limits", lambda *_what: bool(failed))
     releases.then = process.kill
-    looking(monkeypatch, 2, break_off)
+    looking(monkeypatch, 2, abort)
     guard(run, process.pid)
     assert (releases.times, len(recovering)) == (1, 1)
 

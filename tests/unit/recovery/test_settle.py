@@ -23,11 +23,11 @@ from snaporch.recovery import observe, release_guest, settle_disks
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.overlay_use import remove_unused
 from snaporch.recovery.release_guest import is_ours_to_resume
-from snaporch.recovery.settle import foresee, recover, recover_leftovers, settle
+from snaporch.recovery.settle import preview, recover, recover_leftovers, recover_run
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.snapshot.snapshotter import properties_of
+from snaporch.snapshot.snapshotter import initial_properties
 from snaporch.zfs import PoolError
 
 
@@ -72,13 +72,13 @@ class Killed:
 
     def settle(self, *notes, keep_snapshots=False, alive=False, take=None):
         options = {"keep_snapshots": keep_snapshots, "alive": alive, "take": take}
-        return [str(each) for each in settle(self.world.context, self.facts, notes, **options)]
+        return [str(each) for each in recover_run(self.world.context, self.facts, notes, **options)]
 
     def recover(self):
         return [str(each) for each in recover(self.world.context, self.facts.uuid)]
 
     def foreseen(self):
-        return [str(each) for each in foresee(self.world.context, self.facts.uuid)]
+        return [str(each) for each in preview(self.world.context, self.facts.uuid)]
 
     def overlay(self, target="vda"):
         return Path(next(d.overlay for d in self.facts.overlays if d.target == target))
@@ -247,7 +247,7 @@ def test_a_guest_that_can_never_run_needs_attention_and_stays_ours(world):
     with pytest.raises(AttentionError, match="resume: no"):
         run.settle(Note.SUSPENDED)
     (journal,) = read_journals(world.paths.journal)
-    assert Note.LET_GO not in journal.notes
+    assert Note.RELEASED not in journal.notes
 
 
 def test_a_release_is_noted_before_the_disks_are_recovered(world):
@@ -257,7 +257,7 @@ def test_a_release_is_noted_before_the_disks_are_recovered(world):
     with pytest.raises(AttentionError):
         run.settle()
     (journal,) = read_journals(world.paths.journal)
-    assert Note.LET_GO in journal.notes
+    assert Note.RELEASED in journal.notes
     assert not journal.held
 
 
@@ -376,7 +376,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_left_for_the_admin(world)
     off(run)
     before = everything(world)
     with pytest.raises(AttentionError, match="vda, vdb was being switched") as caught:
-        run.settle(Note.PIVOTING, Note.LET_GO)
+        run.settle(Note.PIVOTING, Note.RELEASED)
     assert "Undecided" in caught.value.line()
     assert caught.value.step.startswith("compare both")
     assert everything(world) == before
@@ -711,7 +711,7 @@ def test_whose_pause_it_is_after_the_release(world, reason):
     """Then the run caused the pause only if an overlay of its own is full."""
     run = Killed(world)
     run.guest.paused_reason = reason
-    ours = is_ours_to_resume(world.context, run.facts, [Note.LET_GO])
+    ours = is_ours_to_resume(world.context, run.facts, [Note.RELEASED])
     assert ours is (reason == "ioerror")
 
 
@@ -727,7 +727,7 @@ def test_a_guest_suspended_only_after_its_release_runs_again(world):
     journal = Journal.reopen(world.paths.journal / f"{run.facts.run}.jsonl")
     with journal.step(Step.FREEZE):
         journal.note(Note.SUSPENDED)
-        journal.note(Note.LET_GO)
+        journal.note(Note.RELEASED)
     journal.close(settled=False)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
     run.recover()
@@ -798,7 +798,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
         run.settle(Note.FREEZING)
     assert caught.value.step == f"run: virsh start web, and {then}"
     (journal,) = read_journals(world.paths.journal)
-    assert Note.LET_GO not in journal.notes
+    assert Note.RELEASED not in journal.notes
     world.hypervisor.start(run.facts.uuid, paused=True)
     with pytest.raises(AttentionError, match="restarted and is paused") as caught:
         run.settle(Note.FREEZING)
@@ -810,7 +810,7 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
         run.settle(Note.FREEZING)
     assert caught.value.step == then
     (journal,) = read_journals(world.paths.journal)
-    assert Note.LET_GO not in journal.notes
+    assert Note.RELEASED not in journal.notes
     run.guest.agent = Agent.DUMB
     assert run.settle(Note.FREEZING) == ["thawed the guest"]
     assert not run.guest.frozen
@@ -870,7 +870,7 @@ def test_a_freeze_of_a_guest_booted_from_scratch_is_not_the_runs(world):
     assert run.guest.frozen
 
 
-@pytest.mark.parametrize(("note", "mended"), [(Note.SUSPENDED, True), (Note.LET_GO, False)])
+@pytest.mark.parametrize(("note", "mended"), [(Note.SUSPENDED, True), (Note.RELEASED, False)])
 def test_ram_that_libvirt_saved_paused_runs_when_it_is_resumed(world, note, mended):
     run = Killed(world, level="paused")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
@@ -891,10 +891,10 @@ def test_ram_that_libvirt_saved_paused_and_read_back_runs(world, level):
     assert run.settle(Note.SUSPENDED) == ["resumed the guest, whose RAM libvirt had saved"]
     assert run.guest.state is DomainState.RUNNING
     (journal,) = read_journals(world.paths.journal)
-    assert Note.LET_GO in journal.notes
+    assert Note.RELEASED in journal.notes
 
 
-@pytest.mark.parametrize("note", [Note.LET_GO, Note.HELD, Note.FREEZING])
+@pytest.mark.parametrize("note", [Note.RELEASED, Note.HELD, Note.FREEZING])
 def test_ram_of_a_guest_that_its_owner_paused_stays_paused_when_it_is_loaded(world, note):
     run = Killed(world, level="paused")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
@@ -929,7 +929,7 @@ def test_a_guest_that_libvirt_takes_long_to_start_is_checked_again(world, monkey
         run.settle(Note.SUSPENDED)
     assert caught.value.step == f"run: snaporch recover {run.facts.uuid}"
     (journal,) = read_journals(world.paths.journal)
-    assert Note.LET_GO not in journal.notes
+    assert Note.RELEASED not in journal.notes
 
 
 # -- libvirt that does not answer ---------------------------------------------------------------
@@ -1353,7 +1353,7 @@ def test_file_systems_that_will_be_thawed_are_foreseen(world):
     (journal,) = world.paths.journal.glob("*.jsonl")
     append_note(journal, Note.FREEZING)
     assert "thaw the guest" in run.foreseen()
-    append_note(journal, Note.LET_GO)
+    append_note(journal, Note.RELEASED)
     assert "thaw the guest" not in run.foreseen()
 
 
@@ -1396,7 +1396,7 @@ def test_an_overlay_that_is_missing_is_foreseen(world):
 
 def test_another_domains_runs_are_not_foreseen(world):
     Killed(world).switched()
-    assert foresee(world.context, "another uuid") == []
+    assert preview(world.context, "another uuid") == []
 
 
 def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
@@ -1429,7 +1429,7 @@ class KilledHolder(Killed):
         return self
 
     def marked(self, *names):
-        properties = properties_of(self.plan, self.bundle.reference)
+        properties = initial_properties(self.plan, self.bundle.reference)
         self.world.pool.set_properties(names, properties)
         return self
 
@@ -1487,7 +1487,7 @@ def test_they_are_quarantined_when_the_run_was_killed(world):
     run = Killed(world).switched()
     gone(run)
     assert f"vda: quarantine {run.overlay()}" in run.foreseen()
-    settle(world.context, run.facts, ())
+    recover_run(world.context, run.facts, ())
     assert run.quarantined().exists()
 
 

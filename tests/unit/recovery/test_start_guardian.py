@@ -209,7 +209,7 @@ def test_a_guest_that_may_be_held_has_a_guardian_again(world, left, started):
 
 def test_a_released_guest_needs_no_guardian(world, left, started):
     journal = Journal.reopen(left[1])
-    journal.note(Note.LET_GO)
+    journal.note(Note.RELEASED)
     journal.close(settled=False)
     start_guardian.guard_leftovers(world.context)
     assert started == []

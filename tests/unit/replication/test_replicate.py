@@ -13,11 +13,11 @@ from snaporch.context import Interrupt
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.locks import domain_lock, held_by
 from snaporch.model import BundleState, Level
-from snaporch.replication.replicate import replication_lock_name, ship
+from snaporch.replication.replicate import replicate, replication_lock_name
 from snaporch.replication.target import ReplicaError
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.snapshot.store_pages import into_pages
+from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.zfs import PREFIX, PoolError
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
@@ -52,7 +52,7 @@ class Shop:
         return all_records(self.context.store, self.world.pool.snapshots())
 
     def ship(self, name="nas", **more):
-        return ship(self.context, self.records(), name, self.there, **more)
+        return replicate(self.context, self.records(), name, self.there, **more)
 
     def replicated(self):
         return {record.snapshot: record.replicated for record in self.records()}
@@ -95,7 +95,9 @@ def test_the_next_replication_copies_only_new_snapshots(shop):
     assert names(shop.ship()) == ["s2"]
     assert shop.there.hooks.log[-1] == f"replica.store {new.uuid}/{new.run}"
     assert shop.there.hooks.acts().count("replica.store") == 1
-    assert "replica.go_on" not in shop.there.hooks.acts(), "both have a snapshot to go on from"
+    assert "replica.send_from_bookmark" not in shop.there.hooks.acts(), (
+        "both have a snapshot to go on from"
+    )
     marked = [line for line in shop.there.hooks.log if line.startswith("replica.mark")]
     assert marked == ["replica.mark flash/web@s2 tank/web@s2"]
     assert names(shop.ship()) == []
@@ -164,7 +166,7 @@ def test_encrypted_datasets_go_raw(shop):
     shop.world.pool.create("tank/secret", encrypted=True)
     take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), SnapshotRequest("s1"))
     records = [record for record in shop.records() if record.domain == "secret"]
-    ship(shop.context, records, "nas", shop.there)
+    replicate(shop.context, records, "nas", shop.there)
     assert "replica.send tank/secret raw" in shop.there.hooks.log
 
 
@@ -175,13 +177,15 @@ def test_they_go_raw_from_a_bookmark_too(shop):
 
     def take_and_ship(name):
         take_snapshot(shop.context, secret, SnapshotRequest(name))
-        ship(shop.context, shop.records(), "nas", shop.there)
+        replicate(shop.context, shop.records(), "nas", shop.there)
 
     take_and_ship("s1")
     take_and_ship("s2")
     shop.world.pool.destroy_snapshots(["tank/secret@s2"])
     take_and_ship("s3")
-    (line,) = [line for line in shop.there.hooks.log if line.startswith("replica.go_on")]
+    (line,) = [
+        line for line in shop.there.hooks.log if line.startswith("replica.send_from_bookmark")
+    ]
     assert line.endswith("tank/secret@s3 raw")
 
 
@@ -323,7 +327,7 @@ def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
     before = shop.world.pool.bookmarks("tank/web")
     shop.world.pool.destroy_snapshots(["tank/web@s2"])
     shop.take("s3")
-    shop.there.hooks.at["replica.go_on"] = failing(ReplicaError("nas", "away"))
+    shop.there.hooks.at["replica.send_from_bookmark"] = failing(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError):
         shop.ship()
     assert shop.world.pool.bookmarks("tank/web") == before
@@ -345,7 +349,7 @@ def test_one_dataset_that_is_behind_does_not_keep_the_others_places(shop):
     behind = shop.world.pool.bookmarks("flash/web")
     shop.world.pool.destroy_snapshots(["flash/web@s2"])
     shop.take("s3")
-    shop.there.hooks.at["replica.go_on"] = failing(ReplicaError("nas", "away"))
+    shop.there.hooks.at["replica.send_from_bookmark"] = failing(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError):
         shop.ship()
     assert shop.world.pool.bookmarks("flash/web") == behind
@@ -363,7 +367,7 @@ def test_without_a_known_bookmark_no_transfer_begins_at_one(shop):
     shop.take("s3")
     with pytest.raises(ReplicaError):
         shop.ship()
-    assert "replica.go_on" not in shop.there.hooks.acts()
+    assert "replica.send_from_bookmark" not in shop.there.hooks.acts()
 
 
 def test_there_is_one_bookmark_for_each_replica(shop):
@@ -492,7 +496,7 @@ def test_guests_that_share_a_dataset_do_not_count_for_each_other(shop):
     db = shop.context.hypervisor.domain("db")
     take_snapshot(shop.context, db, SnapshotRequest("d1"))
     records = [record for record in shop.records() if record.domain == "db"]
-    ship(shop.context, records, "nas", shop.there)
+    replicate(shop.context, records, "nas", shop.there)
     assert shop.replicated() == {"s1": (), "d1": ("nas",)}
 
 
@@ -506,7 +510,7 @@ def test_a_snapshot_that_another_guests_run_marked_says_nothing_of_this_ones_cop
         ["tank/web@d1"], {PREFIX + key: getattr(web, key) for key in ("run", "uuid", "domain")}
     )
     records = [record for record in shop.records() if record.run == taken.run]
-    ship(shop.context, records, "nas", shop.there)
+    replicate(shop.context, records, "nas", shop.there)
     marks = {s.full_name: s.properties.get("replicated") for s in pool.snapshots()}
     assert (marks["tank/db@d1"], marks["tank/web@d1"]) == ("nas", None)
 
@@ -570,7 +574,7 @@ def test_a_snapshot_deleted_meanwhile_has_not_arrived_and_is_no_failure(shop, lo
     shop.take("s1", "s2")
     records = shop.records()
     shop.world.pool.destroy_snapshots([f"flash/web@{lost}"])
-    assert names(ship(shop.context, records, "nas", shop.there)) == left
+    assert names(replicate(shop.context, records, "nas", shop.there)) == left
 
 
 def test_a_snapshot_that_the_replica_dropped_is_not_sent_again_and_no_failure(shop):
@@ -676,7 +680,7 @@ def test_a_bundle_that_went_into_pages_meanwhile_is_not_there_yet(shop):
     real = shop.there.store
 
     def meanwhile(source, reference):
-        into_pages(shop.context, shop.records()[0])
+        store_as_pages(shop.context, shop.records()[0])
         real(source, reference)
 
     shop.there.store = meanwhile

@@ -13,10 +13,10 @@ from snaporch.config import Replica
 from snaporch.context import Interrupt
 from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import SSH_OPTIONS, CommandError, ssh
+from snaporch.remote_host import SSH_OPTIONS, CommandError, ssh_words
 from snaporch.replication import target as destination
 from snaporch.replication.stall_detector import StallDetector
-from snaporch.replication.target import ReplicaDestination, ReplicaError, why_not
+from snaporch.replication.target import ReplicaDestination, ReplicaError, unavailable_reason
 
 SLOW_TO_END = """#!/bin/sh
 (trap 'sleep 1; touch {place}/ended; exit' TERM
@@ -228,7 +228,9 @@ def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeyp
     without("syncoid", monkeypatch)
     with pytest.raises(UnavailableError, match="apt install sanoid"):
         to(tmp_path).send("tank/web", raw=False)
-    assert "apt install sanoid" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
+    assert "apt install sanoid" in unavailable_reason(
+        Replica(dataset="backup/kvm", bundles=tmp_path)
+    )
 
 
 def test_words_that_syncoid_says_when_all_is_well_are_none(tmp_path, tools):
@@ -273,18 +275,18 @@ def test_a_diverged_copy_is_reported_with_its_name(tmp_path, tools, said):
 TOKEN = 'case "$1" in get) echo "{token}" ;; send) echo stream ;; receive) cat >{got} ;; esac'
 
 
-def go_on(tmp_path, tools, *, token="-", raw=False, **more):
+def send_from_bookmark(tmp_path, tools, *, token="-", raw=False, **more):
     got = tmp_path / "received"
     tools.put("zfs", TOKEN.format(token=token, got=got))
     there = to(tmp_path, **more)
     tools.put("mbuffer", "cat")
-    there.go_on("tank/web#place", "tank/web@s2", raw=raw)
+    there.send_from_bookmark("tank/web#place", "tank/web@s2", raw=raw)
     return got
 
 
 @pytest.mark.parametrize(("raw", "flags"), [(True, ["-w"]), (False, ["-L", "-c", "-e"])])
 def test_one_snapshot_is_sent_from_a_bookmark(tmp_path, tools, counted, raw, flags):
-    assert go_on(tmp_path, tools, raw=raw).read_text() == "stream\n"
+    assert send_from_bookmark(tmp_path, tools, raw=raw).read_text() == "stream\n"
     asked, *ends = tools.called("zfs")
     assert asked[-1] == "backup/kvm/tank:web"
     assert sorted(ends) == [
@@ -295,26 +297,26 @@ def test_one_snapshot_is_sent_from_a_bookmark(tmp_path, tools, counted, raw, fla
 
 
 def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted):
-    assert go_on(tmp_path, tools, rate=5, host="root@nas").read_text() == "stream\n"
+    assert send_from_bookmark(tmp_path, tools, rate=5, host="root@nas").read_text() == "stream\n"
     assert tools.called("mbuffer") == [["-q", "-m", "16M", "-R", "5M"]]
     assert counted == [True]
 
 
 def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
     without("mbuffer", monkeypatch)
-    assert go_on(tmp_path, tools, rate=5).read_text() == "stream\n"
+    assert send_from_bookmark(tmp_path, tools, rate=5).read_text() == "stream\n"
     assert (tools.called("mbuffer"), counted) == ([], [False])
 
 
 def test_an_interrupted_transfer_is_left_to_syncoid(tmp_path, tools):
-    assert not go_on(tmp_path, tools, token="1-abc").exists()
+    assert not send_from_bookmark(tmp_path, tools, token="1-abc").exists()
     assert len(tools.called("zfs")) == 1
 
 
 def test_a_snapshot_that_does_not_go_is_named(tmp_path, tools):
     tools.put("zfs", 'test "$1" = get && echo - && exit; echo cannot do that >&2; exit 1')
     with pytest.raises(ReplicaError) as caught:
-        to(tmp_path).go_on("tank/web#place", "tank/web@s2", raw=False)
+        to(tmp_path).send_from_bookmark("tank/web#place", "tank/web@s2", raw=False)
     assert (caught.value.thing, caught.value.reason) == ("nas: tank/web@s2", "cannot do that")
 
 
@@ -337,7 +339,7 @@ def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, counted, rate,
     to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1")
     words = next(words for words in tools.called("rsync") if words)
     place = tmp_path / "bundles" / "u" / ".run-1.copying"
-    options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh())]
+    options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh_words())]
     assert words == [*options, *limit, f"{tmp_path}/bundle/", f"root@nas:{place}/"]
     assert counted == [True]
     copied = json.loads((place.parent / "run-1" / "copy.json").read_bytes())
@@ -405,25 +407,27 @@ def test_an_abandoned_copy_is_removed_with_the_next_one_that_arrives(tmp_path, t
 def test_a_working_replica_has_no_problem(tmp_path, tools):
     tools.put("rsync")
     (tmp_path / "b").mkdir()
-    assert why_not(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
+    assert unavailable_reason(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
     assert tools.called("rsync") == [["--version"]]
     assert tools.called("zfs") == [["list", "-H", "-o", "name", "backup"]]
 
 
 def test_without_rsync_the_package_is_named(tmp_path, tools, monkeypatch):
     without("rsync", monkeypatch)
-    assert "apt install rsync" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path))
+    assert "apt install rsync" in unavailable_reason(
+        Replica(dataset="backup/kvm", bundles=tmp_path)
+    )
 
 
 def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):
     tools.put("rsync")
-    assert "away" in why_not(Replica(dataset="backup/kvm", bundles=tmp_path / "away"))
+    assert "away" in unavailable_reason(Replica(dataset="backup/kvm", bundles=tmp_path / "away"))
     (tmp_path / "b").mkdir()
     there = Replica(dataset="backup/kvm", bundles=tmp_path / "b")
     tools.put("zfs", "echo no such pool >&2; exit 1")
-    assert "no such pool" in why_not(there)
+    assert "no such pool" in unavailable_reason(there)
     tools.put("rsync", "exit 1")
-    assert "rsync" in why_not(there)
+    assert "rsync" in unavailable_reason(there)
 
 
 # -- the end of a transfer ----------------------------------------------------------------------

@@ -211,7 +211,7 @@ def test_partitions_beside_the_guests_are_not_rolled_back_unasked(
 ):
     volume["partitions"] = frozenset({1, 2, 3})
     assert plan(world)  # the guest has all of it
-    monkeypatch.setattr(resolver, "partition", lambda _path: 2)
+    monkeypatch.setattr(resolver, "partition_number", lambda _path: 2)
     path = Path(story.record.bundle) / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["disks"][0].pop("inside")

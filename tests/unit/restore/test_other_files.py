@@ -16,7 +16,7 @@ from snaporch.restore.losses import losses
 from snaporch.restore.other_files import own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import choose
+from snaporch.restore.safety_catalog import choose_copy
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -148,7 +148,7 @@ def test_a_left_out_image_is_not_rolled_back_by_an_undo_either(excluding, world)
     assert "web-vda.img" in check
     assert "web-vdb.img" not in check
     with pytest.raises(RefusedError, match=r"1 other file: .*web-vdb.img"):
-        make_undo_plan(world.context, choose(world.context, "web", None), disks_only=True)
+        make_undo_plan(world.context, choose_copy(world.context, "web", None), disks_only=True)
 
 
 def test_a_left_out_image_is_not_rolled_back(excluding):

@@ -11,7 +11,7 @@ from snaporch.errors import RefusedError
 from snaporch.extract.extract import choose_disks
 from snaporch.model import DatasetKind, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.source import records_called, whole_source
+from snaporch.restore.source import complete_source, find_records
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
@@ -24,7 +24,7 @@ def record(world, monkeypatch):
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"then")
     world.add_guest("part", {"vda": "tank/vol"})
-    monkeypatch.setattr(resolver, "partition", lambda _path: 1)
+    monkeypatch.setattr(resolver, "partition_number", lambda _path: 1)
     monkeypatch.setattr(resolver, "inside", lambda _path, _dataset: None)
     return take_snapshot(world.context, world.hypervisor.domain("part"), SnapshotRequest("s1"))
 
@@ -37,7 +37,7 @@ def source(request, record, world):
     if request.param != "noted":
         del manifest["disks"][0]["partition"]
         path.write_text(json.dumps(manifest))
-    return whole_source(world.context, records_called(world.context, "part@s1")[-1])
+    return complete_source(world.context, find_records(world.context, "part@s1")[-1])
 
 
 def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_path):
@@ -58,6 +58,6 @@ def test_it_is_verified_without_a_clone_that_runs(source, world):
 @pytest.mark.parametrize("now", [2, None])
 def test_it_is_not_rolled_back_where_its_path_is_another_now(record, world, monkeypatch, now):
     assert make_restore_plan(world.context, "part", "s1", disks_only=True)
-    monkeypatch.setattr(resolver, "partition", lambda _path: now)
+    monkeypatch.setattr(resolver, "partition_number", lambda _path: now)
     with pytest.raises(RefusedError, match=f"leads to tank/vol, partition {now} now"):
         make_restore_plan(world.context, "part", "s1", disks_only=True)

@@ -18,7 +18,7 @@ from snaporch.restore import ram_from_pages as pages_module
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.ram_from_pages import check_pages, extract_ram
 from snaporch.restore.run import check_bundle, restore
-from snaporch.restore.source import NotWholeError, records_called, whole_source
+from snaporch.restore.source import IncompleteError, complete_source, find_records
 from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -39,7 +39,7 @@ def paged(world):
 
 
 def source(world, name="s1"):
-    return whole_source(world.context, records_called(world.context, f"web@{name}")[-1])
+    return complete_source(world.context, find_records(world.context, f"web@{name}")[-1])
 
 
 def go_back(world, name="s1", **options):
@@ -156,7 +156,7 @@ def test_without_its_pages_a_snapshot_has_no_ram(paged):
     assert (record.state, record.level) == (BundleState.INCOMPLETE, Level.CRASH)
     with pytest.raises(RefusedError, match="--cold"):
         go_back(paged)
-    with pytest.raises(NotWholeError, match="are missing"):
+    with pytest.raises(IncompleteError, match="are missing"):
         source(paged)
 
 
@@ -183,7 +183,7 @@ def test_a_clone_resumes_under_its_own_name(paged):
 
 
 def test_verify_reads_every_page(paged):
-    record = records_called(paged.context, "web@s1")[-1]
+    record = find_records(paged.context, "web@s1")[-1]
     assert verify(paged.context, record, VerifyOptions(run=False)).passed
     spoil(page_file(paged))
     outcome = verify(paged.context, record, VerifyOptions(run=False))
@@ -196,7 +196,7 @@ def test_a_page_file_that_cannot_be_read_is_an_error_in_words(paged, monkeypatch
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(pages_module, "page_sum", broken)
-    with pytest.raises(NotWholeError, match="Input/output"):
+    with pytest.raises(IncompleteError, match="Input/output"):
         check_pages(paged.context, "web@s1", source(paged).part(Role.RAM))
 
 
@@ -217,7 +217,7 @@ def test_extracting_ram_that_is_an_image_copies_it(paged, tmp_path):
     kept = source(paged, "s3").directory / "ram.save"
     assert (tmp_path / "image").read_bytes() == kept.read_bytes()
     kept.write_bytes(kept.read_bytes()[:-1] + b"?")
-    with pytest.raises(NotWholeError, match="SHA-256"):
+    with pytest.raises(IncompleteError, match="SHA-256"):
         extract_ram(paged.context, source(paged, "s3"), tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir() if "image" in path.name) == ["image"]
     assert not (tmp_path / "other").exists()
@@ -225,13 +225,13 @@ def test_extracting_ram_that_is_an_image_copies_it(paged, tmp_path):
 
 def test_damaged_pages_are_not_extracted(paged, tmp_path):
     spoil(page_file(paged))
-    with pytest.raises(NotWholeError, match="damaged"):
+    with pytest.raises(IncompleteError, match="damaged"):
         extract_ram(paged.context, source(paged), tmp_path / "image")
     assert not list(tmp_path.glob("*image*"))
 
 
 def test_by_hand_says_how_to_get_an_image(paged):
-    record = records_called(paged.context, "web@s2")[-1]
+    record = find_records(paged.context, "web@s2")[-1]
     lines = describe(paged.context, record).by_hand
     made = next(line for line in lines if "extract --ram" in line)
     image = made.split()[4]

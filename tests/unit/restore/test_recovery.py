@@ -13,7 +13,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.prune.prune import prune
-from snaporch.recovery.settle import foresee, recover
+from snaporch.recovery.settle import preview, recover
 from snaporch.restore import disk_changes, disk_checks, recovery_decision, steps
 from snaporch.restore import run as restore_module
 from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
@@ -25,7 +25,7 @@ from snaporch.restore.recovery_decision import (
     decide,
 )
 from snaporch.restore.run import restore
-from snaporch.restore.source import reading, records_called
+from snaporch.restore.source import find_records, reading_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
@@ -126,7 +126,7 @@ def test_killed_and_recovered(story, world, kill, how, place, moment):
     if len(story.content()) > 1:
         assert cannot_be_started(world, uuid)
     log = list(world.hooks.log)
-    assert foresee(world.context, uuid)
+    assert preview(world.context, uuid)
     assert world.hooks.log == log
     (text,) = map(str, recover(world.context, uuid))
     assert world.leftovers() == []
@@ -152,8 +152,8 @@ def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill
     story.snapshot("s2")
     with kill("after", RestoreStep.STOP):
         put_back(world)
-    (record,) = records_called(world.context, "web@s2")
-    with reading(world.context, record), pytest.raises(BusyError, match="cloned, verified or"):
+    (record,) = find_records(world.context, "web@s2")
+    with reading_lock(world.context, record), pytest.raises(BusyError, match="cloned, verified or"):
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}
     recover(world.context, story.domain.uuid)
@@ -163,8 +163,8 @@ def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill
 def test_what_is_rolled_back_already_may_be_read_while_the_rest_is_done(story, world, kill):
     with kill("before", RestoreStep.FILES):
         put_back(world)
-    (record,) = records_called(world.context, "web@s1")
-    with reading(world.context, record):
+    (record,) = find_records(world.context, "web@s1")
+    with reading_lock(world.context, record):
         recover(world.context, story.domain.uuid)
     assert world.guest().state is DomainState.RUNNING
 

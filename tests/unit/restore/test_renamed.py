@@ -12,7 +12,7 @@ from snaporch.model import BundleState, Level
 from snaporch.prune.prune import prune
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.source import records_called, whole_source
+from snaporch.restore.source import complete_source, find_records
 from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -47,7 +47,7 @@ def test_it_is_listed_as_complete_by_its_new_names(renamed, world):
 
 
 def test_it_is_shown_as_complete_with_the_commands_to_run_first(renamed, world):
-    shown = describe(world.context, records_called(world.context, "web@s1")[-1])
+    shown = describe(world.context, find_records(world.context, "web@s1")[-1])
     assert [each.name for each in shown.datasets] == ["flash2/web@s1", "tank/web2@s1"]
     assert all(each.guid is not None for each in shown.datasets)
     (line,) = shown.by_hand
@@ -80,7 +80,7 @@ def test_a_pool_that_was_imported_by_another_name_is_named(renamed, world):
 def test_what_is_made_from_it_refuses_and_writes_no_verdict(renamed, world):
     record = records(world)[0]
     for act in (
-        lambda: whole_source(world.context, record),
+        lambda: complete_source(world.context, record),
         lambda: verify(world.context, record, VerifyOptions()),
     ):
         assert "is one of" in refusal(world, act).reason
@@ -169,7 +169,7 @@ def test_a_restore_from_a_bundle_elsewhere_does_too(stayed, world):
 
 
 def test_it_is_a_source_for_clones_and_checks(stayed, world):
-    assert {m.dataset for m in whole_source(world.context, records(world)[0]).members} == {
+    assert {m.dataset for m in complete_source(world.context, records(world)[0]).members} == {
         "tank/web2",
         "flash2/web",
     }

@@ -19,7 +19,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.prune.decision import ItemKind
-from snaporch.prune.scan import survey
+from snaporch.prune.scan import scan_store
 from snaporch.recovery.settle import recover
 from snaporch.restore import safety_copy as safety_module
 from snaporch.restore import steps
@@ -136,9 +136,9 @@ def test_the_record_of_a_copy_is_complete_or_missing(story, world, monkeypatch):
     put_back(world)
     assert ".undo.json" in written
     assert "undo.json" not in written
-    (copy,) = [each for each in survey(world.paths.bundles) if each.kind is ItemKind.SAFETY]
+    (copy,) = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     (copy.path / ".undo.json").touch()  # of one that was killed
-    (copy,) = [each for each in survey(world.paths.bundles) if each.kind is ItemKind.SAFETY]
+    (copy,) = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     assert copy.trouble == ""
 
 
@@ -350,7 +350,7 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     elsewhere.rename(state)
     made = plan(world)
     restore(world.context, made, safety=True, keep_running=True)
-    found = [each for each in survey(world.paths.bundles) if each.kind is ItemKind.SAFETY]
+    found = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     assert [each.trouble for each in found] == ["", ""], "prune must know every file of it"
     assert any((each.path / "running.save").exists() for each in found)
 

@@ -14,7 +14,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.request import RestoreRequest
 from snaporch.restore.run import check_bundle, restore
 from snaporch.restore.select import newest_until, parse_moment
-from snaporch.restore.source import records_called
+from snaporch.restore.source import find_records
 
 
 def utc(hour):
@@ -95,7 +95,7 @@ def twice(story, world):
 def test_a_name_of_two_instants_is_not_guessed_at(twice, world):
     for choose in (
         lambda: make_restore_plan(world.context, "web", "s1"),
-        lambda: records_called(world.context, "web@s1"),
+        lambda: find_records(world.context, "web@s1"),
     ):
         with pytest.raises(
             RefusedError, match="stands for several instants; name the run"
@@ -107,7 +107,7 @@ def test_a_name_of_two_instants_is_not_guessed_at(twice, world):
 
 def test_each_of_them_can_be_named_by_its_run(twice, world):
     for record in twice:
-        (found,) = records_called(world.context, f"web@{record.run}")
+        (found,) = find_records(world.context, f"web@{record.run}")
         made = make_restore_plan(world.context, "web", record.run)
         for one in (found, made.record):
             assert (one.run, one.datasets) == (record.run, record.datasets)

@@ -8,7 +8,7 @@ from fakes.images import qcow2
 
 from snaporch.errors import RefusedError
 from snaporch.model import DomainState
-from snaporch.restore.safety_catalog import copies_of
+from snaporch.restore.safety_catalog import safety_copies
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -119,7 +119,7 @@ def test_disks_are_not_brought_back_over_a_changed_backing_file(world, trouble):
 
 
 def test_where_the_disks_were_is_in_the_record(excluded, world):
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     vda, vdb = copy.manifest.disks
     assert (vda.dataset, vda.is_apart) == ("tank/web", False)
     assert (vdb.dataset, vdb.is_apart) == (None, True)

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
-from snaporch.catalog.holds import UNDO_HOLD, let_bases_go
+from snaporch.catalog.holds import UNDO_HOLD, release_bases
 from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
 from snaporch.model import DomainState
-from snaporch.recovery.settle import foresee, recover
+from snaporch.recovery.settle import preview, recover
 from snaporch.restore import dataset_users, steps
 from snaporch.restore.journal import HOLD, RestoreStep, unfinished
 from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import RECORD, choose, copies_of
-from snaporch.restore.source import reading
-from snaporch.restore.start_lock import left_barred
+from snaporch.restore.safety_catalog import RECORD, choose_copy, safety_copies
+from snaporch.restore.source import reading_lock
+from snaporch.restore.start_lock import guests_left_barred
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import PoolError
@@ -33,7 +33,7 @@ def put_back(world, name="s1", *, keep_running=False, **how):
 
 
 def plan(world, name=None, **how):
-    return make_undo_plan(world.context, choose(world.context, "web", name), **how)
+    return make_undo_plan(world.context, choose_copy(world.context, "web", name), **how)
 
 
 def undo(world, name=None, *, safety=True, **how):
@@ -114,7 +114,7 @@ def test_newer_snapshots_come_back_with_their_guids_properties_and_bookmarks(sto
 
 def test_an_undo_can_be_undone(restored, world):
     undo(world)
-    first, second = copies_of(world.context.store, "web")
+    first, second = safety_copies(world.context.store, "web")
     assert second.manifest.snapshot == first.name
     undo(world, discard_newer=True)
     assert restored.content() == {b"since"}
@@ -122,7 +122,7 @@ def test_an_undo_can_be_undone(restored, world):
 
 def test_a_second_undo_with_the_same_copy_rolls_back_to_its_last_snapshot(restored, world):
     """Its last snapshots came back, so nothing has to be received again."""
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     undo(world)
     restored.write(b"written after it")
     world.hooks.log.clear()
@@ -189,7 +189,7 @@ def test_the_wrong_order_names_the_right_one(story, world):
     later = story.snapshot("s2")
     put_back(world, "s2")
     put_back(world, "s1")
-    first, second = copies_of(world.context.store, "web")
+    first, second = safety_copies(world.context.store, "web")
     story.write(b"since")
     world.hooks.log.clear()
     with pytest.raises(RefusedError, match=f"snaporch undo web --copy {second.name}"):
@@ -218,7 +218,7 @@ def test_no_room_on_the_pool(restored, world):
 @pytest.mark.parametrize("name", ["000.zfs", "003.zfs", "domain.xml"])
 @pytest.mark.parametrize("how", ["gone", "damaged"])
 def test_an_incomplete_copy(restored, world, name, how):
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     path = copy.directory / name
     if how == "gone":
         path.unlink()
@@ -253,7 +253,7 @@ def test_a_disk_whose_path_leads_elsewhere(restored, world):
 
 
 def test_a_guest_that_was_renamed(restored, world):
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     world.guest().name = "www"
     with pytest.raises(RefusedError, match="has the name www now"):
         make_undo_plan(world.context, copy)
@@ -261,12 +261,12 @@ def test_a_guest_that_was_renamed(restored, world):
 
 def test_a_domain_without_a_copy(story, world):
     with pytest.raises(NotFoundError, match="no safety copy"):
-        choose(world.context, "web", None)
+        choose_copy(world.context, "web", None)
 
 
 def test_a_copy_that_there_is_not(restored, world):
     with pytest.raises(NotFoundError, match="has no safety copy safety-1; it has safety-"):
-        choose(world.context, "web", "safety-1")
+        choose_copy(world.context, "web", "safety-1")
 
 
 @pytest.mark.parametrize(
@@ -274,11 +274,11 @@ def test_a_copy_that_there_is_not(restored, world):
     [(b"{}", "use the snaporch that wrote it"), (b"\xff{", "choose another copy")],
 )
 def test_a_record_of_another_snaporch(restored, world, content, step):
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     (copy.directory / RECORD).write_bytes(content)
     with pytest.raises(RefusedError, match=step):
-        choose(world.context, "web", None)
-    assert copies_of(world.context.store) == []
+        choose_copy(world.context, "web", None)
+    assert safety_copies(world.context.store) == []
 
 
 # -- interrupted --------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_killed_and_recovered(restored, world, kill, place, moment):  # noqa: F8
     uuid = restored.domain.uuid
     if len(restored.content()) > 1:
         assert cannot_be_started(world, uuid)
-    assert foresee(world.context, uuid)
+    assert preview(world.context, uuid)
     (text,) = recover(world.context, uuid)
     begun = place not in (RestoreStep.SAFETY, RestoreStep.STOP) or (moment, place) == (
         "after",
@@ -314,7 +314,7 @@ def test_killed_while_a_stream_is_received(restored, world, kill, act, way):  # 
     """Half received it is rolled back, and received again."""
     restored.snapshot("s2")
     undo(world, discard_newer=True)
-    (_, copy) = copies_of(world.context.store, "web")
+    (_, copy) = safety_copies(world.context.store, "web")
     restored.write(b"later")
 
     def die():
@@ -340,7 +340,7 @@ def test_a_stream_that_cannot_be_received_says_what_leads_out(restored, world):
     with pytest.raises(AttentionError) as caught:
         undo(world)
     del world.hooks.at["pool.receive"]
-    copies = copies_of(world.context.store, "web")
+    copies = safety_copies(world.context.store, "web")
     assert "the undo stopped half way" in caught.value.line()
     assert f"or go back: snaporch undo web --copy {copies[-1].name}" in caught.value.line()
     undo(world, copies[-1].name)
@@ -393,12 +393,12 @@ def test_a_second_restore_that_fails_lets_go_of_no_target_of_the_first(story, wo
 
 
 def test_a_guest_that_the_script_has_left_barred(restored, world):
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     guest = world.guest()
     guest.live, guest.state = None, DomainState.OFF
     guest.inactive = (copy.directory / "barred.xml").read_text()
     world.pool.rollback("flash/web@s1")
-    (error,) = left_barred(world.context)
+    (error,) = guests_left_barred(world.context)
     assert f"snaporch undo web --copy {copy.name}" in error.line()
     world.users["tank/web"] = "4711"
     with pytest.raises(RefusedError, match="is in use"):
@@ -408,7 +408,7 @@ def test_a_guest_that_the_script_has_left_barred(restored, world):
     undo(world)
     assert restored.content() == {b"now"}
     assert guest.inactive == restored.domain.inactive_xml
-    assert left_barred(world.context) == []
+    assert guests_left_barred(world.context) == []
     assert unfinished(world.paths.journal, guest.uuid) == []
 
 
@@ -426,12 +426,12 @@ def test_a_copy_keeps_what_its_streams_follow_upon(restored, world):
 
 def test_what_two_copies_follow_upon_is_kept_for_the_second(restored, world):
     undo(world)
-    first, second = copies_of(world.context.store, "web")
-    let_bases_go(world.pool, first.directory)
+    first, second = safety_copies(world.context.store, "web")
+    release_bases(world.pool, first.directory)
     assert kept(world) == BASES
     for path in first.directory.iterdir():
         path.unlink()
-    let_bases_go(world.pool, second.directory)
+    release_bases(world.pool, second.directory)
     assert kept(world) == []
 
 
@@ -507,14 +507,17 @@ def test_a_mounted_snapshot_is_unmounted_or_refused(monkeypatch):
 
 
 def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
-    with reading(world.context, restored.record), pytest.raises(BusyError, match="cloned, verif"):
+    with (
+        reading_lock(world.context, restored.record),
+        pytest.raises(BusyError, match="cloned, verif"),
+    ):
         undo(world)
     assert_untouched(world, b"since")
 
 
 def test_a_reader_of_a_snapshot_is_waited_for(restored, world, monkeypatch):
     reader, looks = ExitStack(), []
-    reader.enter_context(reading(world.context, restored.record))
+    reader.enter_context(reading_lock(world.context, restored.record))
 
     def check(domain):
         looks.append(domain)
@@ -534,7 +537,7 @@ def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
             verify(world.context, restored.record, VerifyOptions(run=False))
         with (
             pytest.raises(BusyError, match="is being rolled back"),
-            reading(world.context, restored.record),
+            reading_lock(world.context, restored.record),
         ):
             pass
         caught.append(True)
@@ -545,7 +548,7 @@ def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
 
 
 def test_snapshots_are_read_beside_each_other(restored, world):
-    with reading(world.context, restored.record):
+    with reading_lock(world.context, restored.record):
         verify(world.context, restored.record, VerifyOptions(run=False))
 
 

@@ -10,9 +10,9 @@ from snaporch.model import DomainState
 from snaporch.restore import run as restore_module
 from snaporch.restore import steps
 from snaporch.restore.journal import RestoreStep, unfinished
-from snaporch.restore.safety_catalog import choose, copies_of
+from snaporch.restore.safety_catalog import choose_copy, safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
-from snaporch.restore.start_lock import left_barred
+from snaporch.restore.start_lock import guests_left_barred
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 from snaporch.zfs import PoolError
@@ -37,7 +37,7 @@ def assert_back(story, world, content=b"now"):
     assert story.content() == {content}
     assert world.guest().inactive == story.domain.inactive_xml
     assert unfinished(world.paths.journal, uuid) == []
-    assert left_barred(world.context) == []
+    assert guests_left_barred(world.context) == []
     assert held(world) == []
 
 
@@ -60,11 +60,11 @@ def test_disks_that_a_restore_found_half_done_are_not_brought_back(torn, world, 
         moment = "ahead" if place != RestoreStep.ROLLBACK else "after"
         with kill(moment, place if place != RestoreStep.ROLLBACK else RestoreStep.STOP):
             put_back(world, cold=True)
-    first, second = copies_of(world.context.store, "web")
+    first, second = safety_copies(world.context.store, "web")
     assert (first.record.half_way, second.record.half_way) == (False, True)
     with pytest.raises(RefusedError, match=f"of two instants.*undo web --copy {first.name}"):
         make_undo_plan(world.context, second)
-    assert choose(world.context, "web", None).name == first.name
+    assert choose_copy(world.context, "web", None).name == first.name
     command(world)
     assert_back(torn, world)
 
@@ -80,7 +80,11 @@ def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F8
         put_back(world)
     with kill("ahead", "tank/web"):
         put_back(world)
-    assert [copy.record.half_way for copy in copies_of(world.context.store)] == [False, True, True]
+    assert [copy.record.half_way for copy in safety_copies(world.context.store)] == [
+        False,
+        True,
+        True,
+    ]
     undo(world)
     assert_back(torn, world)
 
@@ -90,28 +94,28 @@ def test_disks_that_a_restore_found_whole_are_brought_back(torn, world, kill):  
     with kill("ahead", RestoreStep.FILES):
         put_back(world)
     put_back(world)
-    copy = choose(world.context, "web", None)
-    assert copy.name == copies_of(world.context.store)[-1].name
+    copy = choose_copy(world.context, "web", None)
+    assert copy.name == safety_copies(world.context.store)[-1].name
     assert not copy.record.half_way
 
 
 def test_disks_that_a_script_left_half_done_are_not_brought_back(story, world):
     """It keeps no journal, but the bar."""
     put_back(world)
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     guest = world.guest()
     guest.live, guest.state = None, DomainState.OFF
     guest.inactive = (copy.directory / "barred.xml").read_text()
     world.pool.write("flash/web", b"half done")
     put_back(world, cold=True)
-    assert choose(world.context, "web", None).name == copy.name
+    assert choose_copy(world.context, "web", None).name == copy.name
     undo(world)
     assert_back(story, world)
 
 
 def test_its_script_refuses_and_names_the_copy_to_take(torn, world):
     put_back(world, cold=True)
-    first, second = copies_of(world.context.store, "web")
+    first, second = safety_copies(world.context.store, "web")
     done = subprocess.run(
         ["sh", second.directory / "undo.sh"], capture_output=True, text=True, check=False
     )
@@ -125,7 +129,7 @@ def test_a_second_restore_that_stops_half_way_names_the_copy_of_the_first(torn, 
     world.hooks.at["pool.rollback"] = failing(PoolError("zfs rollback", "no"))
     with pytest.raises(AttentionError) as caught:
         put_back(world)
-    first, _ = copies_of(world.context.store, "web")
+    first, _ = safety_copies(world.context.store, "web")
     assert f"or go back: snaporch undo web --copy {first.name})" in caught.value.line()
 
 
@@ -151,7 +155,7 @@ def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, worl
 
 def test_a_restore_interrupted_after_a_half_done_script(story, world, kill):  # noqa: F811
     put_back(world)
-    (copy,) = copies_of(world.context.store, "web")
+    (copy,) = safety_copies(world.context.store, "web")
     guest = world.guest()
     guest.live, guest.state = None, DomainState.OFF
     guest.inactive = (copy.directory / "barred.xml").read_text()
@@ -195,7 +199,7 @@ def test_a_restore_interrupted_at_its_stop_is_undone_and_not_an_older_one(
     command(world)
     assert_back(story, world, b"weeks of work")
     assert world.guest().state is (DomainState.RUNNING if kept == "RAM" else DomainState.OFF)
-    assert len(copies_of(world.context.store, "web")) == 1
+    assert len(safety_copies(world.context.store, "web")) == 1
 
 
 def test_a_restore_without_a_copy_has_to_be_finished_first(story, world, kill):  # noqa: F811

@@ -14,8 +14,8 @@ from fakes.images import qcow2
 
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.source import reading
-from snaporch.restore.start_lock import left_barred
+from snaporch.restore.source import reading_lock
+from snaporch.restore.start_lock import guests_left_barred
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -284,7 +284,7 @@ def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_fact
 
 
 def test_snapshots_that_are_being_read(host, story, world):
-    with reading(world.context, story.record):
+    with reading_lock(world.context, story.record):
         assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
     assert host.undo()[0] == 0
 
@@ -390,8 +390,8 @@ def test_a_guest_that_was_not_defined_loses_a_managed_save_as_well(came_back):
 
 
 def test_a_guest_left_barred_by_an_undo_is_reported(host, story, world):
-    assert left_barred(world.context) == []
+    assert guests_left_barred(world.context) == []
     world.guest().inactive = (Path(host.script).parent / "barred.xml").read_text()
-    (error,) = left_barred(world.context)
+    (error,) = guests_left_barred(world.context)
     assert f"snaporch undo web --copy {Path(host.script).parent.name}" in error.line()
     assert "snaporch restore" in error.line()

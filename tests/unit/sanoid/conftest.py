@@ -6,7 +6,7 @@ import pytest
 from fakes.sanoid import hold_on
 
 from snaporch.context import Interrupt
-from snaporch.default_paths import WINDOW
+from snaporch.default_paths import HOLD_SOCKET_SUFFIX
 from snaporch.sanoid.hold.client import JsonConnection, ask, connect
 
 
@@ -31,7 +31,7 @@ class Held:
         self.world = world
         self.uuid = world.guest(name).uuid
         world.paths.runtime.mkdir(exist_ok=True)
-        self.socket = world.paths.runtime / f"{self.uuid}{WINDOW}"
+        self.socket = world.paths.runtime / f"{self.uuid}{HOLD_SOCKET_SUFFIX}"
         self.interrupt = Interrupt()
         self.code = None
         self._connections = []

@@ -12,13 +12,13 @@ from snaporch import default_paths
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
-from snaporch.catalog.torn import note_commit
+from snaporch.catalog.torn import record_commit
 from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, RunFailedError, SnaporchError
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
-from snaporch.recovery.stale_sockets import address, only_visitor, remove_if_dead
+from snaporch.recovery.stale_sockets import address, remove_if_dead, starter_lock
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.sanoid.hooks import freeze
@@ -283,7 +283,7 @@ def test_a_misfit_is_reported_before_any_guest_is_frozen(three, world, capsys, m
     """Two that stay paused may have to wait for one another longer than they may be paused."""
     manual = {"ram_strategy": "manual", "freeze_deadline": "60s", "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
-    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
+    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     if lower == "fail":
         with pytest.raises(SnaporchError, match=r"it may be paused for 59 s .* raise freeze_d"):
             three.pre("tank")
@@ -303,7 +303,7 @@ def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
     """Because of another program all would be paused, for longer than they may be."""
     deadlines = {"freeze_deadline": "60s", "hook_deadline": "200s"}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
-    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
+    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
     guests = ("web", "mail", "files")
     world.pool.snapshot([f"tank/{name}@by-hand" for name in guests], {})
     assert three.pre("tank") == 0
@@ -342,7 +342,7 @@ def test_recovery_removes_a_socket_that_no_holder_uses(host, world):
         listener.listen()
         remove_if_dead(world.paths.runtime, uuid)
         assert path.exists()
-    with only_visitor(path, wait=True):
+    with starter_lock(path, wait=True):
         remove_if_dead(world.paths.runtime, uuid)
         assert path.exists()
     remove_if_dead(world.paths.runtime, uuid)
@@ -389,7 +389,7 @@ def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, caps
     """Its holder was killed; the guardian still commits, and has marked nothing yet."""
     domain = world.add_guest()
     journal = Journal(world.paths.journal, make_plan(world.context, domain).facts)
-    note_commit(world.pool, ["tank/web"], journal.path)
+    record_commit(world.pool, ["tank/web"], journal.path)
     world.pool.snapshot(["tank/web@hourly"], {})
     assert host.post("tank/web") == 8
     (record,) = host.records()

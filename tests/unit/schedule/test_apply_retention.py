@@ -15,17 +15,19 @@ from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState
-from snaporch.prune.ages import Ages, Reading
+from snaporch.prune.ages import Ages, ClockReading
 from snaporch.prune.decision import PruneAction
 from snaporch.replication.replicate import replication_lock_name
 from snaporch.schedule import apply_retention as retire_module
-from snaporch.schedule.apply_retention import prune_daily, retire
-from snaporch.schedule.forecast import look
+from snaporch.schedule.apply_retention import apply_retention, prune_daily
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.zfs import ForeignMount, PoolError
 
 
 def clean_up(scheduled, forecasts=None):
-    return retire(scheduled.context, forecasts or look(scheduled.context, NOW), NOW)
+    return apply_retention(
+        scheduled.context, forecasts or make_forecasts(scheduled.context, NOW), NOW
+    )
 
 
 def prune_store(scheduled, stopped=lambda: False):
@@ -54,7 +56,7 @@ def test_a_second_time_nothing_is_left_to_do(scheduled):
 
 def test_what_a_restore_has_rolled_away_meanwhile_changes_the_verdict(scheduled):
     old, _, newest = scheduled.hours_ago(3, 2, 1)
-    foreseen = look(scheduled.context, NOW)
+    foreseen = make_forecasts(scheduled.context, NOW)
     scheduled.world.pool.destroy_snapshots([f"tank/web@{newest.snapshot}"])
     shutil.rmtree(newest.bundle)
     assert clean_up(scheduled, foreseen).deleted == []
@@ -119,9 +121,9 @@ def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
 
 def test_a_domain_that_libvirt_does_not_know_keeps_its_snapshots(scheduled):
     taken = scheduled.hours_ago(3, 2, 1)
-    foreseen = look(scheduled.context, NOW)
+    foreseen = make_forecasts(scheduled.context, NOW)
     scheduled.world.hypervisor.guests.clear()
-    assert look(scheduled.context, NOW) == []
+    assert make_forecasts(scheduled.context, NOW) == []
     clean_up(scheduled, foreseen)
     assert remaining(scheduled) == [record.run for record in taken]
 
@@ -145,9 +147,9 @@ def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
     world = scheduled.world
     world.pool.rename("tank/web", "tank/web2")
     world.named = {"tank/web": "tank/web2"}
-    (forecast,) = look(scheduled.context, NOW)
-    assert forecast.nexts[0].wanted is not None
-    done = retire(scheduled.context, [forecast], NOW)
+    (forecast,) = make_forecasts(scheduled.context, NOW)
+    assert forecast.next_snapshots[0].wanted is not None
+    done = apply_retention(scheduled.context, [forecast], NOW)
     assert [verdict.taken.created for _, verdict in done.deleted] == [NOW - timedelta(hours=3)]
     assert len(world.pool.names()) == 2
 
@@ -161,8 +163,8 @@ def test_what_the_domain_did_not_go_along_with_is_left_alone(scheduled, taken):
     if taken:
         world.named = {"tank/web": "tank/web2"}
         world.pool.create("tank/web")
-    (forecast,) = look(scheduled.context, NOW)
-    assert (forecast.records, forecast.doomed) == ((), [])
+    (forecast,) = make_forecasts(scheduled.context, NOW)
+    assert (forecast.records, forecast.to_delete) == ((), [])
 
 
 # -- the rest of the store, once a day ------------------------------------------------------------
@@ -176,7 +178,7 @@ def aged(scheduled):
     copy = store / scheduled.world.guest().uuid / "safety-20260601T000000.000000Z"
     copy.mkdir()
     (copy / "undo.sh").touch()
-    Ages(store, Reading.now()).write([copy])
+    Ages(store, ClockReading.now()).write([copy])
     ages = json.loads((store / "ages.json").read_text())
     ages["seconds"] = {str(copy.relative_to(store)): 8 * 86400.0}
     (store / "ages.json").write_text(json.dumps(ages))
@@ -210,10 +212,10 @@ def test_what_cannot_be_moved_or_judged_is_a_failure(scheduled, aged, monkeypatc
     monkeypatch.setattr("snaporch.prune.prune.remove", refuse)
     stranger = aged.parent / "20260601T100000Z-0123abcd"
     stranger.mkdir()
-    failed, unjudged = prune_store(scheduled).failures
+    failed, undecided_items = prune_store(scheduled).failures
     assert "Read-only file system" in failed.reason
-    assert str(stranger) in unjudged.reason
-    assert unjudged.exit_code == ExitCode.ATTENTION
+    assert str(stranger) in undecided_items.reason
+    assert undecided_items.exit_code == ExitCode.ATTENTION
 
 
 def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):

@@ -7,14 +7,14 @@ from fakes.schedule import HOURLY, NOW
 from snaporch.errors import NotFoundError, UnavailableError
 from snaporch.model import DomainState, VerificationResult, VerifyDepth, iso
 from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import write_verdict
+from snaporch.verify.verify import write_result
 
 
 def the_next(scheduled, now=NOW):
-    ((found,),) = [each.nexts for each in look(scheduled.context, now)]
+    ((found,),) = [each.next_snapshots for each in make_forecasts(scheduled.context, now)]
     return found
 
 
@@ -46,9 +46,9 @@ def test_a_name_alone_is_no_mark_nor_is_a_property(scheduled):
     scheduled.configure(policy={"manual-ish": HOURLY}, defaults={"policies": ["manual-ish"]})
     scheduled.world.pool.set_properties(["tank/web"], {"snaporch:retention": "manual-ish"})
     scheduled.hours_ago(0, policy=None)
-    (each,) = look(scheduled.context, NOW)
+    (each,) = make_forecasts(scheduled.context, NOW)
     assert [v.taken.policy for v in each.verdicts] == [None]
-    assert each.nexts[0].due(NOW)
+    assert each.next_snapshots[0].due(NOW)
 
 
 def test_a_clock_that_went_back_does_not_stop_snapshots(scheduled):
@@ -95,8 +95,8 @@ def test_what_is_remembered_comes_back(tmp_path):
 
 def test_retention_is_foreseen_with_names(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
-    (each,) = look(scheduled.context, NOW)
-    assert [v.taken.run for v in each.doomed] == [old.run]
+    (each,) = make_forecasts(scheduled.context, NOW)
+    assert [v.taken.run for v in each.to_delete] == [old.run]
     assert each.names[old.run] == (f"tank/web@{old.snapshot}",)
 
 
@@ -106,7 +106,7 @@ def test_held_cloned_and_incomplete_ones_stay_with_their_reason(scheduled):
     pool.hold([f"tank/web@{held.snapshot}"], "mine")
     pool.clone(f"tank/web@{cloned.snapshot}", "tank/copy")
     shutil.rmtree(torn.bundle)
-    (each,) = look(scheduled.context, NOW)
+    (each,) = make_forecasts(scheduled.context, NOW)
     reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
     assert reasons[held.run] == "held, though not in hourly=2"
     assert reasons[cloned.run] == "cloned as tank/copy, though not in hourly=2"
@@ -118,7 +118,7 @@ def test_one_that_is_torn_counts_for_nothing(scheduled):
     _, second, first, torn = scheduled.hours_ago(3, 2, 1, 0)
     full = f"tank/web@{torn.snapshot}"
     scheduled.world.pool.set_properties([full], {"snaporch:torn": "yes"})
-    (each,) = look(scheduled.context, NOW)
+    (each,) = make_forecasts(scheduled.context, NOW)
     reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
     assert set(reasons) == {second.run, first.run, torn.run}
     assert reasons[torn.run].startswith("incomplete")
@@ -128,7 +128,7 @@ def test_one_that_is_torn_counts_for_nothing(scheduled):
 def test_a_policy_without_keep_deletes_nothing(scheduled):
     scheduled.configure(policy={"hourly": {"every": "1h"}}, defaults={"policies": ["hourly"]})
     scheduled.hours_ago(9, 8, 7)
-    assert look(scheduled.context, NOW)[0].doomed == []
+    assert make_forecasts(scheduled.context, NOW)[0].to_delete == []
 
 
 def test_one_listing_however_many_domains(scheduled):
@@ -136,14 +136,14 @@ def test_one_listing_however_many_domains(scheduled):
     scheduled.hours_ago(1)
     listings = []
     scheduled.world.hooks.at["pool.survey"] = lambda: listings.append(1)
-    assert [each.domain.name for each in look(scheduled.context, NOW)] == ["mail", "web"]
+    assert [each.domain.name for each in make_forecasts(scheduled.context, NOW)] == ["mail", "web"]
     assert len(listings) == 1
-    assert [each.domain.name for each in look(scheduled.context, NOW, "mail")] == ["mail"]
+    assert [each.domain.name for each in make_forecasts(scheduled.context, NOW, "mail")] == ["mail"]
 
 
 def test_a_domain_that_there_is_not(scheduled):
     with pytest.raises(NotFoundError):
-        look(scheduled.context, NOW, "wbe")
+        make_forecasts(scheduled.context, NOW, "wbe")
 
 
 def test_a_run_that_failed_after_its_zfs_snapshots_is_tried_again(scheduled):
@@ -164,7 +164,7 @@ def test_one_that_did_not_read_back_is_tried_again(scheduled):
     policy = {"hourly": HOURLY | {"verify": True}}
     scheduled.configure(policy=policy, defaults={"policies": ["hourly"]})
     (failed,) = scheduled.hours_ago(0)
-    write_verdict(
+    write_result(
         scheduled.context,
         failed,
         VerificationResult(NOW, passed=False, reached=VerifyDepth.NOTHING),
@@ -174,13 +174,13 @@ def test_one_that_did_not_read_back_is_tried_again(scheduled):
 
 def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(scheduled):
     (failed,) = scheduled.hours_ago(0)
-    write_verdict(
+    write_result(
         scheduled.context,
         failed,
         VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED),
     )
     assert the_next(scheduled).at == NOW + timedelta(minutes=30)
-    ((verdict,),) = [each.verdicts for each in look(scheduled.context, NOW)]
+    ((verdict,),) = [each.verdicts for each in make_forecasts(scheduled.context, NOW)]
     assert verdict.taken.passed is False
 
 
@@ -250,6 +250,6 @@ def test_what_a_guest_had_when_it_was_shut_off_stays(scheduled):
         )
         assert record.run == off.run
         found_unchanged(scheduled, record, now)
-        (each,) = look(scheduled.context, now)
+        (each,) = make_forecasts(scheduled.context, now)
         kept = [v.taken.created for v in each.verdicts if not v.delete]
         assert kept[-2:] == [NOW - timedelta(hours=720), NOW - timedelta(hours=719)]

@@ -6,9 +6,9 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.config import Schedule
-from snaporch.schedule.apply_retention import retire
+from snaporch.schedule.apply_retention import apply_retention
 from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.run_due import changed_by, due_captures
 from snaporch.schedule.subprocesses import CaptureOutcome
@@ -29,7 +29,7 @@ def pair(scheduled):
 
 
 def due(scheduled, now=NOW):
-    return due_captures(scheduled.context, look(scheduled.context, now), now)
+    return due_captures(scheduled.context, make_forecasts(scheduled.context, now), now)
 
 
 def test_a_group_is_due_once_with_all_it_burdens(pair):
@@ -47,10 +47,12 @@ def test_a_group_is_due_once_with_all_it_burdens(pair):
 def test_its_domains_have_the_same_times(pair):
     snapshot_group(pair.context, "pair", SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC)
-    nexts = {each.domain.name: each.nexts[0].at for each in look(pair.context, now)}
+    next_snapshots = {
+        each.domain.name: each.next_snapshots[0].at for each in make_forecasts(pair.context, now)
+    }
     when = times(pair.context.config, "hourly", "pair")
-    assert nexts["web"] == nexts["mail"]
-    assert nexts["web"] - when.after(now) in (timedelta(0), timedelta(hours=-1))
+    assert next_snapshots["web"] == next_snapshots["mail"]
+    assert next_snapshots["web"] - when.after(now) in (timedelta(0), timedelta(hours=-1))
 
 
 def test_a_failure_is_remembered_for_all_of_them(pair):
@@ -89,13 +91,13 @@ def test_what_stays_of_a_group_is_of_one_instant(pair):
     alone = pair.context.hypervisor.domain("web")
     take_snapshot(pair.context, alone, SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC) + timedelta(minutes=1)
-    forecasts = look(pair.context, now)
-    assert [verdict for each in forecasts for verdict in each.doomed] == []
+    forecasts = make_forecasts(pair.context, now)
+    assert [verdict for each in forecasts for verdict in each.to_delete] == []
     web = next(each for each in forecasts if each.domain.name == "web")
     assert web.verdicts[0].reason == "taken together with mail's, which is kept"
-    (again,) = look(pair.context, now, "web")
+    (again,) = make_forecasts(pair.context, now, "web")
     assert again.verdicts == web.verdicts
-    assert retire(pair.context, forecasts, now).deleted == []
+    assert apply_retention(pair.context, forecasts, now).deleted == []
 
 
 def test_a_group_snapshot_that_no_rule_keeps_is_deleted_everywhere(pair):
@@ -104,6 +106,6 @@ def test_a_group_snapshot_that_no_rule_keeps_is_deleted_everywhere(pair):
     for _ in range(2):
         snapshot_group(pair.context, "pair", SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC) + timedelta(minutes=1)
-    deleted = retire(pair.context, look(pair.context, now), now).deleted
+    deleted = apply_retention(pair.context, make_forecasts(pair.context, now), now).deleted
     assert sorted(domain for domain, _ in deleted) == ["mail", "web"]
     assert len({verdict.taken.group_run for _, verdict in deleted}) == 1

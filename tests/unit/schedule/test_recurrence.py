@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.config import Config
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.schedule.recurrence import read_zone_again, times, zone_of
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -101,7 +101,7 @@ def test_the_zone_is_the_hosts_or_the_one_that_is_named():
 def test_a_zone_that_is_changed_meanwhile(scheduled, monkeypatch):
     for name in ("Asia/Tokyo", "Europe/Berlin"):
         monkeypatch.setenv("TZ", name)
-        look(scheduled.context, NOW)
+        make_forecasts(scheduled.context, NOW)
         assert str(zone_of(Config())) == name
     monkeypatch.undo()
     read_zone_again()

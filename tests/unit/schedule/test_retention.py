@@ -9,7 +9,7 @@ from snaporch.schedule.retention import (
     LAST_RAM,
     RetentionDecision,
     RetentionSnapshot,
-    judge,
+    decide_retention,
     keep_together,
 )
 
@@ -28,12 +28,12 @@ def taken(moment, *, policy="p", ram=False, run=None, **more):
 
 
 def deleted(snapshots, keep, now=NOW, zone=UTC):
-    verdicts = judge(snapshots, {"p": Keep(**keep)}, now, zone)
+    verdicts = decide_retention(snapshots, {"p": Keep(**keep)}, now, zone)
     return [v.taken.created for v in verdicts if v.delete]
 
 
 def kept(snapshots, keep, now=NOW, zone=UTC):
-    verdicts = judge(snapshots, {"p": Keep(**keep)}, now, zone)
+    verdicts = decide_retention(snapshots, {"p": Keep(**keep)}, now, zone)
     return [v.taken.created for v in verdicts if not v.delete]
 
 
@@ -104,13 +104,13 @@ def test_the_hour_the_clock_leaves_out_is_no_snapshot_less():
 def test_a_second_that_comes_twice_has_one_newest():
     moment = at("2016-12-31 23:59:59")
     pair = [taken(moment, run="b"), taken(moment, run="a")]
-    (verdict,) = [v for v in judge(pair, {"p": Keep(last=1)}, NOW, UTC) if v.delete]
+    (verdict,) = [v for v in decide_retention(pair, {"p": Keep(last=1)}, NOW, UTC) if v.delete]
     assert verdict.taken.run == "a"
 
 
 def test_the_last_good_ram_snapshot_stays_however_old():
     ram = taken(at("2020-01-01 00:00"), ram=True)
-    verdicts = judge([ram, *hourly(9)], {"p": Keep(last=1)}, NOW, UTC)
+    verdicts = decide_retention([ram, *hourly(9)], {"p": Keep(last=1)}, NOW, UTC)
     assert [v.reason for v in verdicts if v.taken is ram] == [LAST_RAM]
 
 
@@ -123,7 +123,7 @@ def test_an_older_ram_snapshot_may_go_when_a_newer_one_is_there_whoever_took_it(
 def test_what_is_from_the_future_stays_and_displaces_nothing():
     future = [taken(NOW + timedelta(hours=n), ram=True) for n in range(1, 9)]
     present = [*hourly(3), taken(NOW, ram=True, run="z")]
-    verdicts = judge([*future, *present], {"p": Keep(last=4)}, NOW, UTC)
+    verdicts = decide_retention([*future, *present], {"p": Keep(last=4)}, NOW, UTC)
     assert not any(v.delete for v in verdicts)
     assert [v.reason for v in verdicts][-1] == "from the future: the clock was set back"
 
@@ -137,7 +137,7 @@ def test_only_what_a_policy_took_is_ever_deleted():
 def test_an_incomplete_one_stays_and_stands_for_nothing():
     good = taken(at("2026-06-10 10:05"))
     torn = taken(at("2026-06-10 10:35"), incomplete=True)
-    verdicts = judge([good, torn], {"p": Keep(hourly=1)}, NOW, UTC)
+    verdicts = decide_retention([good, torn], {"p": Keep(hourly=1)}, NOW, UTC)
     assert [(v.delete, v.reason) for v in verdicts] == [
         (False, "hourly 1 of 1"),
         (False, "incomplete: check it by hand"),
@@ -146,20 +146,20 @@ def test_an_incomplete_one_stays_and_stands_for_nothing():
 
 def test_a_held_one_stays_and_says_so():
     found = [*hourly(2), taken(at("2025-01-01 00:00"), pinned="held")]
-    verdicts = judge(found, {"p": Keep(last=1)}, NOW, UTC)
+    verdicts = decide_retention(found, {"p": Keep(last=1)}, NOW, UTC)
     assert verdicts[0].reason == "held, though not in last=1"
     assert [v.delete for v in verdicts] == [False, True, False]
 
 
 def test_two_policies_do_not_count_each_others():
     mine, theirs = taken(NOW), taken(NOW - timedelta(hours=1), policy="q")
-    verdicts = judge([mine, theirs], {"p": Keep(last=1), "q": Keep(last=1)}, NOW, UTC)
+    verdicts = decide_retention([mine, theirs], {"p": Keep(last=1), "q": Keep(last=1)}, NOW, UTC)
     assert not any(v.delete for v in verdicts)
 
 
 def test_ten_thousand_are_judged_once_each():
     found = hourly(10_000)
-    verdicts = judge(found, {"p": Keep(hourly=24, daily=30, yearly=9)}, NOW, UTC)
+    verdicts = decide_retention(found, {"p": Keep(hourly=24, daily=30, yearly=9)}, NOW, UTC)
     assert [v.taken.created for v in verdicts] == sorted(each.created for each in found)
 
 
@@ -173,7 +173,8 @@ def test_one_that_failed_its_verification_is_not_the_last_good_one():
     for keep in ({"last": 1}, {"daily": 1}):
         assert deleted([whole, failed], keep) == []
     reasons = {
-        v.taken.created: v.reason for v in judge([whole, failed], {"p": Keep(last=1)}, NOW, UTC)
+        v.taken.created: v.reason
+        for v in decide_retention([whole, failed], {"p": Keep(last=1)}, NOW, UTC)
     }
     assert reasons[whole.created] == f"last 1 of 1, {LAST_RAM}"
     assert reasons[failed.created] == "its verification failed, last 1 of 1"
@@ -189,7 +190,7 @@ def test_the_newest_that_passed_stays():
     older = taken(at("2025-12-31 10:00"), ram=True, passed=True)
     newer = taken(at("2026-06-09 10:00"), ram=True)
     assert deleted([older, passed, newer], {"last": 1}) == [older.created]
-    (alone,) = judge([passed], {"q": Keep(last=1), "p": Keep(yearly=1)}, NOW, UTC)
+    (alone,) = decide_retention([passed], {"q": Keep(last=1), "p": Keep(yearly=1)}, NOW, UTC)
     assert alone.reason == f"yearly 1 of 1, {LAST_RAM}, {LAST_PASSED}"
 
 

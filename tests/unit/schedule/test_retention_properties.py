@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.config.policy import RULES, Keep
-from snaporch.schedule.retention import RetentionSnapshot, judge
+from snaporch.schedule.retention import RetentionSnapshot, decide_retention
 
 ZONES = [UTC, *map(ZoneInfo, ("Europe/Berlin", "Australia/Lord_Howe", "America/St_Johns"))]
 # Around both changes of the clocks, new year, the leap day and the leap second of 2016.
@@ -51,12 +51,12 @@ def snapshots(draw):
 
 
 def gone(found, keep, now, zone):
-    return {v.taken.run for v in judge(found, {"p": keep}, now, zone) if v.delete}
+    return {v.taken.run for v in decide_retention(found, {"p": keep}, now, zone) if v.delete}
 
 
 @given(snapshots(), keeps, moments, zones)
 def test_every_snapshot_is_judged_once_with_a_reason(found, keep, now, zone):
-    verdicts = judge(found, {"p": keep}, now, zone)
+    verdicts = decide_retention(found, {"p": keep}, now, zone)
     assert sorted(v.taken.run for v in verdicts) == [taken.run for taken in found]
     assert all(v.reason for v in verdicts)
 

@@ -6,7 +6,7 @@ from fakes.schedule import NOW
 from snaporch.model import DomainState
 from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
 from snaporch.schedule.failures import FailedAttempt, read_failed
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.schedule.run_due import capture_of, changed_by, due_captures, remember, take_all
 from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
 
@@ -34,7 +34,7 @@ def test_what_has_waited_longest_comes_first(scheduled):
         world.add_guest(name)
     scheduled.hours_ago(3, guest="web")
     scheduled.hours_ago(9, guest="mail")
-    found = due_captures(scheduled.context, look(scheduled.context, NOW), NOW)
+    found = due_captures(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     assert [(each.domain, each.policy) for each in found] == [
         ("mail", "hourly"),
         ("web", "hourly"),
@@ -71,7 +71,7 @@ def test_only_ram_snapshots_of_running_guests_burden_ram(scheduled):
 def test_a_failure_stops_no_other_and_is_remembered(scheduled):
     scheduled.world.add_guest("mail")
     context = scheduled.context
-    wanted = due_captures(context, look(context, NOW), NOW)
+    wanted = due_captures(context, make_forecasts(context, NOW), NOW)
     taker = Taker(context, mail=8)
     told = []
     outcomes = take_all(context, taker, wanted, told.append)

@@ -6,10 +6,10 @@ from fakes.schedule import HOURLY, NOW
 
 from snaporch.journal import Journal
 from snaporch.model import VerificationResult, VerifyDepth
-from snaporch.restore.source import records_called
+from snaporch.restore.source import find_records
 from snaporch.schedule import run_verifications
 from snaporch.schedule.failures import VERIFICATIONS, FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.plan import make_plan
 from snaporch.verify import liveness
 from snaporch.verify.verify import verify
@@ -34,12 +34,12 @@ def said(scheduled, record, at, *, passed=True, disks=False):
 
 
 def the_check(scheduled, now=NOW):
-    ((found,),) = [each.checks for each in look(scheduled.context, now)]
+    ((found,),) = [each.checks for each in make_forecasts(scheduled.context, now)]
     return found
 
 
 def test_without_a_snapshot_there_is_nothing_to_verify(weekly):
-    ((found),) = [each.checks for each in look(weekly.context, NOW)]
+    ((found),) = [each.checks for each in make_forecasts(weekly.context, NOW)]
     assert found == ()
 
 
@@ -85,14 +85,14 @@ def test_a_verdict_from_the_future_is_none(weekly):
 
 def test_snapshots_by_hand_and_of_other_policies_are_not_meant(weekly):
     weekly.hours_ago(1, policy=None)
-    assert [each.checks for each in look(weekly.context, NOW)] == [()]
+    assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
 def test_what_is_still_being_made_is_not_looked_at(weekly):
     (record,) = weekly.hours_ago(1)
     plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"))
     Journal(weekly.world.paths.journal, replace(plan.facts, run=record.run))
-    assert [each.checks for each in look(weekly.context, NOW)] == [()]
+    assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
 def test_what_could_not_be_found_out_is_tried_again_later(weekly):
@@ -143,7 +143,7 @@ def test_a_failure_is_a_verdict_and_stops_no_other(weekly):
     weekly.hours_ago(3, guest="mail")
     (weekly.world.paths.bundles / web.uuid / web.run / "ram.save").write_bytes(b"")
     assert [outcome.passed for _, outcome in all_due(weekly)] in ([False, True], [True, False])
-    assert not records_called(weekly.context, f"web@{web.snapshot}")[0].verified.passed
+    assert not find_records(weekly.context, f"web@{web.snapshot}")[0].verified.passed
     assert all_due(weekly) == []
 
 

@@ -6,7 +6,7 @@ import pytest
 from fakes import images
 
 from snaporch.bundle import save_image
-from snaporch.bundle.compress import Compressing, Compression
+from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.host_file import HostFileError
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image import SaveImageError, SaveImageWriter
@@ -16,7 +16,7 @@ from snaporch.model import DomainState
 from snaporch.snapshot import bundle_parts
 from snaporch.snapshot.bundle_parts import RamCapture, side_parts
 
-PLAIN = Compressing(Compression.NONE)
+PLAIN = CompressionSettings(Compression.NONE)
 PATIENCE = 60
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 

@@ -374,7 +374,7 @@ def test_the_compression_level_follows_the_last_snapshot(
     world, monkeypatch, compression, pace, level
 ):
     asked = []
-    monkeypatch.setattr(BundleStore, "last_pace", lambda _, uuid: asked.append(uuid) or pace)
+    monkeypatch.setattr(BundleStore, "last_save_times", lambda _, uuid: asked.append(uuid) or pace)
     domain = world.add_guest()
     context = world.with_defaults(compression=compression)
     assert make_plan(context, domain).compressing.level == level
@@ -382,7 +382,7 @@ def test_the_compression_level_follows_the_last_snapshot(
 
 
 def test_a_configured_compression_level_is_kept(world, monkeypatch):
-    monkeypatch.setattr(BundleStore, "last_pace", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
+    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
     context = world.with_defaults(compression_level=0)
     assert make_plan(context, world.add_guest()).compressing.level == 0
 

@@ -28,7 +28,7 @@ from snaporch.errors import (
     SnaporchError,
     UnavailableError,
 )
-from snaporch.hypervisor import HypervisorError, Unguarded
+from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
@@ -189,7 +189,7 @@ def test_a_disk_that_is_left_out_is_reported(world):
 def test_a_missing_start_hook_is_reported(world, way, noted):
     world.add_guest()
     world.with_defaults(ram_strategy=way)
-    world.hypervisor.why_unguarded = Unguarded("it is not there", "snaporch install")
+    world.hypervisor.why_unguarded = StartHookProblem("it is not there", "snaporch install")
     snapshot(world)
     assert bool(world.heard.notes) is noted
     assert all("it is not there; run: snaporch install" in text for text in world.heard.notes)
@@ -738,7 +738,7 @@ def test_a_pause_after_the_guardians_release_is_left_alone(world):
     def paused_by_its_owner():
         world.guest().state, world.guest().paused_reason = DomainState.PAUSED, "user"
 
-    come = guardian_notes(world, Note.LET_GO, paused_by_its_owner)
+    come = guardian_notes(world, Note.RELEASED, paused_by_its_owner)
     world.hooks.at["pool.snapshot tank"] = come
     with pytest.raises(RunFailedError):
         snapshot(world, level="paused")

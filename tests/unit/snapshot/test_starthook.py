@@ -7,7 +7,7 @@ import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.data_files import shared_file
-from snaporch.hypervisor.start_hook import SOURCE, find_unguarded
+from snaporch.hypervisor.start_hook import SOURCE, find_hook_problem
 from snaporch.snapshot.plan import make_plan
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -89,7 +89,7 @@ def find(tmp_path):
     places["place"].write_text(shared_file(SOURCE).read_text())
     places["place"].chmod(0o755)
     places["called"].touch()
-    return lambda may_have_called=True: find_unguarded(may_have_called=may_have_called, **places)
+    return lambda may_have_called=True: find_hook_problem(may_have_called=may_have_called, **places)
 
 
 def test_a_hook_that_is_called_guards(find):

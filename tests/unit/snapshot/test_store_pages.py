@@ -15,7 +15,7 @@ from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.bundle.store import replace_manifest
 from snaporch.catalog.records import all_records
 from snaporch.model import BundleState, Level
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot import store_pages
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -75,7 +75,7 @@ def test_the_record_is_as_good_as_any(paged):
 def test_policies_see_it_as_good_as_any(paged):
     """Its pages are in a snapshot that is not one of the domain's disks."""
     snapshot(paged)
-    (outlook,) = look(paged.context, datetime.now(UTC))
+    (outlook,) = make_forecasts(paged.context, datetime.now(UTC))
     assert [record.state for record in outlook.records] == [BundleState.COMPLETE]
 
 

@@ -34,8 +34,8 @@ from snaporch.errors import (
     SnaporchError,
     UnavailableError,
 )
-from snaporch.hypervisor import HypervisorError, Patience
-from snaporch.journal import Journal, Note, Step, let_go_mark, read_journals
+from snaporch.hypervisor import CommitTimeouts, HypervisorError
+from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.recovery.frozen_window import Window, window_of
 from snaporch.recovery.settle import recover
@@ -661,7 +661,7 @@ def test_after_an_abort_by_the_guardian_a_lower_level_is_tried(world, prepare):
     prepare("manual", on_unavailable="crash")
 
     def abort():
-        let_go_mark(journal_of(world)).touch()
+        release_mark(journal_of(world)).touch()
         world.hypervisor.abort_job(world.guest().uuid)
 
     world.hooks.at["capture.writing"] = abort
@@ -739,7 +739,7 @@ def test_overlays_that_the_guardian_commits_during_the_zfs_snapshots(world, prep
 
     def commit():
         facts = world.guarded[0]
-        world.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, Patience())
+        world.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, CommitTimeouts())
 
     world.hooks.at["pool.snapshot flash"] = commit
     assert_recorded_as(Level.TORN, world)
@@ -752,7 +752,7 @@ def test_overlays_that_the_guardian_commits_during_the_zfs_snapshots(world, prep
 def test_a_guest_that_the_guardian_released_is_always_recorded_as_crash(world, prepare, case):
     """It may have released the guest, and another process may have suspended it again."""
     case = prepare(case)
-    world.hooks.at["pool.snapshot tank"] = lambda: let_go_mark(journal_of(world)).touch()
+    world.hooks.at["pool.snapshot tank"] = lambda: release_mark(journal_of(world)).touch()
     assert_recorded_as(Level.CRASH, world)
     assert world.is_as_it_was(state=case.state)
 
@@ -1107,14 +1107,16 @@ def test_the_times_of_saving_ram_end_with_the_capture(world, prepare, monkeypatc
     """Waiting after the capture must not count as the compressor's time."""
     prepare("overlay")
     paces = []
-    real = RamPipe.take_pace
+    real = RamPipe.end_measurement
 
-    def take_pace(stream):
+    def end_measurement(stream):
         real(stream)
         paces.append((len(world.hooks.acts()), stream.pace))
 
-    monkeypatch.setattr(RamPipe, "take_pace", take_pace)
-    monkeypatch.setattr(RamPipe, "make_room", lambda _: None)  # as if the pause were not reported
+    monkeypatch.setattr(RamPipe, "end_measurement", end_measurement)
+    monkeypatch.setattr(
+        RamPipe, "enlarge_buffers", lambda _: None
+    )  # as if the pause were not reported
     snapshot(world)
     first, last = paces[0], paces[-1]
     assert first[0] < last[0]

@@ -16,7 +16,7 @@ from snaporch.errors import SnaporchError
 from snaporch.model import DomainState, Level, VerificationResult, VerifyDepth
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.verify.verify import write_verdict
+from snaporch.verify.verify import write_result
 from snaporch.zfs import PoolError
 
 DISKS = {"vda": "tank/web", "vdb": "flash/web"}
@@ -125,7 +125,7 @@ def _fail(at):
 def _verdict(world):
     (record,) = all_records(world.context.store, world.pool.snapshots())
     failed = VerificationResult(datetime.now(UTC), passed=False, reached=VerifyDepth.NOTHING)
-    write_verdict(world.context, record, failed)
+    write_result(world.context, record, failed)
 
 
 def _lose_a_part(world):

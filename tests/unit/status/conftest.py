@@ -3,8 +3,8 @@
 import pytest
 from fakes.schedule import NOW, Scheduled
 
-from snaporch.schedule.forecast import look
-from snaporch.status.collect import gather
+from snaporch.schedule.forecast import make_forecasts
+from snaporch.status.collect import collect_status
 
 
 @pytest.fixture
@@ -19,6 +19,6 @@ def standing(scheduled):
     """How it stands at a time."""
 
     def stand(now=NOW):
-        return gather(scheduled.context, look(scheduled.context, now), now)
+        return collect_status(scheduled.context, make_forecasts(scheduled.context, now), now)
 
     return stand

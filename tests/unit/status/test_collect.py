@@ -12,13 +12,13 @@ from snaporch.context import Interrupt
 from snaporch.journal import Journal, Note, Step
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level, iso
-from snaporch.restore.start_lock import barred
+from snaporch.restore.start_lock import with_start_bar
 from snaporch.schedule.failures import FailedAttempt, write_failed
-from snaporch.schedule.forecast import look, record_carried_out
+from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.recurrence import times
 from snaporch.snapshot.plan import make_plan
-from snaporch.status.collect import gather, usage
-from snaporch.status.problems import judge
+from snaporch.status.collect import collect_status, usage
+from snaporch.status.problems import find_problems
 from snaporch.zfs import ForeignMount
 
 
@@ -149,12 +149,12 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
 def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
     guest = scheduled.world.guest()
     guest.live, guest.state = None, DomainState.OFF
-    whole, guest.inactive = guest.inactive, barred(scheduled.context, guest.inactive)
+    whole, guest.inactive = guest.inactive, with_start_bar(scheduled.context, guest.inactive)
     ((name, text),) = standing().barred
     assert (name, "cannot be started" in text) == ("web", True)
-    seen = look(scheduled.context, NOW)
+    seen = make_forecasts(scheduled.context, NOW)
     guest.inactive = whole  # its restore has just ended
-    assert gather(scheduled.context, seen, NOW).barred == ()
+    assert collect_status(scheduled.context, seen, NOW).barred == ()
 
 
 def test_overlays_of_no_run(scheduled, standing, opened):
@@ -257,12 +257,12 @@ def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
 
 
 def codes(scheduled, status):
-    return [each.code for each in judge(status, scheduled.context.config.status)]
+    return [each.code for each in find_problems(status, scheduled.context.config.status)]
 
 
 def test_a_policy_that_never_took_anything(scheduled, standing):
     assert "never" in codes(scheduled, standing())
-    record_carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    record_carried_out(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     later = NOW + timedelta(minutes=30)
     assert "never" not in codes(scheduled, standing(later))
     assert "never" in codes(scheduled, standing(later + timedelta(seconds=1)))
@@ -271,20 +271,20 @@ def test_a_policy_that_never_took_anything(scheduled, standing):
 def test_since_when_it_is_carried_out_does_not_move(scheduled, standing):
     for minutes in (0, 5, 31):
         moment = NOW + timedelta(minutes=minutes)
-        record_carried_out(scheduled.context, look(scheduled.context, moment), moment)
+        record_carried_out(scheduled.context, make_forecasts(scheduled.context, moment), moment)
     assert "never" in codes(scheduled, standing(moment))
 
 
 def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(scheduled, standing):
     later = NOW + timedelta(days=3)
-    record_carried_out(scheduled.context, look(scheduled.context, later), later)
+    record_carried_out(scheduled.context, make_forecasts(scheduled.context, later), later)
     assert "never" in codes(scheduled, standing())
-    record_carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    record_carried_out(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     assert "never" not in codes(scheduled, standing())
 
 
 def test_the_newest_snapshot_of_the_future_is_none(scheduled, standing):
-    record_carried_out(scheduled.context, look(scheduled.context, NOW), NOW)
+    record_carried_out(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     scheduled.taken(NOW + timedelta(days=3))
     assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "scheduler-inactive"]
 
@@ -324,7 +324,7 @@ def test_a_domain_in_a_policy_that_does_not_exist(scheduled, standing):
     domains = {"hourly": HOURLY | {"domains": ["web", "wbe", "x-*"]}}
     scheduled.configure(policy=domains, domain={"shop-x": {"policies": ["hourly"]}})
     scheduled.hours_ago(0)
-    found = judge(standing(), scheduled.context.config.status)
+    found = find_problems(standing(), scheduled.context.config.status)
     assert [(each.code, each.subject) for each in found] == [
         ("no-such-domain", "policy.hourly"),
         ("no-such-domain", "domain"),
@@ -379,7 +379,7 @@ def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(sch
     found = policy(standing())
     assert (found.missed, found.unchanged) == (0, looked)
     assert found.last == NOW - timedelta(hours=300)
-    assert [t for t in judge(standing(), StatusOptions()) if t.subject == "web"] == []
+    assert [t for t in find_problems(standing(), StatusOptions()) if t.subject == "web"] == []
     (told,) = standing().as_json()["domains"]
     assert told["policies"][0]["unchanged"] == iso(looked)
 

@@ -14,9 +14,9 @@ from fakes.world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaporch.schedule.forecast import look, record_carried_out
-from snaporch.status.collect import gather
-from snaporch.status.problems import judge
+from snaporch.schedule.forecast import make_forecasts, record_carried_out
+from snaporch.status.collect import collect_status
+from snaporch.status.problems import find_problems
 
 OLDEST, GRACE = timedelta(minutes=90), timedelta(minutes=30)
 EVENTS = st.one_of(
@@ -62,7 +62,7 @@ class Host:
             self.elsewhere = None
         elif event == "look":
             context = self.scheduled.context
-            record_carried_out(context, look(context, self.now), self.now)
+            record_carried_out(context, make_forecasts(context, self.now), self.now)
             named = self.is_named("web")
             self.since = min(self.since or self.now, self.now) if named else None
 
@@ -80,8 +80,8 @@ class Host:
 
     def is_well(self):
         context = self.scheduled.context
-        status = gather(context, look(context, self.now), self.now)
-        return judge(status, context.config.status) == []
+        status = collect_status(context, make_forecasts(context, self.now), self.now)
+        return find_problems(status, context.config.status) == []
 
     def is_promised(self):
         if not self.is_named("web"):

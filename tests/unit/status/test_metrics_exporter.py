@@ -6,7 +6,7 @@ import pytest
 from fakes.schedule import NOW
 
 from snaporch.config import MetricsOptions
-from snaporch.schedule.forecast import look
+from snaporch.schedule.forecast import make_forecasts
 from snaporch.status.metrics_exporter import MetricsExporter
 
 
@@ -24,7 +24,7 @@ def scrape(place):
 
 
 def looked(observer, context):
-    observer.looked(context, look(context, NOW), NOW)
+    observer.looked(context, make_forecasts(context, NOW), NOW)
 
 
 def test_metrics_of_the_last_forecast_are_served(scheduled, place):
@@ -52,7 +52,9 @@ def test_an_address_that_is_taken_is_a_note(scheduled, place):
 
 
 def test_unless_configured_nothing_is_collected(scheduled, monkeypatch):
-    monkeypatch.setattr("snaporch.status.metrics_exporter.gather", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(
+        "snaporch.status.metrics_exporter.collect_status", lambda *_: pytest.fail("looked")
+    )
     observer = MetricsExporter()
     with observer.serving(scheduled.context, MetricsOptions()):
         looked(observer, scheduled.context)

@@ -11,7 +11,7 @@ from snaporch.model import BundleState, VerificationResult, VerifyDepth
 from snaporch.schedule.failures import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState
-from snaporch.status.problems import judge, worst
+from snaporch.status.problems import find_problems, worst_grade
 from snaporch.zfs import ForeignMount
 
 FAILED = replace(NEXT, failed=FailedAttempt(NOW, "no such luck"))
@@ -42,7 +42,9 @@ def filled(percent):
 
 
 def codes(status, **limits):
-    return [(each.code, each.grade.value) for each in judge(status, StatusOptions(**limits))]
+    return [
+        (each.code, each.grade.value) for each in find_problems(status, StatusOptions(**limits))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -122,32 +124,32 @@ def test_limits_are_the_configured_ones():
 
 def test_the_critical_comes_first():
     status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
-    problems = judge(status, StatusOptions())
+    problems = find_problems(status, StatusOptions())
     assert [each.grade for each in problems] == [ProblemGrade.CRITICAL, ProblemGrade.WARNING]
-    assert worst(problems) is ProblemGrade.CRITICAL
-    assert worst(problems[1:]) is ProblemGrade.WARNING
-    assert worst([]) is None
+    assert worst_grade(problems) is ProblemGrade.CRITICAL
+    assert worst_grade(problems[1:]) is ProblemGrade.WARNING
+    assert worst_grade([]) is None
 
 
 def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
     held = replace(RUN, guest_held=True)
-    assert judge(replace(WELL, runs=(held,)), StatusOptions()) == []  # it is just at it
-    (problem,) = judge(replace(WELL, runs=(replace(held, held=False),)), StatusOptions())
+    assert find_problems(replace(WELL, runs=(held,)), StatusOptions()) == []  # it is just at it
+    (problem,) = find_problems(replace(WELL, runs=(replace(held, held=False),)), StatusOptions())
     assert (problem.code, problem.grade) == ("held", ProblemGrade.CRITICAL)
     assert "while frozen, and the guest may still be paused or frozen" in problem.text
     assert problem.text.endswith("run: snaporch recover u")
 
 
 def test_what_to_do_is_said():
-    (problem,) = judge(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
+    (problem,) = find_problems(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
     assert problem.text == "a snapshot was interrupted while frozen; run: snaporch recover u"
     wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
-    (missed,) = judge(with_policy(missed=2, next=wanted), StatusOptions())
+    (missed,) = find_problems(with_policy(missed=2, next=wanted), StatusOptions())
     assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
 
 
 def test_snapshots_that_are_mounted_are_counted():
-    (problem,) = judge(replace(WELL, mounted=(MOUNT, MOUNT)), StatusOptions())
+    (problem,) = find_problems(replace(WELL, mounted=(MOUNT, MOUNT)), StatusOptions())
     assert (problem.subject, problem.text.split(",")[0]) == (
         "the guest db",
         "has 2 snapshots mounted",

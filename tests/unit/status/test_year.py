@@ -23,13 +23,13 @@ from fakes.world import World
 
 from snaporch.errors import ExitCode, SnaporchError, UnavailableError
 from snaporch.schedule import failures
-from snaporch.schedule.apply_retention import retire
+from snaporch.schedule.apply_retention import apply_retention
 from snaporch.schedule.failures import read_failed, write_failed
-from snaporch.schedule.forecast import look, record_carried_out
+from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.run_due import changed_by, due_captures
 from snaporch.schedule.subprocesses import CaptureOutcome
-from snaporch.status.collect import gather
-from snaporch.status.problems import judge
+from snaporch.status.collect import collect_status
+from snaporch.status.problems import find_problems
 
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 GRACE, REFRESH, TIMER = timedelta(minutes=30), 5, 5
@@ -204,17 +204,19 @@ class Host:
         """The daemon's: it sets its clocks by what is there, which may be late or gone."""
         context = self.scheduled.context
         try:
-            forecasts = look(context, self.now)
+            forecasts = make_forecasts(context, self.now)
             self.record_first_runs(forecasts)
-            retire(context, forecasts, self.now)
+            apply_retention(context, forecasts, self.now)
         except SnaporchError:
             return
-        self.jobs = {each.policy: each.at for forecast in forecasts for each in forecast.nexts}
+        self.jobs = {
+            each.policy: each.at for forecast in forecasts for each in forecast.next_snapshots
+        }
 
     def carry_out(self, wanted):
         context = self.scheduled.context
         try:
-            forecasts = look(context, self.now)
+            forecasts = make_forecasts(context, self.now)
             self.record_first_runs(forecasts)
         except SnaporchError:
             return
@@ -222,7 +224,7 @@ class Host:
             if wanted(capture.policy):
                 self.take(capture)
         if self.by == "timer":
-            retire(context, look(context, self.now), self.now)
+            apply_retention(context, make_forecasts(context, self.now), self.now)
 
     def record_first_runs(self, forecasts):
         record_carried_out(self.scheduled.context, forecasts, self.now)
@@ -276,10 +278,10 @@ class Host:
     def is_green(self):
         context = self.scheduled.context
         try:
-            status = gather(context, look(context, self.now), self.now)
+            status = collect_status(context, make_forecasts(context, self.now), self.now)
         except SnaporchError:
             return False
-        return judge(status, context.config.status) == []
+        return find_problems(status, context.config.status) == []
 
 
 EVENTS = (

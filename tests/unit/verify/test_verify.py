@@ -28,18 +28,18 @@ from snaporch.extract import disk_reader
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.model import BundleState, DatasetKind, DomainState, Level, VerifyDepth
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.source import records_called
+from snaporch.restore.source import find_records
 from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.snapshot.store_pages import into_pages
+from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.verify import liveness
 from snaporch.verify.verify import VerifyOptions, check_options, longest_ago, verify, verify_all
 from snaporch.zfs import PoolError
 
 
 def record(world, text="web@s1"):
-    return records_called(world.context, text)[-1]
+    return find_records(world.context, text)[-1]
 
 
 def check(world, text="web@s1", **options):
@@ -547,7 +547,7 @@ def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
 
     def move():
         while moves:
-            into_pages(world.context, moves.pop())
+            store_as_pages(world.context, moves.pop())
 
     if moment == "sums":
         monkeypatch.setattr(store, "sha256_of", lambda path: (move(), read(path))[1])

@@ -32,7 +32,7 @@ def test_libzfs_core_is_used_for_changes(lzc):
 
 
 def test_libzfs_core_is_not_imported_for_listings(lzc):
-    assert type(open_pool(to_look=True)) is ZfsCommand
+    assert type(open_pool(read_only=True)) is ZfsCommand
     assert "snaporch.zfs.lzc" not in sys.modules
 
 

@@ -399,4 +399,4 @@ def test_file_systems_that_a_power_loss_empties(monkeypatch, tmp_path, kind, exp
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [Mount("0:9", "/else", "tmpfs", "x"), Mount(number, "/", kind, "y")]
     monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
-    assert resolver.forgetful(tmp_path) == expected
+    assert resolver.volatile_file_system(tmp_path) == expected

@@ -46,7 +46,7 @@ def test_a_volume_that_nothing_uses(volume):
 def test_a_volume_without_a_device_is_used_by_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(volume_users.resolver, "volume_link", lambda _volume: tmp_path / "none")
     assert volume_users.holder_of("tank/vol") == ""
-    assert volume_users.partitions("tank/vol") == frozenset()
+    assert volume_users.partition_numbers("tank/vol") == frozenset()
 
 
 def test_users_of_the_volume_or_a_partition_are_named(volume, claimed, monkeypatch):
@@ -58,7 +58,7 @@ def test_users_of_the_volume_or_a_partition_are_named(volume, claimed, monkeypat
 
 
 def test_the_partitions_of_a_volume(volume):
-    assert volume_users.partitions("tank/vol") == {1, 2}
+    assert volume_users.partition_numbers("tank/vol") == {1, 2}
 
 
 def test_the_numbers_of_a_volume_and_its_partitions(volume):
@@ -81,7 +81,7 @@ def test_loop_devices_are_found_with_their_backing_file(monkeypatch, tmp_path):
         return resolver.Dataset("tank/vm", resolver.DatasetKind.FILESYSTEM)
 
     monkeypatch.setattr(resolver, "resolve", resolve)
-    assert list(volume_users.loops()) == [("loop0", "tank/vm")]
+    assert list(volume_users.loop_devices()) == [("loop0", "tank/vm")]
 
 
 def test_a_device_over_a_volume_is_not_the_volume(monkeypatch, tmp_path):

@@ -93,7 +93,7 @@ def test_the_guest_with_the_most_ram_is_the_misfit():
 
 
 def test_a_guest_that_can_take_overlays_gives_way():
-    giver = replace(estimate("manual", seconds=100, patience=58), gives_way=True)
+    giver = replace(estimate("manual", seconds=100, patience=58), yields_to_other_program=True)
     guests = {"long": estimate("manual", seconds=200), "short": estimate("manual", seconds=90)}
     misfit = find_misfit(guests | {"giver": giver}, 1)
     assert misfit is not None
