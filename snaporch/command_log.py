@@ -21,7 +21,7 @@ import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Self
@@ -59,7 +59,8 @@ def fields(**more: str) -> Iterator[None]:
         set_fields(**more)
         yield
     finally:
-        _FIELDS.reset(token)
+        with suppress(ValueError):  # a lock of a group's member is released in another thread
+            _FIELDS.reset(token)
 
 
 def set_fields(**more: str) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
+from snaporch.command_log import fields
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, SnaporchError
@@ -121,7 +122,7 @@ def snapshot_group(context: Context, group: str, request: SnapshotRequest) -> Gr
         NotFoundError, RefusedError: nothing was touched.
     """
     domains = members_of_group(context, group)
-    with ExitStack() as all_locks:
+    with fields(), ExitStack() as all_locks:
         locks = {domain.uuid: all_locks.enter_context(ExitStack()) for domain in domains}
         try:
             for domain in sorted(domains, key=lambda each: each.uuid):
@@ -152,7 +153,7 @@ def _run_together(
         interrupt = MemberInterrupt(context.interrupt, barrier, uuid)
         own = replace(context, progress=progress, interrupt=interrupt)
         try:
-            with locks[uuid]:
+            with locks[uuid], fields(DOMAIN=plan.domain.name):
                 return run_plan(own, plan, request, GroupMemberSnapshotter(own, barrier, uuid))
         except BaseException as error:
             barrier.fail(uuid, error)

@@ -128,7 +128,7 @@ def make_plan(
     check_store(context.store, context.pool, context.hypervisor)
     settings = context.config.settings(domain.name, domain.uuid)
     if request.rate is not None:
-        settings = settings.model_copy(update={"rate": request.rate})
+        settings = settings.model_copy(update={"ram_rate": request.rate})
     check_firmware(domain, context.config.libvirt_uri)
     planned, left_out = locate_disks(domain, settings.exclude_disks)
     if not planned:

@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from contextvars import copy_context
 from types import ModuleType
 
@@ -31,14 +33,16 @@ class Records(logging.Handler):
 
 @pytest.fixture
 def log(monkeypatch):
-    """The records of the commands that run meanwhile."""
+    """The records of the commands that run meanwhile, none of whose fields are set yet."""
     handler = Records()
     logger = logging.getLogger("command-log-test")
     logger.setLevel(logging.INFO)
     monkeypatch.setattr(logger, "handlers", [handler])
     monkeypatch.setattr(command_log._Log, "_is_open", True)
     monkeypatch.setattr(command_log._Log, "_logger", logger)
-    return handler
+    earlier = command_log._FIELDS.set({})
+    yield handler
+    command_log._FIELDS.reset(earlier)
 
 
 def found_fields(record):
@@ -239,3 +243,12 @@ def test_a_handler_that_fails_is_not_reported():
         "        except OSError:\n            self.handleError(record)\n"
     )
     assert run(handler, "Bad()").stderr == ""
+
+
+def test_fields_end_where_they_began_although_a_lock_ends_in_another_thread(log):
+    """As a group's locks do: each is released where its member has run."""
+    with command_log.fields(), ExitStack() as locks:
+        locks.enter_context(command_log.fields(DOMAIN="web"))
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(locks.close).result()
+    assert command_log.current_fields() == {}

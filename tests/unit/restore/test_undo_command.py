@@ -295,13 +295,13 @@ def test_killed_and_recovered(restored, world, kill, place, moment):  # noqa: F8
     if len(restored.content()) > 1:
         assert cannot_be_started(world, uuid)
     assert preview(world.context, uuid)
-    (text,) = recover(world.context, uuid)
+    (result,) = recover(world.context, uuid)
     begun = place not in (RestoreStep.SAFETY, RestoreStep.STOP) or (moment, place) == (
         "after",
         RestoreStep.STOP,
     )
     assert restored.content() == {b"now" if begun else b"since"}
-    assert ("finished" if begun else "undid") + " the undo of its restore" in text
+    assert ("finished" if begun else "undid") + " the undo of its restore" in str(result)
     assert world.guest().state is (DomainState.OFF if begun else DomainState.RUNNING)
     assert world.guest().inactive == restored.domain.inactive_xml
     assert world.leftovers() == []

@@ -91,6 +91,7 @@ def test_a_running_guest_is_as_it_was_afterwards(world):
 
 def test_a_run_logs_its_commands_with_its_fields(world):
     world.add_guest()
+    before = command_log.current_fields()
     seen = []
     world.hooks.at["pool.snapshot"] = lambda: seen.append(command_log.current_fields())
     before = command_log.current_fields()
