@@ -47,7 +47,7 @@ def install_command(
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Install systemd units, libvirt's hook and a configuration to edit.
+    """Install systemd units, libvirt's hook and a configuration file.
 
     Enables no unit. A unit that was edited is kept beside the new one; an edited configuration is
     left as it is.

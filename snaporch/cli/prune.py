@@ -55,7 +55,7 @@ def prune_command(
         zfs.open_pool(),
         domain=domain,
         dry_run=dry_run,
-        may_be_barred=lambda uuid: _may_be_barred(settings, uuid),
+        may_be_barred=lambda uuid: may_be_barred(settings, uuid),
     )
     if domain is not None and not done.verdicts:
         from snaporch.hypervisor import open_hypervisor
@@ -72,13 +72,13 @@ def prune_command(
     return done.exit_code
 
 
-def _may_be_barred(config: Config, uuid: str) -> bool:
+def may_be_barred(config: Config, uuid: str) -> bool:
     """Whether an unfinished undo may bar the guest from starting; True if libvirt is away."""
     from snaporch.hypervisor import open_hypervisor
-    from snaporch.restore.start_lock import may_be_barred
+    from snaporch.restore import start_lock
 
     uri = config.libvirt_uri
-    return may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
+    return start_lock.may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
 
 
 def _print_lines(done: PruneResult, *, dry_run: bool, verbose: bool) -> None:

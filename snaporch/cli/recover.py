@@ -55,7 +55,7 @@ def recover_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Bring guests back to their base images after a run that was killed.
+    """Return guests to their base images after a killed run.
 
     Without a domain, also removes leftovers of killed clones and verifications.
 

@@ -44,7 +44,7 @@ def status_command(
     ] = None,
     config: ConfigOption = None,
 ) -> int:
-    """Show the state of guests, policies and the store, and any problems.
+    """Show the state of guests, policies and the store.
 
     Shows what carries policies out, the last and next snapshot of each policy, the age of the
     newest snapshot of each level, runs under way or interrupted, and the bundle store. Changes

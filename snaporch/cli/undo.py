@@ -73,7 +73,7 @@ def undo_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Undo the last restore of a domain: bring back what it discarded.
+    """Undo the last restore of a domain.
 
     Stops the guest, and brings disks, newer snapshots, NVRAM, TPM state and definition back from
     the safety copy that the restore made. Then the guest is off, or is resumed where it was stopped

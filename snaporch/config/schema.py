@@ -258,7 +258,7 @@ class DomainSettings(_Section):
         ge=0,
         le=1 << 20,
         description="Most RAM in MiB a second (before compression) that is saved while the guest "
-        "runs; 0 for no limit. Ends when the guest stands still, and is never so low that "
+        "runs; 0 for no limit. Ends when the guest is paused, and is never so low that "
         'RAM could not be saved in half of `ram_time_budget`. With `ram_capture = "file"` '
         "only compressing is slowed down. `--rate` overrides it.",
     )

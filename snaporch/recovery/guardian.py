@@ -265,7 +265,7 @@ def _run_recovery(command: Sequence[str], limit: float, check: Callable[[], None
 
 
 def release_mark(journal: Path) -> Path:
-    """``journal.let_go_mark``; the guardian does not import ``journal`` to save memory."""
+    """``journal.release_mark``; the guardian does not import ``journal`` to save memory."""
     return journal.with_suffix(".let-go")
 
 
