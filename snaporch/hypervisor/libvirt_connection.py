@@ -11,7 +11,7 @@ import libvirt
 from snaporch.errors import NotFoundError, UnavailableError
 from snaporch.hypervisor.events import start_event_loop, watch_changes
 from snaporch.hypervisor.interface import HypervisorError, LostLibvirtError
-from snaporch.hypervisor.logged_calls import LoggedHandle
+from snaporch.hypervisor.logged_calls import log_calls
 
 _KEEPALIVE = (5, 6)
 NO_DOMAIN = {libvirt.VIR_ERR_NO_DOMAIN}
@@ -36,7 +36,7 @@ class LibvirtConnection:
         if self._connection is not None and self._alive():
             return self._connection
         try:
-            self._connection = LoggedHandle(libvirt.open(self._uri))
+            self._connection = log_calls(libvirt.open(self._uri))
         except libvirt.libvirtError as error:
             raise UnavailableError(
                 self._uri,
@@ -71,7 +71,7 @@ class LibvirtConnection:
 
     def _handle(self, uuid: str) -> Any:
         try:
-            return LoggedHandle(self._conn().lookupByUUIDString(uuid))
+            return log_calls(self._conn().lookupByUUIDString(uuid))
         except libvirt.libvirtError as error:
             if error.get_error_code() in NO_DOMAIN:
                 raise NotFoundError(uuid, "no such domain") from error

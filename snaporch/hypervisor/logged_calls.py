@@ -1,7 +1,8 @@
-"""libvirt's handles, with a log line for each call that changes something."""
+"""A log line for each call of libvirt that changes something."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import libvirt
@@ -33,28 +34,31 @@ CHANGING = frozenset(
 """Methods of ``virConnect`` and ``virDomain`` that snaporch calls and that change something."""
 
 
-class LoggedHandle:
-    """A ``virDomain`` or ``virConnect`` that logs its :data:`CHANGING` calls.
+def log_calls(handle: Any) -> Any:
+    """Have a ``virDomain`` or ``virConnect`` log its :data:`CHANGING` calls from now on.
 
     Of the arguments only names and paths are logged: XML can hold passwords.
 
-    Args:
-        handle: libvirt's own; its other attributes are reached through this one.
+    Returns: the same object. It stays an instance of libvirt's class, because libvirt's own methods
+    check that (``virConnect.domainListGetStats``).
     """
+    handle.__class__ = _LOGGED[type(handle)]
+    return handle
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._handle, name)
-        if name not in CHANGING:
-            return found
+def _logged(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def call(handle: Any, *arguments: Any) -> Any:
+        texts = [each for each in arguments if isinstance(each, str) and each[:1] != "<"]
+        domain = handle.name() if isinstance(handle, libvirt.virDomain) else ""
+        with LoggedCommand("libvirt", name, *texts, domain=domain):
+            return method(handle, *arguments)
 
-        def call(*arguments: Any) -> Any:
-            texts = [each for each in arguments if isinstance(each, str) and each[:1] != "<"]
-            is_domain = isinstance(self._handle, libvirt.virDomain)
-            domain = self._handle.name() if is_domain else ""
-            with LoggedCommand("libvirt", name, *texts, domain=domain):
-                return found(*arguments)
+    return call
 
-        return call
+
+def _logged_class(plain: type) -> type:
+    names = CHANGING.intersection(dir(plain))
+    return type(plain.__name__, (plain,), {n: _logged(getattr(plain, n), n) for n in names})
+
+
+_LOGGED = {plain: _logged_class(plain) for plain in (libvirt.virConnect, libvirt.virDomain)}

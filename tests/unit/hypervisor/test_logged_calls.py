@@ -4,7 +4,7 @@ import libvirt
 import pytest
 
 from snaporch.hypervisor import logged_calls
-from snaporch.hypervisor.logged_calls import CHANGING, LoggedHandle
+from snaporch.hypervisor.logged_calls import CHANGING, log_calls
 
 
 @pytest.fixture
@@ -23,11 +23,11 @@ def lines(monkeypatch):
 
 @pytest.fixture
 def connection():
-    return LoggedHandle(libvirt.open("test:///default"))
+    return log_calls(libvirt.open("test:///default"))
 
 
 def test_changing_calls_are_logged_with_their_domain(connection, lines):
-    domain = LoggedHandle(connection.lookupByName("test"))
+    domain = log_calls(connection.lookupByName("test"))
     assert domain.suspend() == 0
     assert domain.resume() == 0
     assert lines == [(("libvirt", "suspend"), "test"), (("libvirt", "resume"), "test")]
@@ -49,6 +49,12 @@ def test_other_calls_are_libvirts_own(connection, lines):
     assert connection.isAlive() == 1
     assert connection.lookupByName("test").isActive() == 1
     assert lines == []
+
+
+def test_libvirt_takes_them_for_its_own(connection):
+    """It refuses a list of domains with anything else in it."""
+    domain = log_calls(connection.lookupByName("test"))
+    assert connection.domainListGetStats([domain], libvirt.VIR_DOMAIN_STATS_STATE)
 
 
 def test_the_logged_methods_exist():
