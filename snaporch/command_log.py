@@ -1,12 +1,9 @@
 """One log line for each external command and each libvirt call that changes something.
 
 The lines go to the systemd journal below a systemd unit, with the fields of :func:`fields`, and to
-standard error with ``--verbose``. They come from Python's ``logging`` and from the journal handler
-of python3-systemd. Both are imported when the first command is logged: ``--version`` and a hook
-with nothing to do need neither.
-
-A queue and a thread stand between a command and the handlers, because a terminal or a journal that
-does not take a line must not keep a guest frozen. Without a handler a command costs nothing.
+standard error with ``--verbose``. They come from Python's ``logging``, which is imported when the
+first command is logged: ``--version`` and a hook with nothing to do do not need it. Logging never
+waits for the journal or the terminal, and never raises. Without a handler a command costs nothing.
 
 A line has a command's arguments, its result and its duration. Environments, standard input and the
 XML of domains, which can hold passwords, are never logged.
@@ -35,6 +32,7 @@ MAX_ARGUMENT = 500
 """Characters of one argument that are logged."""
 MAX_ARGUMENTS = 2000
 """Characters of all arguments that are logged."""
+FIELD_NAMES = ("DOMAIN", "SNAPSHOT", "RUN", "STEP")
 _MAX_RESULT = 300
 _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("fields", default=MappingProxyType({}))
 _SECRET = re.compile(
@@ -100,7 +98,10 @@ class LoggedCommand:
 
     def end(self) -> None:
         """Log the line; only for a command that is not a ``with`` block."""
-        seconds = time.monotonic() - self._began
+        with suppress(Exception):  # a command that worked must not fail because of its line
+            self._log(time.monotonic() - self._began)
+
+    def _log(self, seconds: float) -> None:
         logger = _Log.logger()
         if logger is None:
             return
@@ -109,7 +110,8 @@ class LoggedCommand:
             found.setdefault("DOMAIN", self._domain)
         prefix = f"{found['DOMAIN']}  " if "DOMAIN" in found else ""
         text = f"{prefix}{shown(self._words)}: {self._result}, {seconds:.3f} s"
-        logger.info("%s", escaped(text), extra=found)
+        extra = {name: escaped(value) for name, value in found.items()}
+        logger.info("%s", escaped(text), extra=extra)
 
     def __enter__(self) -> Self:
         return self
@@ -181,24 +183,31 @@ class _Log:
         if not handlers:
             return
         import logging
-        from logging.handlers import QueueHandler, QueueListener
-        from queue import SimpleQueue
 
         logging.raiseExceptions = False  # a handler that fails has no one to report it to
-        queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
-        listener = QueueListener(queue, *handlers)
         cls._logger = logging.getLogger(LOGGER)
-        cls._logger.handlers = [QueueHandler(queue)]
+        cls._logger.handlers = list(handlers)
         cls._logger.propagate = False
         cls._logger.setLevel(logging.INFO)
-        listener.start()
-        atexit.register(listener.stop)  # waits until all lines are written
 
 
 def start(verbose: logging.Handler) -> None:
-    """Log to the handler of ``--verbose`` too; to be called before the first command runs."""
+    """Log to the handler of ``--verbose`` too; to be called before the first command runs.
+
+    A queue and a thread stand between a command and this handler, because a terminal that does not
+    take a line must not keep a guest frozen. Only the end of the process waits for it.
+    """
+    from logging.handlers import QueueHandler, QueueListener
+    from queue import SimpleQueue
+
+    queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
     with _Log._lock:  # noqa: SLF001 - of this module
-        _Log.open(handlers_for(os.environ, verbose))
+        handlers = handlers_for(os.environ, QueueHandler(queue))
+        _Log.open(handlers)
+    if any(isinstance(handler, QueueHandler) for handler in handlers):
+        listener = QueueListener(queue, verbose)
+        listener.start()
+        atexit.register(listener.stop)  # waits until all lines are written
 
 
 def handlers_for(
@@ -207,24 +216,20 @@ def handlers_for(
     """The handlers of a process: the journal's below a systemd unit, and that of ``--verbose``.
 
     systemd sets ``JOURNAL_STREAM`` for a unit whose output goes to the journal (systemd.exec(5)),
-    and the unit's children inherit it. Without python3-systemd a unit's standard error, which goes
-    to the journal, gets the lines without their fields.
+    and the unit's children inherit it.
 
     Args:
-        stderr: the descriptor of standard error.
+        stderr: the descriptor of standard error. If that is the journal, it gets no second copy.
     """
     stream = environment.get("JOURNAL_STREAM")
     if stream is None:
         return [verbose] if verbose else []
-    status = os.fstat(stderr)
-    is_stderr = stream == f"{status.st_dev}:{status.st_ino}"
-    try:
-        from systemd.journal import JournalHandler
-    except ImportError:
-        if verbose is None and is_stderr:
-            import logging
+    from snaporch.systemd_log import JournalHandler
 
-            return [logging.StreamHandler()]
-        return [verbose] if verbose else []
-    journal = JournalHandler(SYSLOG_IDENTIFIER="snaporch")
+    journal = JournalHandler("snaporch", FIELD_NAMES)
+    try:
+        status = os.fstat(stderr)
+    except OSError:  # it is closed
+        return [journal]
+    is_stderr = stream == f"{status.st_dev}:{status.st_ino}"
     return [journal] if verbose is None or is_stderr else [journal, verbose]

@@ -48,7 +48,7 @@ def log_calls(handle: Any) -> Any:
 
 def _logged(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     def call(handle: Any, *arguments: Any) -> Any:
-        texts = [each for each in arguments if isinstance(each, str) and each[:1] != "<"]
+        texts = [each for each in arguments if isinstance(each, str) and each.lstrip()[:1] != "<"]
         domain = handle.name() if isinstance(handle, libvirt.virDomain) else ""
         with LoggedCommand("libvirt", name, *texts, domain=domain):
             return method(handle, *arguments)

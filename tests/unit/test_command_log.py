@@ -8,12 +8,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from contextvars import copy_context
-from types import ModuleType
 
 import pytest
 
 from snaporch import command_log
 from snaporch.command_log import LoggedCommand, fields, handlers_for, set_fields, shown
+from snaporch.systemd_log import JournalHandler
 
 
 class Records(logging.Handler):
@@ -137,61 +137,51 @@ def test_arguments_are_bounded_and_have_no_control_characters():
 
 
 @pytest.fixture
-def journal(monkeypatch):
-    """A python3-systemd, of which only the journal's handler is there."""
-
-    class JournalHandler(Records):
-        def __init__(self, **extra):
-            super().__init__()
-            self.extra = extra
-
-    module = ModuleType("systemd.journal")
-    module.JournalHandler = JournalHandler
-    monkeypatch.setitem(sys.modules, "systemd", ModuleType("systemd"))
-    monkeypatch.setitem(sys.modules, "systemd.journal", module)
-    return JournalHandler
-
-
-@pytest.fixture
-def no_journal(monkeypatch):
-    monkeypatch.setitem(sys.modules, "systemd", None)
-    monkeypatch.setitem(sys.modules, "systemd.journal", None)
-
-
-@pytest.fixture
 def unit_stderr():
     """The ``JOURNAL_STREAM`` that names standard error."""
     status = os.fstat(2)
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def test_without_systemd_and_verbose_nothing_is_logged(journal):
-    assert handlers_for({}) == []
+@pytest.fixture
+def kinds():
+    """The classes of the handlers that a process has."""
+
+    def kinds(environment, *more, **options):
+        found = handlers_for(environment, *more, **options)
+        for each in found:
+            each.close()
+        return [type(each) for each in found]
+
+    return kinds
 
 
-def test_below_a_unit_the_journal_has_the_lines(journal):
-    (handler,) = handlers_for({"JOURNAL_STREAM": "8:1"})
-    assert isinstance(handler, journal)
-    assert handler.extra == {"SYSLOG_IDENTIFIER": "snaporch"}
+def test_without_systemd_and_verbose_nothing_is_logged(kinds):
+    assert kinds({}) == []
 
 
-def test_verbose_is_beside_the_journal_but_not_twice_in_it(journal, unit_stderr):
-    verbose = Records()
-    assert handlers_for({}, verbose) == [verbose]
-    first, second = handlers_for({"JOURNAL_STREAM": "8:1"}, verbose)
-    assert isinstance(first, journal)
-    assert second is verbose
-    (handler,) = handlers_for({"JOURNAL_STREAM": unit_stderr}, verbose)
-    assert isinstance(handler, journal)
+def test_below_a_unit_the_journal_has_the_lines(kinds, unit_stderr):
+    assert kinds({"JOURNAL_STREAM": "8:1"}) == [JournalHandler]
+    assert kinds({"JOURNAL_STREAM": unit_stderr}) == [JournalHandler]
 
 
-def test_without_the_handler_the_lines_go_to_the_standard_error_of_a_unit(no_journal, unit_stderr):
-    verbose = Records()
-    (handler,) = handlers_for({"JOURNAL_STREAM": unit_stderr})
-    assert isinstance(handler, logging.StreamHandler)
-    assert handlers_for({"JOURNAL_STREAM": unit_stderr}, verbose) == [verbose]
-    assert handlers_for({"JOURNAL_STREAM": "8:1"}, verbose) == [verbose]
-    assert handlers_for({"JOURNAL_STREAM": "8:1"}) == []
+def test_verbose_is_beside_the_journal_but_not_twice_in_it(kinds, unit_stderr):
+    assert kinds({}, Records()) == [Records]
+    assert kinds({"JOURNAL_STREAM": "8:1"}, Records()) == [JournalHandler, Records]
+    assert kinds({"JOURNAL_STREAM": unit_stderr}, Records()) == [JournalHandler]
+
+
+def test_a_closed_standard_error_leaves_the_journal(kinds):
+    assert kinds({"JOURNAL_STREAM": "8:1"}, Records(), stderr=1 << 20) == [JournalHandler]
+
+
+def test_a_line_that_cannot_be_logged_does_not_fail_its_command(monkeypatch):
+    def broken():
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(command_log._Log, "logger", broken)
+    with LoggedCommand("zfs", "list"):
+        pass
 
 
 _PROGRAM = """
