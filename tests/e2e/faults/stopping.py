@@ -86,15 +86,15 @@ def stop_while_ram_is_saved() -> None:
 
 def stop_at_the_end_of_ram() -> None:
     """Have this process, the reader of the RAM, stop itself when the guest stands still."""
-    make_room, stopped = RamPipe.make_room, []
+    enlarge_buffers, stopped = RamPipe.enlarge_buffers, []
 
     def standing_still(stream: RamPipe) -> None:
         if not stopped:
             stopped.append(stream)
             os.kill(os.getpid(), signal.SIGSTOP)
-        make_room(stream)
+        enlarge_buffers(stream)
 
-    RamPipe.make_room = standing_still
+    RamPipe.enlarge_buffers = standing_still
 
 
 def stall_the_store(gate: str) -> None:
@@ -102,19 +102,19 @@ def stall_the_store(gate: str) -> None:
 
     ``GATE.stalled`` is there from then on.
     """
-    make_room, write = RamPipe.make_room, SaveImageWriter._raw_write
+    enlarge_buffers, write = RamPipe.enlarge_buffers, SaveImageWriter._raw_write
     stalled = Path(f"{gate}.stalled")
 
     def standing_still(stream: RamPipe) -> None:
         stalled.touch()
-        make_room(stream)
+        enlarge_buffers(stream)
 
     def store(writer: SaveImageWriter, data: Any) -> None:
         if stalled.exists():
             Path(gate).open("rb").close()
         write(writer, data)
 
-    RamPipe.make_room, SaveImageWriter._raw_write = standing_still, store
+    RamPipe.enlarge_buffers, SaveImageWriter._raw_write = standing_still, store
 
 
 def dismiss_guardian() -> None:
