@@ -36,7 +36,7 @@ EXPECTED_DENIALS = {
 _COME_AND_GO = re.compile(
     r"\((udev-worker|sd-[a-z]+)\)|libvirtd|systemd(-(journal|udevd|executor|hostnam|userd.*))?|dbus-.*"
 )
-"""Processes that belong to the host, and that tests or systemd start anew."""
+"""Processes that belong to the host, and that tests or systemd start again."""
 _RUNTIME = Path("/run/snaporch")
 _STORE = Path("/var/lib/snaporch")
 _PROFILES = Path("/sys/kernel/security/apparmor/profiles")
@@ -67,7 +67,7 @@ def left(before: set[str]) -> list[str]:
 
 
 def denied(expected: Iterable[str] = EXPECTED_DENIALS) -> list[str]:
-    """What AppArmor denied since the boot and nobody expects."""
+    """What AppArmor denied since the boot, without the expected denials."""
     lines = _said("dmesg", "--notime").splitlines()
     assert "Linux version" in lines[0], "the kernel's log has lost its beginning"
     return [
@@ -149,7 +149,7 @@ def _profiles() -> list[str]:
 
 
 def _files() -> list[str]:
-    """Locks are kept: who unlinks a lock that somebody waits for lets two in."""
+    """Files of runs; lock files stay: if one were unlinked, two processes could hold one lock."""
     found = [path for path in _RUNTIME.rglob("*") if path.suffix != ".lock"]
     found += [path for name in ("journal", "overlays") for path in (_STORE / name).rglob("*")]
     found += (_STORE / "bundles").glob("*/.*.partial")

@@ -48,16 +48,16 @@ def is_todays(item, items):
 
 
 @pytest.fixture(scope="module")
-def tell(pytestconfig):
-    """Say a line past pytest's capture, at once: a lab that is ended has said it."""
+def report(pytestconfig):
+    """Print a line past pytest's capture, at once: a lab that is killed has printed it."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
 
-    def say(fields, word="FAULT"):
+    def print_line(fields, word="FAULT"):
         with capture.global_and_fixture_disabled():
             print(f"\n{word}", json.dumps(fields), flush=True)
 
-    say(versions(), "VERSIONS")
-    return say
+    print_line(versions(), "VERSIONS")
+    return print_line
 
 
 def versions():

@@ -31,7 +31,7 @@ TEMPLATE = {
     "post_snapshot_script": str(HOOKS / "sanoid-post"),
 }
 PATIENT = '[defaults]\nhook_deadline = "10m"\nfreeze_deadline = "10m"\n'
-"""Guests are not let go early because the machine is slow."""
+"""Deadlines long enough for a slow machine: guests are not released early."""
 
 
 @dataclass

@@ -47,7 +47,7 @@ class Scene:
         self.watched = [Path("/"), Path("/root"), Path("/etc"), Path("/var/lib"), self.other]
         self.watched += [Path("/root/hostile-canary"), Path("/var/lib/libvirt"), TPM]
         self.taken = snapshot(self.guest, "--name", "s1")
-        self.cut_short()
+        self.interrupt()
 
     @staticmethod
     def names():
@@ -61,8 +61,8 @@ class Scene:
         os.chown(path, 0, 0)
         return path
 
-    def cut_short(self):
-        """A run that was killed on its overlays, and then the guest: all that recovery has."""
+    def interrupt(self):
+        """Kill a run on its overlays, and then the guest: what is left is all that recovery has."""
         path = Path("/root/hostile.toml")
         path.write_text('[defaults]\nram_strategy = "overlay"\n')
         options = ("--config", str(path), "snapshot", NAME, "--name", "cut")
@@ -82,7 +82,7 @@ class Scene:
         self.before = hostile.look([self.image], [])
 
     def set_up_recovery(self):
-        """As it was when the run had been cut short."""
+        """Put everything back as it was when the run had been killed."""
         self.overlay.parent.mkdir(mode=0o711, exist_ok=True)
         self.overlay.write_bytes(self.good)
         shutil.chown(self.overlay, EMULATOR, EMULATOR)
@@ -93,7 +93,7 @@ class Scene:
         return hostile.look(self.canaries, self.watched)
 
     def command(self, *words):
-        """Bounded, without a traceback, with a documented exit code."""
+        """Run a command: it ends in time, without a traceback, with a documented exit code."""
         outcome = run("timeout", "-k", "5", SECONDS, *words)
         assert "Traceback" not in outcome.err + outcome.out, outcome.err
         assert outcome.status in DOCUMENTED, (words, outcome.status, outcome.err)

@@ -20,7 +20,7 @@ REFUSED, FAILED = 5, 8
 PLACES = ("safety", "stop", "rollback", "files", "resume", "define")
 POINTS = [f"{moment}:{place}" for place in PLACES for moment in ("before", "after")]
 REFUSES = ("re-pointed", "dataset-renamed", "domain-renamed", "golden-written", "read-only")
-"""What a restore has to be told of, or mended, first; whatever the layout."""
+"""Changes that a restore refuses until they are fixed or an option allows them; in any layout."""
 MISSED, LINKED = ("moved", "renamed"), ("absolute-link", "relative-link", "link-outside")
 """A rollback brings a file back that is gone; where a link is gone, it cannot know where it led."""
 UNCLONED = ("partition", "data-file")
@@ -47,7 +47,7 @@ def snaporch(*words):
 
 
 def take(layout):
-    """A snapshot of a guest that stands still, so that its images are the oracle; it goes on."""
+    """Snapshot a paused guest, so that its images are the oracle; then resume it."""
     guest = layout.guest
     guest.start()
     must("virsh", "suspend", NAME)
@@ -102,7 +102,7 @@ def extract(how, change, image):
 def in_two_goes(layout, case, *words):
     """What becomes of a command that is killed at one of its steps, and recovered.
 
-    Which step is told by the case's text. It may end before it comes there; where it is undone
+    The case's text says which step. The command may end before it comes there; where it is undone
     since it had touched nothing, it is run again.
     """
     before, point = everything(), POINTS[zlib.crc32(case.encode()) % len(POINTS)]

@@ -1,4 +1,4 @@
-"""Bundles follow their ZFS snapshots, whoever destroys them, and never go without proof."""
+"""Bundles follow their ZFS snapshots, by any program destroyed, and never go without proof."""
 
 import json
 import os
@@ -236,7 +236,7 @@ def test_renamed_replicated_and_destroyed(still):
     assert prune()["wander"][0] == "trash"
 
 
-# -- at the same time, and cut short ------------------------------------------------------------
+# -- at the same time, and interrupted ----------------------------------------------------------
 
 
 def test_a_run_under_way_keeps_all_of_its_domain(guest, tmp_path):
@@ -252,9 +252,9 @@ def test_a_run_under_way_keeps_all_of_its_domain(guest, tmp_path):
         (journal,) = JOURNAL.glob("*.jsonl")
         assert partial.name == f".{journal.stem}.partial"
         outcome = snaporch("prune", guest.name, "--json")
-        told = {Path(item["path"]): item for item in outcome.json["items"]}
-        assert told[partial]["reason"] == "its run is under way"
-        assert "held by snapshot" in told[lost]["reason"]
+        items = {Path(item["path"]): item for item in outcome.json["items"]}
+        assert items[partial]["reason"] == "its run is under way"
+        assert "held by snapshot" in items[lost]["reason"]
         assert partial.is_dir()
         assert lost.is_dir()
         process.kill()
@@ -355,7 +355,7 @@ def sanoid(tmp_path, dataset):
     ],
 )
 def test_a_hostile_environment_is_refused(still, change):
-    told = {"SANOID_SCRIPT": "prune", "SANOID_TARGET": "tank/still", "SANOID_SNAPNAME": "s"}
-    outcome = run(*HOOK.split(), "prune", env=told | change)
+    environment = {"SANOID_SCRIPT": "prune", "SANOID_TARGET": "tank/still", "SANOID_SNAPNAME": "s"}
+    outcome = run(*HOOK.split(), "prune", env=environment | change)
     one_line_error(outcome, 2, *change)
     assert not Path("/var/tmp/owned").exists()

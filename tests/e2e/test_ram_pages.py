@@ -131,9 +131,9 @@ def test_damage_is_found_and_never_restored(guest, three):
     assert "ram.rest" in outcome.err
     rest.write_bytes(whole)
     path = Path(document["bundle"]) / "manifest.json"
-    told = path.read_text()
+    text = path.read_text()
     digest = ram(document)["pages"]["sha256"]
-    path.write_text(told.replace(digest, digest[::-1]))
+    path.write_text(text.replace(digest, digest[::-1]))
     outcome = snaporch("verify", f"{guest.name}@damaged", "--checksums", "--quiet")
     assert outcome.status == 8
     assert "damaged" in outcome.err
@@ -142,7 +142,7 @@ def test_damage_is_found_and_never_restored(guest, three):
     one_line_error(refused, 5, "damaged", "--cold")
     guest.wait_count()
     guest.assert_undisturbed(mark)
-    path.write_text(told)
+    path.write_text(text)
     assert snaporch("verify", f"{guest.name}@damaged", "--checksums", "--quiet").status == 0
 
 

@@ -180,7 +180,7 @@ def test_an_unfinished_one_can_be_undone_by_its_script(running):
 
 
 def test_what_cannot_be_resumed_says_so_and_is_booted_instead(running):
-    """Its RAM went while the restore was cut short."""
+    """Its RAM was deleted while the restore was interrupted."""
     (taken,) = [e for e in snaporch("list", "cut", "--json").json if e["snapshot"] == "s1"]
     ram = Path(taken["bundle"]) / "ram.save"
     killed(running, "after:tank/cut")

@@ -38,7 +38,7 @@ def taken(guest):
     return snapshot(guest, "--name", "s1")
 
 
-def test_paused_until_it_is_told_to_go_on(guest, taken):
+def test_paused_until_it_is_resumed(guest, taken):
     count = guest.snapshot_count("s1")
     guest.wait_count(beyond=count + 5)
     mark = guest.mark()
@@ -171,7 +171,7 @@ def last_before_drop(text):
 
 
 def test_what_others_wrote_is_not_rolled_back_unasked(guest):
-    """A real file system tells what is as it was, and the script knows, too."""
+    """A real file system shows which files are unchanged, and the script checks them, too."""
     place = Path(must("zfs", "get", "-Ho", "value", "mountpoint", "tank/ways").strip())
     guest.start() if guest.state() == "shut off" else None
     (place / "letters").mkdir()

@@ -116,7 +116,7 @@ def seal(context, domain, day, taken):
 
 
 def expected(last_day):
-    """Days whose snapshots stay, told without the code under test."""
+    """Days whose snapshots stay, computed without the code under test."""
     days = list(range(last_day, -1, -1))
     kept = set()
     rules = {

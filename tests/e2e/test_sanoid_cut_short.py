@@ -100,7 +100,7 @@ def holder():
                 continue
             if b"snaporch.sanoid.hold.process" in words:
                 return int(entry.name)
-    raise AssertionError("nobody holds the guest")
+    raise AssertionError("no process holds the guest")
 
 
 def on_overlays(guest):
@@ -118,7 +118,7 @@ def test_killed_with_its_process_group_while_the_guest_is_frozen(guest, tmp_path
         assert on_overlays(guest)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        wait_for(lambda: not on_overlays(guest), "the guest to be let go")
+        wait_for(lambda: not on_overlays(guest), "the guest to be released")
     assert records(guest) == []
     assert list(BUNDLES.glob("*/*")) == []
 

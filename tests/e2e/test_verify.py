@@ -1,4 +1,4 @@
-"""Test restores: passing, failing as they must, and cut short."""
+"""Test restores: passing, failing as they must, and interrupted."""
 
 import shutil
 import signal
@@ -163,10 +163,10 @@ def test_ram_that_checksums_do_not_know_to_be_bad(guest, tmp_path):
     import hashlib
     import json
 
-    told = json.loads(text)
-    (part,) = [p for p in told["parts"] if p["role"] == "ram"]
+    document = json.loads(text)
+    (part,) = [p for p in document["parts"] if p["role"] == "ram"]
     part |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest.write_text(json.dumps(told))
+    manifest.write_text(json.dumps(document))
     passed(verify("ok@bad", "--checksums"), "checked")
     document = failed(verify("ok@bad"), "could not be resumed")
     assert document["reached"] == "checked"

@@ -68,7 +68,7 @@ def _gone(pid: int) -> bool:
 
 
 def locks_held() -> list[str]:
-    """Lock files of domains that somebody holds."""
+    """Lock files of domains that a process holds."""
     return [path.name for path in sorted(RUNTIME.glob("*.lock")) if _is_held(path)]
 
 

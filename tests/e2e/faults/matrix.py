@@ -35,9 +35,9 @@ class Fault(StrEnum):
     """What happens there."""
 
     RUN_KILLED = "run-killed"
-    """SIGKILL of snaporch, with no guardian: ``snaporch recover`` mends."""
+    """SIGKILL of snaporch, with no guardian: ``snaporch recover`` recovers the run."""
     GUARDED_RUN_KILLED = "guarded-run-killed"
-    """SIGKILL of snaporch: the guardian mends."""
+    """SIGKILL of snaporch: the guardian recovers the run."""
     EMULATOR_KILLED = "emulator-killed"
     """SIGKILL of QEMU: the run goes on and ends by itself."""
     BOTH_KILLED = "both-killed"
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def may_quarantine(self) -> bool:
-        """Whether an overlay may be set aside.
+        """Whether an overlay may be quarantined.
 
         The guest is on its bases and wrote to them, only the note is missing: without an emulator
         to ask, its overlay looks as if it held writes of its own.
@@ -85,10 +85,10 @@ class Case:
 
     @property
     def may_be_undecided(self) -> bool:
-        """Whether a human may be asked which image is the newer one.
+        """Whether the admin may be asked which image is the newer one.
 
-        The guest is about to be switched back to its base, and without an emulator to ask nobody
-        can know whether it was.
+        The guest is about to be switched back to its base. Without an emulator to ask, a run
+        cannot find out whether it was.
         """
         if self.step is not Note.PIVOTING:
             return False
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def tears(self) -> bool:
-        """Whether a snapshot that somebody takes there is torn: an overlay is being committed.
+        """Whether a snapshot that another program takes there is torn: a commit is under way.
 
         When the run notes that it was, it is over.
         """

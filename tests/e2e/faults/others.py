@@ -14,7 +14,7 @@ SMALL, LARGE, TALKER = "small", "large", "talker"
 
 
 class Act(StrEnum):
-    """What somebody else does to the guest."""
+    """What another program does to the guest."""
 
     SHUTDOWN = "shutdown"
     RESET = "reset"
@@ -35,7 +35,7 @@ class Act(StrEnum):
 
 
 class Point(StrEnum):
-    """Where the run stands still meanwhile, as ``stopping.py`` has it."""
+    """Where the run is stopped meanwhile, in the form of ``stopping.py``."""
 
     PLANNED = "before:prepare"
     PREPARED = "before:freeze"

@@ -60,7 +60,7 @@ class Image:
 
     @property
     def is_block(self) -> bool:
-        """Whether libvirt is to be told of a device instead of a file."""
+        """Whether the definition names a device instead of a file."""
         return self.disk.kind == "zvol"
 
     def count(self, snapshot: str | None = None) -> int:

@@ -94,7 +94,7 @@ class Log:
             with self.path.open("rb") as log:
                 size = log.seek(0, 2)
                 if size < mark:
-                    raise RuntimeError(f"{self.path} was cut short")
+                    raise RuntimeError(f"{self.path} was truncated")
                 log.seek(mark)
                 return log.read()
         except FileNotFoundError:
