@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def is_todays(item, items):
-    """Whether it is run today: of a matrix ``daily(n)`` only so many are, each in its turn.
+    """Whether a test runs today: of a matrix ``daily(n)`` only n tests do, in turns.
 
     Tests of a module that are marked ``daily(n, NAME)`` with one name are one matrix.
     """
@@ -61,7 +61,7 @@ def report(pytestconfig):
 
 
 def versions():
-    """What the tests are run on."""
+    """The versions of the programs below the tests."""
     from guests.guest import connect
     from support import must
 

@@ -52,7 +52,7 @@ def well(guest):
 
 @contextmanager
 def small(directory, options):
-    """A file system of its own over a directory; what is in it is hidden meanwhile."""
+    """Mount a file system over a directory; it hides the directory's files meanwhile."""
     directory.mkdir(parents=True, mode=0o711, exist_ok=True)
     must("mount", "-t", "tmpfs", "-o", "mode=711", "tmpfs", str(directory))
     if directory == BUNDLES:
@@ -142,7 +142,7 @@ def test_no_space_for_overlays_and_killed(guest, tmp_path):
 
 
 def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
-    """The guest goes on with its overlay, which holds what the dataset has no room for."""
+    """The guest continues on its overlay, which holds what the dataset has no room for."""
     (dataset,) = [name for name in guest.datasets() if name.startswith("tank/")]
     settings = 'ram_strategy = "overlay"'
     with under_way(tmp_path, guest, "before:release", settings=settings) as process:

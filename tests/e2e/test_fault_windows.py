@@ -79,7 +79,7 @@ def examine(guest, fault, before, *, load=False):
 
 
 def wait_for_libvirt_to_save_ram(guest):
-    """Its job says so; or it does not answer, because the full pipe holds QEMU up already."""
+    """libvirt's job shows it, or libvirt does not answer, because QEMU waits for the full pipe."""
 
     def saving():
         answer = command("timeout", "5", "virsh", "domjobinfo", guest.name)
@@ -145,7 +145,7 @@ COMMITTING = "before:release,ahead:pivoting"
 @pytest.mark.daily(2)
 @pytest.mark.parametrize("fault", IN_LAB)
 def test_while_overlays_are_committed(busy, tmp_path, fault):
-    """The guest has written to its overlays for a while, and goes on writing.
+    """The guest has written to its overlays for a while, and continues to write.
 
     Meanwhile a stranger takes snapshots: each is judged, and some are torn.
     """

@@ -91,7 +91,7 @@ def taken(tmp_path, name, more=""):
 
 
 def end_of(run):
-    """Let it go on; the other member comes to the point, too, and may stop there once more."""
+    """Continue the run; the other member reaches the point, too, and may stop there once more."""
     while run.status is None:
         run.go_on()
         _, status = os.waitpid(run.pid, os.WUNTRACED)

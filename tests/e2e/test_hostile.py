@@ -33,7 +33,7 @@ def add_tpm(domain):
 
 
 class Scene:
-    """The guest, what is good of it, and what of the host must not change."""
+    """The guest, good copies of its files, and the host's files that must not change."""
 
     def __init__(self):
         self.guest = Guest.create(NAME, disks=[Disk("file", "tank/hostile")], mutate=add_tpm)
@@ -250,7 +250,7 @@ def variables(scene, uefi):
 
 
 def suffer(guest, name, command):
-    """Plant it, let the command find it, and look at everything."""
+    """Plant the file, run the command, and check everything."""
     scene = guest.scene
     if command == "undo":
         assert restore(guest).status == 0

@@ -1,4 +1,4 @@
-"""Others act on a guest that a run holds: it goes on all the same, and what is theirs stays so."""
+"""Other programs act on a guest that a run holds: it is released, and their work is left alone."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def linux():
 
 
 def fs_status(guest):
-    """What the guest's agent says of its file systems."""
+    """Whether the file systems are frozen, by the guest's agent."""
     question = '{"execute":"guest-fsfreeze-status"}'
     return json.loads(must("virsh", "qemu-agent-command", guest.name, question))["return"]
 
@@ -213,7 +213,7 @@ def test_a_guest_goes_on_when_its_image_is_unlocked(probe, tmp_path):
 
 @contextmanager
 def slow_disk(guest):
-    """A disk on which a write takes longer than anybody waits."""
+    """A disk on which a write takes longer than any program waits."""
     must("virsh", "blkdeviotune", guest.name, "vda", "--live", "--write-bytes-sec", "1")
     try:
         yield

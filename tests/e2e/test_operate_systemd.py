@@ -98,7 +98,7 @@ def records(guest="operated"):
 
 
 def settled():
-    """No run of anybody's is open."""
+    """Wait until every run has ended or was recovered."""
     wait_for(lambda: not any(JOURNAL.iterdir()), "settled runs", PATIENCE_SECONDS)
 
 
@@ -108,7 +108,7 @@ def next_run(guest="operated"):
 
 
 def test_a_daemon_that_is_killed_in_a_capture_is_started_again(guest):
-    """And the capture goes on by itself."""
+    """The capture continues by itself."""
     mark = guest.mark()
     os.mkfifo(HOLD)
     SPARE.touch()

@@ -125,7 +125,7 @@ def under_way(tmp_path, strategy, point, name=NAME):
 
 
 def quiet(outcome):
-    """Without the steps it reported."""
+    """The outcome without the progress lines."""
     lines = [line for line in outcome.err.splitlines() if line.startswith("snaporch:")]
     outcome.err = "\n".join(lines)
     return outcome
@@ -195,7 +195,7 @@ def perform(case, guests, tmp_path):
 
 
 def assert_has_all(guest, before, *, booted):
-    """What the guest had written, be it in the same life or in the next one."""
+    """All that the guest had written is there, whether it was booted again or not."""
     if not booted:
         assert_no_loss(guest, before)
         return
@@ -252,7 +252,7 @@ def plain(xml):
 
 
 def reached(guest, case, outcome):
-    """The level of what the run left, which is true."""
+    """The level of the run's snapshot, after checking that it is true; empty without one."""
     names = zfs_snapshots("@others")
     if not names:
         assert outcome.status != 0, outcome
@@ -352,7 +352,7 @@ def test_its_ram_saved_by_libvirt_while_it_is_on_overlays(guest, tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_backup_over_an_overlay(guest, tmp_path):
-    """What is said brings the guest back, when it is off."""
+    """The commands that the error names bring the guest back, when it is off."""
     with under_way(tmp_path, Strategy.OVERLAY, "after:pool-snapshot") as run:
         overlay = guest.sources()["vda"]
         Snapshot().do(guest)

@@ -1,4 +1,4 @@
-"""What a pause is made of, and the limits that keep it short and the host free."""
+"""The parts of a pause, and the limits that keep it short and the host free."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def dirtying():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_does_not_wait_for_a_stalled_store(dirtying, tmp_path, way):
-    """The rest of its RAM is more than the pipe holds: all it dirties in so long a downtime."""
+    """The rest of the guest's RAM, dirtied in a long downtime, is more than the pipe holds."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_limit = "3s"\n'

@@ -1,4 +1,4 @@
-"""Bundles follow their ZFS snapshots, by any program destroyed, and never go without proof."""
+"""Bundles are pruned after their ZFS snapshots, destroyed by any program, and only with proof."""
 
 import json
 import os
@@ -60,7 +60,7 @@ SANOID_CONF = """
 
 @pytest.fixture(scope="module")
 def guest():
-    """A guest that runs."""
+    """A running guest."""
     made = Guest.create("pruned", disks=[Disk("file", "tank/pruned"), Disk("zvol", "flash/pruned")])
     yield made
     made.remove()
@@ -80,14 +80,14 @@ def still():
 
 @pytest.fixture(autouse=True)
 def clean_slate():
-    """Every test begins with an empty trash, and nothing that could go."""
+    """Every test begins with an empty trash and nothing to prune."""
     yield
     if TRASH.is_dir():
         must("rm", "-r", str(TRASH))
 
 
 def prune(*options, env=None):
-    """Prune, which must succeed; snapshot → (what was done, why)."""
+    """Prune, which must succeed; snapshot → (action, reason)."""
     outcome = snaporch("prune", "--json", *options, env=env)
     assert outcome.status == 0, outcome.err
     return {
@@ -98,7 +98,7 @@ def prune(*options, env=None):
 
 
 def take(guest, name):
-    """A snapshot; its bundle's directory."""
+    """Take a snapshot; return its bundle's directory."""
     return Path(snapshot(guest, "--name", name)["bundle"])
 
 
@@ -331,7 +331,7 @@ def test_sanoid_prunes_down_to_zero_and_the_bundles_follow(guest, tmp_path):
 
 
 def sanoid(tmp_path, dataset):
-    """Let sanoid prune everything of the dataset that it knows."""
+    """Make sanoid prune all its snapshots of the dataset."""
     conf = tmp_path / "sanoid"
     conf.mkdir(exist_ok=True)
     must("cp", "/usr/share/sanoid/sanoid.defaults.conf", str(conf))

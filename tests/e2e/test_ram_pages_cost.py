@@ -1,4 +1,4 @@
-"""RAM in pages of a guest that has some: what it costs, and what a kill in the middle does."""
+"""RAM in pages of a larger guest: what it costs, and the result of a kill in the middle."""
 
 import signal
 import time
@@ -47,7 +47,7 @@ def test_the_second_and_the_third_cost_a_small_part_of_the_first(big):
 
 
 def test_a_run_that_is_killed_while_it_writes_pages_loses_nothing(big):
-    """What was killed keeps its whole image; the next run repairs whatever was half written."""
+    """A killed run leaves its whole image; the next run repairs whatever was half written."""
     guest = big
     pages = Path("/tank/ram") / uuid(guest) / "pages"
     for number in range(TRIES):

@@ -1,4 +1,4 @@
-"""Bad input and bad surroundings: one clear line, the documented code, the guest untouched."""
+"""Bad input and a bad environment: one clear line, the documented code, the guest untouched."""
 
 import pytest
 from guests.disks import Disk

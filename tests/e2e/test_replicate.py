@@ -53,7 +53,7 @@ rate = 4
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
-    """A pool and a directory that are the other machine's."""
+    """A pool and a directory of the other machine."""
     place = tmp_path_factory.mktemp("there")
     vdev = place / "vdev"
     with vdev.open("wb") as stream:
@@ -190,7 +190,7 @@ def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
 
 @pytest.mark.daily(1)
 def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
-    """Word by word as docs/replication.md has it."""
+    """The commands are those of docs/replication.md."""
     name = list(listed(guest))[-1]
     expected = guest.snapshot_count(name)
     mark = guest.mark()

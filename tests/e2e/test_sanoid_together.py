@@ -1,4 +1,4 @@
-"""Several guests for which sanoid calls its hook once: who is frozen when."""
+"""Several guests for which sanoid calls its hook once: the order in which they are frozen."""
 
 import fcntl
 import os
@@ -96,7 +96,7 @@ def test_no_guest_is_paused_while_ram_of_another_is_saved(guests, sanoid, tmp_pa
 
 
 def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
-    """However few at a time: one after the other would have the first wait for all others."""
+    """All are frozen together, even with few jobs: in turn, the first would wait for all others."""
     text = "sanoid_hook_jobs = 1\n" + PATIENT + 'ram_strategy = "manual"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)

@@ -1,4 +1,4 @@
-"""Policies on real snapshots: what is due is taken, what need not stay goes, nothing else does."""
+"""Policies on real snapshots: due snapshots are taken, expired ones are deleted, and no others."""
 
 import json
 from datetime import UTC, datetime, timedelta

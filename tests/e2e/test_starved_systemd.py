@@ -1,4 +1,4 @@
-"""A run that the kernel kills for want of memory: its unit, its guardian and the guest go on."""
+"""A run that the kernel kills for want of memory: its unit, its guardian and the guest continue."""
 
 import os
 import re

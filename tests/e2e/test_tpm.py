@@ -116,7 +116,7 @@ def add_placed_tpm(kind, path):
 
 @pytest.fixture(scope="module", params=["file", "dir"])
 def placed(request):
-    """A guest whose TPM has its state where an administrator wants it, and made it possible."""
+    """A guest whose TPM state is at a path that an administrator chose and allowed."""
     directory = OWN_PLACE / request.param
     directory.mkdir(parents=True)
     shutil.chown(directory, "tss", "tss")

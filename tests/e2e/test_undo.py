@@ -37,7 +37,7 @@ def guest():
 
 @pytest.fixture
 def restored(guest):
-    """Restored some counts after its snapshot: the count that had been reached by then."""
+    """Restore the guest some counts after its snapshot; return the count it had reached by then."""
     if guest.state() == "shut off":
         guest.start()
     reached = guest.wait_count(beyond=guest.snapshot_count("s1") + 3)

@@ -270,7 +270,7 @@ def test_uefi():
 @pytest.mark.daily(2, "guests of their own")
 @pytest.mark.timeout(120)
 def test_a_guest_on_a_user_network_is_resumed_without_it():
-    """QEMU's image of its RAM has the state of that network, and wants a place for it."""
+    """QEMU's image of its RAM has the state of that network, and cannot be loaded without it."""
     made = Guest.create("slirp", disks=[Disk("file", "tank/slirp")], mutate=add_user_network)
     try:
         snapshot(made, "--name", "s1")

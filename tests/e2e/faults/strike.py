@@ -24,9 +24,9 @@ from snaporch.journal import Step
 from snaporch.model import Strategy
 
 DOCUMENTED = (0, 8, 9)
-"""What a run may answer that libvirtd or QEMU went away from."""
+"""Exit statuses that a run may have when libvirtd or QEMU has exited."""
 UNTOUCHED = (5, 7)
-"""And as long as it has touched nothing, which is what these say."""
+"""Further exit statuses, which mean that the run has touched nothing."""
 UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
 UNDECIDED = "being switched"
 EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
@@ -39,7 +39,7 @@ class Verdict:
     case: str
     seconds: float
     checking: float
-    """Of these, for a look at the snapshot it left."""
+    """How many of these were spent on checking the snapshot that the run left."""
     ended: int | None
     """The run's exit status, or minus the signal that killed it."""
     said: str
@@ -118,7 +118,7 @@ def _let_it_end(run: Run, case: Case | None) -> str:
 
 
 def _ends(case: Case | None) -> tuple[int, ...]:
-    """With which exit status it may end."""
+    """The exit statuses that the run may have."""
     if case is None or case.step is Step.PREPARE:
         return (*DOCUMENTED, *UNTOUCHED)
     all_done = (case.step, case.moment) == (Step.RECORD, Moment.PAST)
@@ -132,7 +132,7 @@ def _await_guardian() -> str:
 
 
 def recover(case: Case | None, *, guarded: bool = False) -> str:
-    """Run ``snaporch recover``, and decide for the overlay where it asks; what it did.
+    """Run ``snaporch recover``, and decide for the overlay where it asks; the last line it printed.
 
     Args:
         guarded: a guardian may come first. While an exiting emulator had an overlay open, the

@@ -106,7 +106,7 @@ class Image:
 
 
 def zfs(*arguments: str) -> str:
-    """Runs zfs, gives its output. Raises RuntimeError with zfs's words."""
+    """Runs zfs and returns its output. Raises RuntimeError with zfs's message."""
     done = subprocess.run(["zfs", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         command = " ".join(arguments)
