@@ -1,4 +1,4 @@
-"""What others do to a guest in the middle of a run, and how they find it afterwards."""
+"""What other programs do to a guest in the middle of a run, and how they find it afterwards."""
 
 import json
 import os
@@ -17,22 +17,22 @@ _GROWN_BYTES = 1 << 20
 
 
 def beside(guest, name):
-    """A place for an image, in the dataset of its first disk."""
+    """A path for an image, in the dataset of the guest's first disk."""
     return guest.images[0].path.with_name(name)
 
 
 def take_disks_at_any_time(domain):
-    """Have a controller from which a disk can be taken without the guest's doing."""
+    """Add a controller from which a disk can be detached without the guest's cooperation."""
     SubElement(domain.find("devices"), "controller", type="scsi", model="virtio-scsi")
 
 
 class Deed:
     """An act."""
 
-    told: tuple[str, ...] = ()
-    """What a run says of it that it refuses, one of these."""
+    refusals: tuple[str, ...] = ()
+    """Texts: a run that the act makes refuse prints one of these."""
     reboots = False
-    """The guest has started anew."""
+    """Whether the guest boots again because of the act."""
 
     def get_ready(self, guest):
         """Before the run is planned."""
@@ -41,19 +41,19 @@ class Deed:
         raise NotImplementedError
 
     def meanwhile(self, run):
-        """While the run goes on."""
+        """Act while the run continues."""
 
     def undo(self, guest):
-        """The other finds its work as it left it, and ends it."""
+        """Check that the other program finds its work as it left it, and end that work."""
 
     def put_away(self, guest):
-        """When all was looked at."""
+        """Clean up after all checks."""
 
 
 class Shutdown(Deed):
-    """Its QEMU ends by itself, as at the end of a guest that shuts down."""
+    """The guest's QEMU exits by itself, as when a guest has shut down."""
 
-    told = ("was started or stopped meanwhile", "its guest agent does not answer")
+    refusals = ("was started or stopped meanwhile", "its guest agent does not answer")
     reboots = True
 
     def do(self, guest):
@@ -76,9 +76,9 @@ class Reset(Deed):
 
 
 class Restart(Deed):
-    """On a run's overlays it is not started: libvirt's hook sees to that."""
+    """The guest is not started on a run's overlays: libvirt's hook prevents it."""
 
-    told = ("was started or stopped meanwhile", "its guest agent does not answer")
+    refusals = ("was started or stopped meanwhile", "its guest agent does not answer")
     reboots = True
 
     def do(self, guest):
@@ -93,7 +93,7 @@ class Restart(Deed):
 
 
 class Suspend(Deed):
-    told = ("it is paused, and was running",)
+    refusals = ("it is paused, and was running",)
 
     def do(self, guest):
         must("virsh", "suspend", guest.name)
@@ -104,9 +104,9 @@ class Suspend(Deed):
 
 
 class ManagedSave(Deed):
-    """As libvirt-guests does when the host shuts down."""
+    """Saves the guest's RAM as libvirt-guests does when the host shuts down."""
 
-    told = ("was started or stopped meanwhile",)
+    refusals = ("was started or stopped meanwhile",)
 
     def do(self, guest):
         must("virsh", "managedsave", guest.name)
@@ -117,16 +117,16 @@ class ManagedSave(Deed):
 
 
 class JobAbort(Deed):
-    told = ("canceled by client",)
+    refusals = ("canceled by client",)
 
     def do(self, guest):
         must("virsh", "domjobabort", guest.name)
 
 
 class Snapshot(Deed):
-    """What many backup tools do: an overlay of their own over the base that they read."""
+    """Puts an overlay over the base and reads the base, as many backup tools do."""
 
-    told = ("its disk vda is on ",)
+    refusals = ("its disk vda is on ",)
 
     def do(self, guest):
         image = beside(guest, "tool.qcow2")
@@ -144,7 +144,7 @@ class Snapshot(Deed):
 
 
 class Backup(Deed):
-    """In pull mode: a job that lasts as long as they like."""
+    """Starts a backup in pull mode: the job lasts until its client ends it."""
 
     def do(self, guest):
         disks = "".join(
@@ -167,7 +167,7 @@ class Backup(Deed):
 
 
 class BlockCopy(Deed):
-    """Onto another image, to which the guest is about to be switched."""
+    """Copies a disk onto another image, to which the guest is about to be switched."""
 
     def do(self, guest):
         image = str(beside(guest, "copy.raw"))
@@ -181,7 +181,7 @@ class BlockCopy(Deed):
 
 
 class Plug(Deed):
-    told = ("the disk sda was attached", "its definition was changed")
+    refusals = ("the disk sda was attached", "its definition was changed")
 
     def do(self, guest):
         plug(guest)
@@ -193,7 +193,7 @@ class Plug(Deed):
 
 
 class Unplug(Deed):
-    told = ("its disk sda was detached", "its definition was changed")
+    refusals = ("its disk sda was detached", "its definition was changed")
 
     def get_ready(self, guest):
         plug(guest)
@@ -211,7 +211,7 @@ class Unplug(Deed):
 
 
 def plug(guest):
-    """Have it have one more disk from now on."""
+    """Attach one more disk, also to the inactive definition."""
     image = beside(guest, "extra.raw")
     image.touch()
     os.truncate(image, 1 << 20)
@@ -219,7 +219,7 @@ def plug(guest):
 
 
 def unplug(guest):
-    """Have it have that no more."""
+    """Detach that disk, also from the inactive definition."""
     must("virsh", "detach-disk", guest.name, "sda", "--persistent")
 
 
@@ -235,7 +235,7 @@ class Resize(Deed):
 
 
 class Define(Deed):
-    told = ("its definition was changed",)
+    refusals = ("its definition was changed",)
 
     def do(self, guest):
         must("virsh", "setvcpus", guest.name, "2", "--config", "--maximum")
@@ -246,9 +246,9 @@ class Define(Deed):
 
 
 class Freeze(Deed):
-    """Of its file systems, by its agent."""
+    """Freezes the guest's file systems by its agent."""
 
-    told = ("frozen already",)
+    refusals = ("frozen already",)
 
     def do(self, guest):
         must("virsh", "domfsfreeze", guest.name)
@@ -261,7 +261,7 @@ class Freeze(Deed):
 
 
 class Lock(Deed):
-    """By a script that looks at an image."""
+    """Locks an image, as a script does that reads it."""
 
     def do(self, guest):
         words = ["qemu-io", "-f", "raw", str(guest.images[0].path)]

@@ -1,4 +1,4 @@
-"""What tests leave in their lab: a plugin of pytest that fails a module for it.
+"""What tests leave behind in their lab: a plugin of pytest that fails a module for it.
 
 A run that ended well has taken back everything it made, and did nothing that a host's confinement
 denies. So when the tests of a module are over and their guests are gone, there is no process,
@@ -15,7 +15,7 @@ from pathlib import Path
 from guests.guest import Guest
 
 PATIENCE_SECONDS = 20
-"""For what ends by itself: a guardian looks once a second whether its run is over."""
+"""How long to wait for what ends by itself: a guardian checks its run once a second."""
 
 EXPECTED_DENIALS = {
     r'name="/sys/devices/virtual/block/zd\d+/queue/zoned"': (
@@ -36,14 +36,14 @@ EXPECTED_DENIALS = {
 _COME_AND_GO = re.compile(
     r"\((udev-worker|sd-[a-z]+)\)|libvirtd|systemd(-(journal|udevd|executor|hostnam|userd.*))?|dbus-.*"
 )
-"""Processes that belong to the host, and that tests or systemd start anew."""
+"""Processes that belong to the host, and that tests or systemd start again."""
 _RUNTIME = Path("/run/snaporch")
 _STORE = Path("/var/lib/snaporch")
 _PROFILES = Path("/sys/kernel/security/apparmor/profiles")
 
 
 def census() -> set[str]:
-    """Everything that a run makes and takes back, one line each."""
+    """Everything that a run makes and removes again, one line each."""
     parts = (
         _processes,
         _mounts,
@@ -59,7 +59,7 @@ def census() -> set[str]:
 
 
 def left(before: set[str]) -> list[str]:
-    """What is there and was not before, when all that ends by itself had time to."""
+    """What exists and did not before, after a time for everything that ends by itself."""
     end = time.monotonic() + PATIENCE_SECONDS
     while (found := sorted(census() - before)) and time.monotonic() < end:
         time.sleep(0.5)
@@ -67,7 +67,7 @@ def left(before: set[str]) -> list[str]:
 
 
 def denied(expected: Iterable[str] = EXPECTED_DENIALS) -> list[str]:
-    """What AppArmor denied since the boot and nobody expects."""
+    """What AppArmor denied since the boot, without the expected denials."""
     lines = _said("dmesg", "--notime").splitlines()
     assert "Linux version" in lines[0], "the kernel's log has lost its beginning"
     return [
@@ -79,15 +79,15 @@ def denied(expected: Iterable[str] = EXPECTED_DENIALS) -> list[str]:
 
 
 def remains() -> list[str]:
-    """What no recovery may leave on disks that went through a loss of power.
+    """What recovery must not leave on disks after a loss of power.
 
-    A safety copy that a restore has kept holds what it follows upon.
+    Holds by the safety copy of a restore are allowed.
     """
     return [*_holds(but="snaporch-undo"), *_passing_clones(), *_loops(), *denied()]
 
 
 def _processes() -> list[str]:
-    """Not those of the kernel, nor those that have ended and are not waited for yet."""
+    """Processes, without those of the kernel and zombies."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -127,7 +127,7 @@ def _datasets() -> list[str]:
 
 
 def _passing_clones() -> list[str]:
-    """What only lasts as long as a verification or an extraction."""
+    """Clones that exist only during a verification or an extraction."""
     marks = "snaporch:verify,snaporch:extract"
     lines = _said("zfs", "list", "-H", "-o", f"name,{marks}").splitlines()
     return [f"clone {line}" for line in lines if not line.endswith("\t-\t-")]
@@ -143,13 +143,13 @@ def _holds(but: str = "") -> list[str]:
 
 
 def _profiles() -> list[str]:
-    """Those that are loaded: libvirt leaves the files of domains that are gone."""
+    """The loaded profiles: libvirt leaves the files of domains that do not exist any more."""
     loaded = _PROFILES.read_text().splitlines() if _PROFILES.exists() else []
     return [f"AppArmor profile {line}" for line in loaded]
 
 
 def _files() -> list[str]:
-    """Locks are kept: who unlinks a lock that somebody waits for lets two in."""
+    """Files of runs; lock files stay: if one were unlinked, two processes could hold one lock."""
     found = [path for path in _RUNTIME.rglob("*") if path.suffix != ".lock"]
     found += [path for name in ("journal", "overlays") for path in (_STORE / name).rglob("*")]
     found += (_STORE / "bundles").glob("*/.*.partial")
@@ -161,7 +161,7 @@ def _domains() -> list[str]:
 
 
 def _units() -> list[str]:
-    """Of runs and their guardians; the timers and services are the tests' to install."""
+    """Units of runs and guardians; the tests install timers and services themselves."""
     if not Path("/run/systemd/system").is_dir():
         return []
     listing = _said("systemctl", "list-units", "--plain", "--no-legend", "snaporch-guardian-*")
@@ -193,7 +193,7 @@ class Aftermath:
             session.exitstatus = 1
 
     def pytest_terminal_summary(self, terminalreporter):
-        """Say it where failures are said."""
+        """Print it where pytest prints failures."""
         if self.found:
             terminalreporter.section("what the tests left, and what AppArmor denied", red=True)
             for line in self.found:

@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def is_todays(item, items):
-    """Whether it is run today: of a matrix ``daily(n)`` only so many are, each in its turn.
+    """Whether a test runs today: of a matrix ``daily(n)`` only n tests do, in turns.
 
     Tests of a module that are marked ``daily(n, NAME)`` with one name are one matrix.
     """
@@ -48,20 +48,20 @@ def is_todays(item, items):
 
 
 @pytest.fixture(scope="module")
-def tell(pytestconfig):
-    """Say a line past pytest's capture, at once: a lab that is ended has said it."""
+def report(pytestconfig):
+    """Print a line past pytest's capture, at once: a lab that is killed has printed it."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
 
-    def say(fields, word="FAULT"):
+    def print_line(fields, word="FAULT"):
         with capture.global_and_fixture_disabled():
             print(f"\n{word}", json.dumps(fields), flush=True)
 
-    say(versions(), "VERSIONS")
-    return say
+    print_line(versions(), "VERSIONS")
+    return print_line
 
 
 def versions():
-    """What the tests are run on."""
+    """The versions of the programs below the tests."""
     from guests.guest import connect
     from support import must
 

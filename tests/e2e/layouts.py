@@ -1,4 +1,4 @@
-"""Where a guest's image lies and how it is reached, and what becomes of that after a snapshot."""
+"""Layouts: where an image lies and how it is reached; and the changes to that after a snapshot."""
 
 import hashlib
 import os
@@ -20,14 +20,14 @@ HOME, AWAY, GOLDEN = f"tank/{NAME}", f"flash/{NAME}-away", f"flash/{NAME}-golden
 VOLUME, RENAMED = f"{HOME}-volume", f"{HOME}-renamed"
 LINK = Path(f"/var/lib/libvirt/images/{NAME}.link")
 _START, _SECTORS = 2048, 8192
-"""Of the partition, in sectors: as tools align it."""
+"""The start of the partition, in sectors: as tools align it."""
 
 
 class Layout:
     """The guest, its image, and another image that no guest uses."""
 
     def make(self, how):
-        """Lay the image so, and define the guest on it."""
+        """Put the image in its place, and define the guest on it."""
         for dataset in (AWAY, GOLDEN):
             must("zfs", "create", dataset)
         self.decoy = mountpoint(AWAY) / "decoy.img"
@@ -41,7 +41,7 @@ class Layout:
         self.define(self.path, self.form)
 
     def define(self, path, form):
-        """Have the guest's definition name this image."""
+        """Make the guest's definition name this image."""
         root = ElementTree.fromstring(self.guest.xml(inactive=True))
         kind, attribute = ("block", "dev") if path.is_block_device() else ("file", "file")
         disk = root.find("devices/disk")
@@ -56,11 +56,11 @@ class Layout:
         return thing.startswith(mine)
 
     def own(self):
-        """How all is that is the guest's."""
+        """The state of everything that belongs to the guest."""
         return {thing: how for thing, how in everything().items() if self.is_own(thing)}
 
     def remove(self):
-        """All of it, whatever became of it."""
+        """Remove everything of the layout, also after a change."""
         LINK.unlink(missing_ok=True)
         for domain in connect().listAllDomains():
             Guest.existing(domain.name()).remove()
@@ -91,7 +91,7 @@ def everything():
 
 
 def changed(before):
-    """What is not as it was: pairs of how it was and how it is."""
+    """What has changed: pairs of the former and the present state."""
     now = everything()
     things = before.keys() | now.keys()
     return {
@@ -199,7 +199,7 @@ def _nothing(_layout):
 
 
 def _move(layout):
-    """To another pool; where it was, nothing remains."""
+    """Move the image to another pool; nothing remains in its old place."""
     moved = mountpoint(AWAY) / "moved.img"
     with chdir(layout.folder):  # from where QEMU takes the name of a data file
         form = layout.form
@@ -209,7 +209,7 @@ def _move(layout):
 
 
 def _point_elsewhere(layout):
-    """The path leads to the other image now."""
+    """Make the path lead to the other image."""
     if layout.path.is_symlink():
         layout.path.unlink()
     else:
@@ -238,7 +238,7 @@ def _resize(layout):
 
 
 def _redefine(layout):
-    """With another image."""
+    """Define the guest with another image."""
     layout.define(layout.decoy, "raw")
 
 
@@ -280,7 +280,7 @@ _UNCERTAIN = ("partition", "dataset-renamed")
 
 
 def cases():
-    """Each layout with each change that can befall it."""
+    """Each layout with each change that is possible to it."""
     for how in LAYOUTS:
         for change in CHANGES:
             is_volume = how in ("volume", "partition")

@@ -1,4 +1,4 @@
-"""What became of a command."""
+"""The result of a command."""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass
 class Outcome:
-    """What a command answered."""
+    """Exit status and output of a command."""
 
     status: int
     out: str

@@ -1,4 +1,4 @@
-"""RAM in pages: the configuration, and what ZFS and the bundles say of it."""
+"""RAM in pages: the configuration, and what ZFS and the bundles record of it."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ def zfs_number(name, key):
 
 
 def settle(guest):
-    """Count for a while, so that an earlier restore is no part of what is looked at."""
+    """Count for a while, so that the checks see no part of an earlier restore."""
     for _ in range(15):
         guest.wait_count()
 

@@ -31,7 +31,7 @@ TEMPLATE = {
     "post_snapshot_script": str(HOOKS / "sanoid-post"),
 }
 PATIENT = '[defaults]\nhook_deadline = "10m"\nfreeze_deadline = "10m"\n'
-"""Guests are not let go early because the machine is slow."""
+"""Deadlines long enough for a slow machine: guests are not released early."""
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Sanoid:
         return ["sanoid", "--configdir", str(self.directory), *(options or ("--cron",))]
 
     def run(self, *options: str, env: dict[str, str] | None = None) -> Outcome:
-        """Take what is due, by what ZFS says and not by what sanoid remembers."""
+        """Take what is due by ZFS's listing, not by sanoid's cache."""
         forget_cache()
         outcome = run(*self.words(*options, "--verbose"), env=env)
         come_to_rest()
@@ -94,7 +94,7 @@ def forget_cache() -> None:
 
 
 def come_to_rest() -> None:
-    """Until no run goes on: what follows the release is not waited for by sanoid."""
+    """Wait until no run is under way: sanoid does not wait for the work after the release."""
     wait_for(lambda: not locks_held() and not list(JOURNAL.glob("*")), "the ends of all runs", 200)
 
 

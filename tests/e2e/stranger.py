@@ -1,4 +1,4 @@
-"""Somebody else, who snapshots a guest's datasets all the time; and a judge of all snapshots."""
+"""Another program that snapshots a guest's datasets all the time; and a judge of all snapshots."""
 
 import os
 import select
@@ -42,7 +42,7 @@ done
 class Stranger:
     """Takes snapshots of the guest's datasets, one after the other.
 
-    Not as fast as they come: whatever looks at them later would take minutes.
+    It waits between them: judging more snapshots would take minutes.
     """
 
     def __init__(self, guest: Guest) -> None:
@@ -51,7 +51,7 @@ class Stranger:
         self._rounds = 0
 
     def work(self) -> None:
-        """Take them until it is over."""
+        """Take snapshots until :meth:`end` is called."""
         while not self._over.is_set():
             for image in self._guest.images:
                 must("zfs", "snapshot", f"{image.dataset}@stranger-{self._rounds}")
@@ -59,7 +59,7 @@ class Stranger:
             self._over.wait(_PAUSE_SECONDS)
 
     def slow_down(self) -> None:
-        """Hold commits up until enough were taken meanwhile."""
+        """Slow commits down until enough snapshots were taken meanwhile."""
         while not self._over.wait(_POLL_SECONDS):
             if not is_committing(self._guest):
                 continue
@@ -74,20 +74,20 @@ class Stranger:
             pass
 
     def end(self) -> None:
-        """It is over."""
+        """End both loops."""
         self._over.set()
 
 
 @contextmanager
 def stranger(guest: Guest) -> Iterator[None]:
-    """Have somebody else at the guest's datasets."""
-    somebody = Stranger(guest)
+    """Another program snapshots the guest's datasets meanwhile."""
+    other = Stranger(guest)
     with ThreadPoolExecutor(2) as threads:
-        work = [threads.submit(somebody.work), threads.submit(somebody.slow_down)]
+        work = [threads.submit(other.work), threads.submit(other.slow_down)]
         try:
             yield
         finally:
-            somebody.end()
+            other.end()
     for each in work:
         each.result()
 
@@ -99,7 +99,7 @@ class SnapshotLoop:
         command = ["sh", "-c", _WORK, "stranger", *guest.datasets()]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
-        self._told = self._process.stdout.fileno()
+        self._output = self._process.stdout.fileno()
 
     def wait(self, rounds: int, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Until so many more snapshots of each dataset are there."""
@@ -110,10 +110,10 @@ class SnapshotLoop:
                 rounds -= self._read()
 
     def _may_be_read(self, seconds: float) -> bool:
-        return bool(select.select([self._told], [], [], seconds)[0])
+        return bool(select.select([self._output], [], [], seconds)[0])
 
     def _read(self) -> int:
-        lines = os.read(self._told, 4096).count(b"\n")
+        lines = os.read(self._output, 4096).count(b"\n")
         assert lines, "the stranger has ended"
         return lines
 
@@ -126,19 +126,19 @@ class SnapshotLoop:
 
 @contextmanager
 def snapshot_loop(guest: Guest) -> Iterator[SnapshotLoop]:
-    """Have somebody else at the guest's datasets, and no thread in this process."""
-    somebody = SnapshotLoop(guest)
+    """Another process snapshots the guest's datasets meanwhile; no thread runs in this one."""
+    loop = SnapshotLoop(guest)
     try:
-        yield somebody
+        yield loop
     finally:
-        somebody.close()
+        loop.close()
 
 
 @contextmanager
 def slow_commits(held: Callable[[], None]) -> Iterator[None]:
-    """Have commits of children that are forked meanwhile copy next to nothing while ``held``.
+    """Commits of children that are forked meanwhile copy next to nothing while ``held`` runs.
 
-    They begin slowly: in the lab, a small one is over before anybody could slow it down.
+    They begin slowly: in the lab, a small commit is over before a test could slow it down.
     """
     real = libvirt.virDomain.blockCommit
 
@@ -156,14 +156,14 @@ def slow_commits(held: Callable[[], None]) -> Iterator[None]:
 
 
 def is_committing(guest: Guest) -> bool:
-    """Whether a block job of libvirt's is on one of its disks, as far as libvirt is there."""
+    """Whether libvirt has a block job on a disk of the guest; no if libvirt does not answer."""
     with suppress(libvirt.libvirtError):
         return guest.state() != "shut off" and "<mirror" in guest.xml()
     return False
 
 
 def set_speed(guest: Guest, bytes_a_second: int) -> None:
-    """Of all its block jobs; 0 for as fast as they can."""
+    """Limit the speed of all block jobs of the guest; 0 for no limit."""
     with suppress(libvirt.libvirtError):  # they have ended
         for target in guest.sources():
             guest.domain().blockJobSetSpeed(target, bytes_a_second, _IN_BYTES)
@@ -175,13 +175,13 @@ class Judged:
 
     name: str
     torn: bool
-    """What it is called."""
+    """Whether snaporch recorded it as torn."""
     whole: bool
-    """What it is: what the guest had on the disk at one instant."""
+    """Whether it holds what the guest had on the disk at one instant."""
 
 
 def judge(guest: Guest, *, busy: bool = True) -> list[Judged]:
-    """Look at every snapshot of the guest's datasets, whoever's it is.
+    """Judge every snapshot of the guest's datasets, also those that other programs took.
 
     Args:
         busy: its probe writes more than its counts: it is of kind load or busy.
@@ -216,6 +216,6 @@ def _was_written_so(image: Image, snapshot: str | None, busy: bool) -> bool:
 
 
 def assert_none_is_called_otherwise(judged: list[Judged]) -> None:
-    """What is torn is called torn."""
+    """Each torn snapshot is recorded as torn."""
     bad = [each.name for each in judged if not (each.torn or each.whole)]
     assert not bad, f"torn, and not called so: {bad}"

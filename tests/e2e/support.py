@@ -1,4 +1,4 @@
-"""Running snaporch as a user would, and asking the guest and libvirt what became of it."""
+"""Run snaporch as a user would, and ask the guest and libvirt for the results."""
 
 import itertools
 import os
@@ -148,14 +148,14 @@ def one_line_error(outcome: Outcome, status: int, *words: str) -> None:
 
 
 def wait_for(probe: Callable[[], T | None], what: str, timeout: float = 120) -> T:
-    """Poll until ``probe`` gives something; for states that announce themselves to nobody."""
+    """Poll until ``probe`` returns something; for states of which no program sends an event."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         found = probe()
         if found:
             return found
         time.sleep(0.05)
-    if found := probe():  # all of the lab may have stood still
+    if found := probe():  # the whole lab may have been paused
         return found
     raise TimeoutError(what)
 
@@ -189,7 +189,7 @@ def system_config(text: str) -> Iterator[None]:
 def stalled_compressor(tmp_path: Path, *, spared: bool = False) -> Iterator[dict[str, str]]:
     """An environment in which RAM cannot flow: a ``pigz`` that waits for :func:`open_gate`.
 
-    The RAM phase then lasts until somebody ends it, whatever the machine's speed. With ``spared``
+    The RAM phase then lasts until the test ends it, whatever the machine's speed. With ``spared``
     the first call is of the real one: a daemon's, which tries out whether it works.
     """
     gate = tmp_path / "gate"
@@ -213,20 +213,20 @@ def stalled_compressor(tmp_path: Path, *, spared: bool = False) -> Iterator[dict
             yield environment | {"PATH": f"{programs}:{os.environ['PATH']}"}
         finally:
             open_gate(tmp_path)
-            passed = tmp_path / "passed"  # nobody writes for a compressor that comes later
+            passed = tmp_path / "passed"  # no test writes for a compressor that starts later
             passed.write_text("\n")
             passed.replace(gate)
             os.close(held)
 
 
 def open_gate(tmp_path: Path) -> None:
-    """Let the stalled compressor end, now or when it comes to the gate."""
+    """Make the stalled compressor end, now or when it reaches the gate."""
     (tmp_path / "gate").write_text("\n")
 
 
 @contextmanager
 def started(*arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A snaporch that goes on beside the test; killed at the end if it still runs."""
+    """A snaporch that runs beside the test; killed at the end if it still runs."""
     process = subprocess.Popen(
         ["snaporch", *arguments],
         env={**os.environ, **env},

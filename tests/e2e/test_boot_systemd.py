@@ -138,7 +138,7 @@ def assert_booted_with(guest, mark, before):
 
 @contextmanager
 def unguarded():
-    """libvirt without the hook: it stands aside where libvirt does not look for it."""
+    """libvirt without the hook: it is moved to a path that libvirt does not read."""
     aside = HOOK.parents[1] / "aside"
     HOOK.rename(aside)
     try:

@@ -50,7 +50,7 @@ def test_it_verifies_and_goes_back_as_long_as_the_base_is_the_same(guest, taken)
 
 
 def test_it_is_the_same_after_a_start(guest, taken):
-    """libvirt changes who owns the base, and writes that down beside it."""
+    """libvirt changes the owner of the base, and remembers the former owner in an attribute."""
     guest.destroy()
     guest.start()
     mark = guest.mark()

@@ -57,7 +57,7 @@ def sanoid(rendered):
 
 
 def findings(*arguments, env=None):
-    """But for what the lab's own versions are known for, which is hints."""
+    """The findings, without the hints about known faults of the lab's own versions."""
     outcome = snaporch("check", "--json", *arguments, env=env)
     assert outcome.err == ""
     found = {(each["code"], each["subject"]): each for each in outcome.json}
@@ -70,20 +70,20 @@ def codes(*arguments, env=None):
 
 
 def sanoid_says(tmp_path, name):
-    """What the real sanoid would do, in its words."""
+    """What the real sanoid prints that it would do."""
     arguments = [f"--cache-dir={tmp_path}/{name}-cache", f"--run-dir={tmp_path}/{name}-run"]
     return must("sanoid", "--take-snapshots", "--readonly", "--verbose", *arguments)
 
 
-def calls_in(told):
-    """The snapshots in it: dataset → whether recursively."""
-    taken = re.findall(r"^taking snapshot (.+)@\S+?( \(zfs recursive\))?$", told, re.MULTILINE)
+def calls_in(output):
+    """The snapshots that sanoid reports: dataset → whether recursively."""
+    taken = re.findall(r"^taking snapshot (.+)@\S+?( \(zfs recursive\))?$", output, re.MULTILINE)
     return {dataset: bool(recursive) for dataset, recursive in taken}
 
 
 def test_what_is_rendered_is_clean_and_sanoid_takes_it(sanoid, tmp_path):
-    told = sanoid_says(tmp_path, "rendered")
-    assert calls_in(told) == {
+    output = sanoid_says(tmp_path, "rendered")
+    assert calls_in(output) == {
         "tank/vm/one": False,
         "tank/vm/two": True,
         "tank/vm/pools": False,
@@ -91,7 +91,7 @@ def test_what_is_rendered_is_clean_and_sanoid_takes_it(sanoid, tmp_path):
     }
     program = must("sh", "-c", "command -v snaporch").strip()
     for phase in ("pre", "post"):
-        assert f"{phase}_snapshot_script '{program} hook sanoid {phase}' on dataset" in told
+        assert f"{phase}_snapshot_script '{program} hook sanoid {phase}' on dataset" in output
     status, found = findings()
     assert (status, set(found)) == (0, {("taken-apart", "pools")})
 
@@ -122,7 +122,7 @@ def test_faults_in_the_file_are_found(sanoid):
     assert run("sanoid", "--take-snapshots", "--readonly").status != 0
 
 
-def test_the_lines_that_are_told_mend_it(sanoid):
+def test_the_lines_of_a_finding_fix_it(sanoid):
     sanoid("[tank/vm/one]\n\thourly = 1\n")
     for _ in ("hooks", "what hooks need"):
         _, found = findings("one")
@@ -134,7 +134,7 @@ def test_the_lines_that_are_told_mend_it(sanoid):
 
 
 def test_what_sanoid_takes_is_what_we_say_is_covered(sanoid, guests, tmp_path):
-    """With datasets from the real ``zfs list``, and sanoid's own word for what it would do."""
+    """With datasets from the real ``zfs list``, and sanoid's own output of what it would do."""
     for name in EXTRA:
         must("zfs", "create", name)
     texts = (
@@ -189,7 +189,7 @@ def test_an_encrypted_guest_and_a_store_in_the_clear(sanoid, tmp_path):
 
 
 def test_known_faults_of_the_labs_own_versions(sanoid):
-    """As the real programs tell them: no fault that has been mended there, none overlooked."""
+    """By the versions that the real programs print: no fixed fault, and no missing one."""
     zfs = Path("/sys/module/zfs/version").read_text().strip()
     library = must("virsh", "version").partition("Using library: libvirt ")[2].splitlines()[0]
     found = {each["code"]: each["subject"] for each in snaporch("check", "--json", "one").json}
@@ -221,9 +221,9 @@ def test_monitoring(sanoid):
     assert outcome.status == 2
     assert outcome.out.startswith("SNAPORCH CRITICAL - 1 error, 1 warning, ")
     assert " - [tank/vm/one]: " in outcome.out
-    outcome = snaporch("check", "--nagios", "nobody")
+    outcome = snaporch("check", "--nagios", "absent")
     assert outcome.status == 3
-    assert outcome.out.startswith("SNAPORCH UNKNOWN - nobody: no such domain; ")
+    assert outcome.out.startswith("SNAPORCH UNKNOWN - absent: no such domain; ")
 
 
 def test_for_people_in_eighty_columns(sanoid):
@@ -236,7 +236,7 @@ def test_for_people_in_eighty_columns(sanoid):
 
 
 def test_refusals(guests):
-    one_line_error(snaporch("check", "nobody"), 4, "nobody")
+    one_line_error(snaporch("check", "absent"), 4, "absent")
     one_line_error(snaporch("check", "--nagios", "--json"), 2, "--nagios")
-    one_line_error(snaporch("render", "sanoid", "nobody"), 4, "nobody")
+    one_line_error(snaporch("render", "sanoid", "absent"), 4, "absent")
     assert json.loads(snaporch("check", "--json", "--configdir", "/nowhere").out)

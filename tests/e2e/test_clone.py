@@ -108,7 +108,7 @@ def test_a_clone_keeps_its_snapshot(taken):
 def test_what_is_no_clone_is_not_deleted(guest, taken):
     mark = guest.mark()
     one_line_error(snaporch("clone", "--delete", "web"), 5, "web", "not a clone")
-    one_line_error(snaporch("clone", "--delete", "nobody"), 4, "nobody")
+    one_line_error(snaporch("clone", "--delete", "absent"), 4, "absent")
     guest.wait_count()
     guest.assert_undisturbed(mark)
 

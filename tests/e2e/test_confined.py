@@ -1,4 +1,4 @@
-"""The lab is confined as hosts are, and what is left in it or denied there is seen."""
+"""The lab is confined as hosts are, and the tests detect what is left or denied in it."""
 
 import os
 import subprocess
@@ -35,7 +35,7 @@ def test_the_emulator_is_as_confined_as_on_a_host(guest):
 
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_the_profile_stays_as_small_as_it_was(guest, tmp_path, way):
-    """One line for the pipe, the same each time, and none for what is gone."""
+    """One line for the pipe, the same each time, and none for files that do not exist any more."""
     with config(tmp_path, f'[defaults]\nram_strategy = "{way}"\n') as environment:
         for _ in range(2):
             must(

@@ -1,4 +1,4 @@
-"""The daemon with real guests: it takes what is due, obeys signals, and takes no guest with it."""
+"""The daemon with real guests: it takes what is due, obeys signals, and its end harms no guest."""
 
 import os
 import signal

@@ -23,7 +23,7 @@ SECONDS = 240
 
 @pytest.fixture(scope="module", autouse=True)
 def dead(tmp_path_factory):
-    """Whoever touches it waits until its end of /dev/fuse is closed."""
+    """A mount that never answers: a process that touches it waits until /dev/fuse is closed."""
     PLACE.mkdir()
     Path("/run/way").symlink_to(PLACE)
     xml = tmp_path_factory.mktemp("neighbour") / "domain.xml"

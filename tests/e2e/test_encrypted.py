@@ -120,7 +120,7 @@ def test_without_the_key_it_is_refused_before_anything_is_touched(guest, taken):
         for root in ROOTS:
             run("zfs", "unmount", "-f", f"{root}/web")
             run("zfs", "unmount", "-f", root)
-            # udev looks at a volume that somebody has closed, and keeps it busy meanwhile
+            # udev reads a volume after a process has closed it, and keeps it busy meanwhile
             forget = ("zfs", "unload-key", "-r", root)
             wait_for(lambda words=forget: run(*words).status == 0, f"{root} without its key")
         before = must("zfs", "list", "-H", "-t", "all", "-o", "name")

@@ -52,7 +52,7 @@ def well(guest):
 
 @contextmanager
 def small(directory, options):
-    """A file system of its own over a directory; what is in it is hidden meanwhile."""
+    """Mount a file system over a directory; it hides the directory's files meanwhile."""
     directory.mkdir(parents=True, mode=0o711, exist_ok=True)
     must("mount", "-t", "tmpfs", "-o", "mode=711", "tmpfs", str(directory))
     if directory == BUNDLES:
@@ -82,7 +82,7 @@ def small_disk(directory, image):
 
 @contextmanager
 def under_way(tmp_path, guest, point, *options, settings="", paths=""):
-    """A run that stands still at a point."""
+    """A run that is stopped at a point."""
     path = tmp_path / "snaporch.toml"
     path.write_text(f"[paths]\n{paths}\n[defaults]\n{settings}\n")
     process = Run("--config", str(path), "snapshot", guest.name, *options, point=point)
@@ -142,7 +142,7 @@ def test_no_space_for_overlays_and_killed(guest, tmp_path):
 
 
 def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
-    """The guest goes on with its overlay, which holds what the dataset has no room for."""
+    """The guest continues on its overlay, which holds what the dataset has no room for."""
     (dataset,) = [name for name in guest.datasets() if name.startswith("tank/")]
     settings = 'ram_strategy = "overlay"'
     with under_way(tmp_path, guest, "before:release", settings=settings) as process:
@@ -241,7 +241,7 @@ DEADLINE = 'ram_strategy = "{}"\nfreeze_deadline = "3s"'
 
 
 @pytest.mark.timeout(200)
-def test_a_run_that_stands_still_when_its_guest_is_stopped_for_the_end_of_ram(guest, tmp_path):
+def test_a_run_that_is_stopped_when_qemu_pauses_its_guest_for_the_end_of_ram(guest, tmp_path):
     settings = DEADLINE.format("manual")
     with under_way(tmp_path, guest, AT_THE_END_OF_RAM, settings=settings) as process:
         wait_for(lambda: guest.state() == "running", "the guardian")
@@ -265,7 +265,7 @@ def test_no_space_for_what_the_guardian_has_to_say(guest, tmp_path, way, killed)
         fill_with_names(JOURNAL)
         if killed:
             process.kill()
-        wait_for(lambda: is_let_go(guest), "the guardian")
+        wait_for(lambda: is_released(guest), "the guardian")
         if not killed:
             process.go_on()
             outcome = process.wait()
@@ -282,8 +282,8 @@ def fill_with_names(directory):
         deque(map(Path.touch, names), maxlen=0)
 
 
-def is_let_go(guest):
-    """It runs, on its bases."""
+def is_released(guest):
+    """Whether the guest runs on its base images."""
     on_overlays = any(path.startswith(str(OVERLAYS)) for path in guest.sources().values())
     return guest.state() == "running" and not on_overlays
 

@@ -79,7 +79,7 @@ def examine(guest, fault, before, *, load=False):
 
 
 def wait_for_libvirt_to_save_ram(guest):
-    """Its job says so; or it does not answer, because the full pipe holds QEMU up already."""
+    """libvirt's job shows it, or libvirt does not answer, because QEMU waits for the full pipe."""
 
     def saving():
         answer = command("timeout", "5", "virsh", "domjobinfo", guest.name)
@@ -88,8 +88,8 @@ def wait_for_libvirt_to_save_ram(guest):
     wait_for(saving, "the RAM phase")
 
 
-def stands_still(guest):
-    """Whether it prints no count for some seconds, by its log alone."""
+def is_paused(guest):
+    """Whether the guest prints no count for some seconds, by its log alone."""
     mark = guest.mark()
     time.sleep(3)
     return guest.mark() == mark
@@ -116,7 +116,7 @@ def test_while_ram_is_saved(large, tmp_path, way, fault):
 def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
     """libvirt writes RAM, closes the pipe, and opens its path once more for the header.
 
-    A snaporch that dies in between leaves it waiting for a reader, with the guest paused.
+    A snaporch that is killed in between leaves libvirt waiting for a reader, with the guest paused.
     """
     mark = running(large)
     with (
@@ -128,9 +128,9 @@ def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
         (pipe,) = [path for path in RUNTIME.iterdir() if path.is_fifo()]
         before = look(large, mark)
         pipe.rename(pipe.with_suffix(".first"))
-        os.mkfifo(pipe, 0o600)  # the same path, and nobody reads there
+        os.mkfifo(pipe, 0o600)  # the same path, without a reader
         run.go_on()
-        wait_for(lambda: stands_still(large), "the end of RAM", 300)  # libvirt does not answer now
+        wait_for(lambda: is_paused(large), "the end of RAM", 300)  # libvirt does not answer now
         run.kill()
     pipe.with_suffix(".first").unlink()
     outcome = snaporch_here("recover")
@@ -145,7 +145,7 @@ COMMITTING = "before:release,ahead:pivoting"
 @pytest.mark.daily(2)
 @pytest.mark.parametrize("fault", IN_LAB)
 def test_while_overlays_are_committed(busy, tmp_path, fault):
-    """The guest has written to its overlays for a while, and goes on writing.
+    """The guest has written to its overlays for a while, and continues to write.
 
     Meanwhile a stranger takes snapshots: each is judged, and some are torn.
     """
@@ -161,7 +161,7 @@ def test_while_overlays_are_committed(busy, tmp_path, fault):
             run.wait_stopped()
             assert busy.xml().count("<mirror") == len(busy.images)
             before = look(busy, mark)
-            # without its emulator nobody may know which image is the newer one
+            # without its emulator, a run may not be able to find out which image is the newer one
             strike(fault, busy, run, Case(Strategy.OVERLAY, Note.PIVOTING, Moment.AHEAD, fault))
     examine(busy, fault, before, load=True)
     assert any(each.torn for each in judge(busy))

@@ -21,11 +21,11 @@ def scene():
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_nothing_is_lost_and_nothing_is_left(case, scene, tell):
+def test_nothing_is_lost_and_nothing_is_left(case, scene, report):
     try:
-        tell(perform(case, scene).line())
+        report(perform(case, scene).line())
     except BaseException as error:
-        tell({"case": str(case), "failed": f"{type(error).__name__}: {error}"})
+        report({"case": str(case), "failed": f"{type(error).__name__}: {error}"})
         scene.wreck()
         raise
     scene.sweep()

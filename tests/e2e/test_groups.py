@@ -1,4 +1,4 @@
-"""Consistency groups: two guests in one window, over one pool and two, and cut short."""
+"""Consistency groups: two guests in one window, over one pool and two, and interrupted runs."""
 
 import json
 import os
@@ -67,8 +67,8 @@ def together(tmp_path, name, more=""):
     return {entry["domain"]: entry for entry in outcome.json}
 
 
-def still(entry):
-    """From when to when a guest stood still."""
+def pause_of(entry):
+    """The time at which a guest was paused, and the time at which it was resumed."""
     manifest = json.loads((Path(entry["bundle"]) / "manifest.json").read_text())
     begin = datetime.fromisoformat(manifest["created"])
     return begin, begin + timedelta(milliseconds=manifest["pause_ms"])
@@ -76,7 +76,7 @@ def still(entry):
 
 @contextmanager
 def taken(tmp_path, name, more=""):
-    """A snapshot of the group that stands still when ZFS has it and nobody was let go yet."""
+    """A snapshot of the group, stopped when ZFS has it and no guest was released yet."""
     with config(tmp_path, GROUP + more) as env:
         words = ("snapshot", "--group", "pair", "--name", name, "--json")
         run = Run(*words, point="after:pool-snapshot", env=env)
@@ -91,7 +91,7 @@ def taken(tmp_path, name, more=""):
 
 
 def end_of(run):
-    """Let it go on; the other member comes to the point, too, and may stop there once more."""
+    """Continue the run; the other member reaches the point, too, and may stop there once more."""
     while run.status is None:
         run.go_on()
         _, status = os.waitpid(run.pid, os.WUNTRACED)
@@ -111,11 +111,11 @@ def none_of(name):
     return not zfs_snapshots(f"@{name}")
 
 
-def test_both_stand_still_at_the_same_time_and_share_the_pools_instant(pair, tmp_path):
+def test_both_are_paused_at_the_same_time_and_share_the_pools_instant(pair, tmp_path):
     before = {guest: guest.wait_count() for guest in pair}
     entries = together(tmp_path, "g1")
     assert {entry["level"] for entry in entries.values()} == {"ram"}
-    (from_app, to_app), (from_db, to_db) = (still(entries[guest.name]) for guest in pair)
+    (from_app, to_app), (from_db, to_db) = (pause_of(entries[guest.name]) for guest in pair)
     assert max(from_app, from_db) < min(to_app, to_db)
     txgs = transactions("g1")
     assert set(txgs) == {f"{dataset}@g1" for dataset in DATASETS}
@@ -173,8 +173,8 @@ def test_one_that_cannot_be_frozen_is_refused_before_anything(pair, tmp_path):
     assert none_of("no")
 
 
-def test_one_whose_freeze_fails_lets_the_other_go(pair, tmp_path):
-    """app is saved and stands still; db's RAM never arrives, and its budget ends."""
+def test_one_whose_freeze_fails_has_the_other_released(pair, tmp_path):
+    """app is saved and paused; db's RAM never arrives, and its budget ends."""
     with stalled_compressor(tmp_path) as env:
         Path(env["SNAPORCH_CONFIG"]).write_text(
             GROUP
@@ -192,7 +192,7 @@ def test_a_downgrade_that_is_allowed_takes_the_group_all_the_same(pair, tmp_path
     more = '[domain.db]\nlevel = "quiesced"\non_unavailable = "paused"\n'
     entries = together(tmp_path, "g4", more)
     assert (entries["app"]["level"], entries["db"]["level"]) == ("ram", "paused")
-    (from_app, to_app), (from_db, to_db) = (still(entries[guest.name]) for guest in pair)
+    (from_app, to_app), (from_db, to_db) = (pause_of(entries[guest.name]) for guest in pair)
     assert max(from_app, from_db) < min(to_app, to_db)
 
 

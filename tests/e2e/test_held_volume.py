@@ -26,7 +26,7 @@ def guest():
 
 @pytest.fixture
 def volume():
-    """A volume of nobody's, with a partition."""
+    """A volume that no guest uses, with a partition."""
     must("zfs", "create", "-V", "64m", "flash/parts")
     node = resolver.volume_node("flash/parts")
     entry = struct.pack("<B3xB3xII", 0, 0x83, _SECTORS, 16 * _SECTORS)

@@ -33,7 +33,7 @@ def add_tpm(domain):
 
 
 class Scene:
-    """The guest, what is good of it, and what of the host must not change."""
+    """The guest, good copies of its files, and the host's files that must not change."""
 
     def __init__(self):
         self.guest = Guest.create(NAME, disks=[Disk("file", "tank/hostile")], mutate=add_tpm)
@@ -47,7 +47,7 @@ class Scene:
         self.watched = [Path("/"), Path("/root"), Path("/etc"), Path("/var/lib"), self.other]
         self.watched += [Path("/root/hostile-canary"), Path("/var/lib/libvirt"), TPM]
         self.taken = snapshot(self.guest, "--name", "s1")
-        self.cut_short()
+        self.interrupt()
 
     @staticmethod
     def names():
@@ -61,8 +61,8 @@ class Scene:
         os.chown(path, 0, 0)
         return path
 
-    def cut_short(self):
-        """A run that was killed on its overlays, and then the guest: all that recovery has."""
+    def interrupt(self):
+        """Kill a run on its overlays, and then the guest: what is left is all that recovery has."""
         path = Path("/root/hostile.toml")
         path.write_text('[defaults]\nram_strategy = "overlay"\n')
         options = ("--config", str(path), "snapshot", NAME, "--name", "cut")
@@ -82,7 +82,7 @@ class Scene:
         self.before = hostile.look([self.image], [])
 
     def set_up_recovery(self):
-        """As it was when the run had been cut short."""
+        """Put everything back as it was when the run had been killed."""
         self.overlay.parent.mkdir(mode=0o711, exist_ok=True)
         self.overlay.write_bytes(self.good)
         shutil.chown(self.overlay, EMULATOR, EMULATOR)
@@ -93,7 +93,7 @@ class Scene:
         return hostile.look(self.canaries, self.watched)
 
     def command(self, *words):
-        """Bounded, without a traceback, with a documented exit code."""
+        """Run a command: it ends in time, without a traceback, with a documented exit code."""
         outcome = run("timeout", "-k", "5", SECONDS, *words)
         assert "Traceback" not in outcome.err + outcome.out, outcome.err
         assert outcome.status in DOCUMENTED, (words, outcome.status, outcome.err)
@@ -250,7 +250,7 @@ def variables(scene, uefi):
 
 
 def suffer(guest, name, command):
-    """Plant it, let the command find it, and look at everything."""
+    """Plant the file, run the command, and check everything."""
     scene = guest.scene
     if command == "undo":
         assert restore(guest).status == 0

@@ -1,4 +1,4 @@
-"""Whatever a guest's images lie on, and whatever became of that since: the way back does no harm.
+"""Restores do no harm, on any layout of a guest's images and after any change of the layout.
 
 Verify, clone and extract change nothing that is not the clone's. A restore brings the exact state
 of the snapshot, its undo the one before it, or they touch nothing; also if they are killed at a
@@ -20,11 +20,11 @@ REFUSED, FAILED = 5, 8
 PLACES = ("safety", "stop", "rollback", "files", "resume", "define")
 POINTS = [f"{moment}:{place}" for place in PLACES for moment in ("before", "after")]
 REFUSES = ("re-pointed", "dataset-renamed", "domain-renamed", "golden-written", "read-only")
-"""What a restore has to be told of, or mended, first; whatever the layout."""
+"""Changes that a restore refuses until they are fixed or an option allows them; in any layout."""
 MISSED, LINKED = ("moved", "renamed"), ("absolute-link", "relative-link", "link-outside")
-"""A rollback brings a file back that is gone; where a link is gone, it cannot know where it led."""
+"""A rollback brings a missing file back; of a missing link it does not know the target."""
 UNCLONED = ("partition", "data-file")
-"""A clone of it would share something with its original."""
+"""Layouts that are not cloned: a clone would share something with its original."""
 EXTRACTED = Path("/root/extracted")
 CLONES = Path("/var/lib/snaporch/clones")
 
@@ -40,14 +40,14 @@ def layout(request):
 
 
 def snaporch(*words):
-    """Without a traceback."""
+    """Run a command, which must print no traceback."""
     outcome = snaporch_here(*words)
     assert "Traceback" not in outcome.err, outcome.err
     return outcome
 
 
 def take(layout):
-    """A snapshot of a guest that stands still, so that its images are the oracle; it goes on."""
+    """Snapshot a paused guest, so that its images are the oracle; then resume it."""
     guest = layout.guest
     guest.start()
     must("virsh", "suspend", NAME)
@@ -62,7 +62,7 @@ def take(layout):
 
 
 def goes_on(guest, mark):
-    """From RAM, and content with its disks."""
+    """The guest was resumed from RAM, and its disks are as its RAM expects."""
     must("virsh", "resume", guest.name)
     for _ in range(3):
         guest.wait_count()
@@ -100,9 +100,9 @@ def extract(how, change, image):
 
 
 def in_two_goes(layout, case, *words):
-    """What becomes of a command that is killed at one of its steps, and recovered.
+    """The result of a command that is killed at one of its steps, and recovered.
 
-    Which step is told by the case's text. It may end before it comes there; where it is undone
+    The case's text says which step. The command may end before it comes there; where it is undone
     since it had touched nothing, it is run again.
     """
     before, point = everything(), POINTS[zlib.crc32(case.encode()) % len(POINTS)]

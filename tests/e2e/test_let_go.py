@@ -1,4 +1,4 @@
-"""Others act on a guest that a run holds: it goes on all the same, and what is theirs stays so."""
+"""Other programs act on a guest that a run holds: it is released, and their work is left alone."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def linux():
 
 
 def fs_status(guest):
-    """What the guest's agent says of its file systems."""
+    """Whether the file systems are frozen, by the guest's agent."""
     question = '{"execute":"guest-fsfreeze-status"}'
     return json.loads(must("virsh", "qemu-agent-command", guest.name, question))["return"]
 
@@ -62,7 +62,7 @@ def killed(guest, level, point="after:freeze"):
         run.close()
 
 
-# -- a job of somebody else's --------------------------------------------------------------------
+# -- a job of another program --------------------------------------------------------------------
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def backup(guest):
         job.undo(guest)  # if it is there yet
 
 
-def test_a_paused_guest_goes_on_whoever_has_a_job_on_it(probe):
+def test_a_paused_guest_goes_on_beside_a_job_of_another_program(probe):
     probe.wait_count()
     mark = probe.mark()
     killed(probe, "paused")
@@ -90,7 +90,7 @@ def test_a_paused_guest_goes_on_whoever_has_a_job_on_it(probe):
     assert_clean(probe)
 
 
-def test_a_frozen_guest_is_thawed_whoever_has_a_job_on_it(linux):
+def test_a_frozen_guest_is_thawed_beside_a_job_of_another_program(linux):
     killed(linux, "quiesced")
     assert fs_status(linux) == "frozen"
     with backup(linux):
@@ -101,8 +101,8 @@ def test_a_frozen_guest_is_thawed_whoever_has_a_job_on_it(linux):
     assert_clean(linux)
 
 
-def test_a_memory_snapshot_of_somebody_elses_is_not_aborted(probe, tmp_path):
-    """Its image goes through a pipe that nobody empties: it lasts until it is let go on."""
+def test_a_memory_snapshot_of_another_program_is_not_aborted(probe, tmp_path):
+    """Its image goes through a pipe without a reader: it lasts until the test reads the pipe."""
     killed(probe, "paused", "past:release")
     probe.wait_count()
     pipe = tmp_path / "theirs"
@@ -136,7 +136,7 @@ def _readable(descriptor):
         return False
 
 
-# -- a freeze of somebody else's -----------------------------------------------------------------
+# -- a freeze by another program -----------------------------------------------------------------
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def frozen_by_others(guest):
         must("virsh", "domfsthaw", guest.name)
 
 
-def test_a_freeze_of_somebody_elses_is_left_to_them(linux):
+def test_a_freeze_by_another_program_is_left_to_it(linux):
     before = zfs_snapshots()
     with frozen_by_others(linux):
         outcome = snaporch("snapshot", linux.name, "--level", "quiesced")
@@ -168,12 +168,12 @@ def test_a_lower_level_leaves_it_to_them_too(linux, tmp_path):
     assert_clean(linux)
 
 
-# -- an image that somebody else has locked ------------------------------------------------------
+# -- an image that another program has locked ----------------------------------------------------
 
 
 @contextmanager
 def locked(image):
-    """Somebody has an image open, as a script that looks at it, or ``qemu-img`` without ``-U``."""
+    """A process has an image open, as a script that reads it, or ``qemu-img`` without ``-U``."""
     words = ["qemu-io", "-f", "raw", str(image)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as locker:
         locker.stdin.write(b"read 0 512\n")
@@ -184,7 +184,7 @@ def locked(image):
 
 
 def test_a_guest_goes_on_when_its_image_is_unlocked(probe, tmp_path):
-    """QEMU gives its images' locks up when it has saved RAM; whoever looks may take one."""
+    """QEMU gives its images' locks up when it has saved RAM; another process may lock one."""
     probe.wait_count()
     mark = probe.mark()
     path = tmp_path / "snaporch.toml"
@@ -213,7 +213,7 @@ def test_a_guest_goes_on_when_its_image_is_unlocked(probe, tmp_path):
 
 @contextmanager
 def slow_disk(guest):
-    """A disk on which a write takes longer than anybody waits."""
+    """A disk on which a write takes longer than any program waits."""
     must("virsh", "blkdeviotune", guest.name, "vda", "--live", "--write-bytes-sec", "1")
     try:
         yield

@@ -89,7 +89,7 @@ def test_a_bundle_that_is_gone(guest):
     one_line_error(snaporch("restore", "listed@bare", "--yes"), 5, "missing", "--cold")
 
 
-def test_a_ram_image_cut_short(guest):
+def test_a_truncated_ram_image(guest):
     taken = snapshot(guest, "--name", "torn")
     with open(f"{taken['bundle']}/ram.save", "r+b") as image:
         image.truncate(1000)

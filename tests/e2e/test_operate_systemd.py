@@ -1,4 +1,4 @@
-"""The daemon under a real systemd: killed in a capture, after a downtime, and what it tells."""
+"""The daemon under a real systemd: killed in a capture, after a downtime, and what it reports."""
 
 import os
 import re
@@ -27,7 +27,7 @@ PROGRAMS = Path("/run/programs")
 HOLD = Path("/run/hold-compressor")
 SPARE = Path("/run/spare-compressor")
 """One call goes through: a daemon that starts tries out how RAM can go."""
-TOLD = Path("/run/told")
+NOTIFICATIONS = Path("/run/notifications")
 UNIT = "snaporch.service"
 MOST_EXPOSURE = 5.5
 """The figure of docs/schedule.md."""
@@ -40,7 +40,7 @@ compression = "gzip"
 listen = "127.0.0.1:9751"
 [notify]
 on = ["success", "failure", "attention"]
-command = "{PROGRAMS}/tell"
+command = "{PROGRAMS}/notify"
 [policy.often]
 cron = "{(datetime.now(UTC).minute + 30) % 60} * * * *"
 domains = ["operated", "later"]
@@ -54,8 +54,8 @@ elif [ -p {HOLD} ]; then
 fi
 exec /usr/bin/pigz "$@"
 """
-TELL = f"""#!/bin/sh
-echo "$SNAPORCH_TITLE" >> {TOLD}
+NOTIFY = f"""#!/bin/sh
+echo "$SNAPORCH_TITLE" >> {NOTIFICATIONS}
 """
 
 
@@ -71,7 +71,7 @@ def guest():
     must("ip", "link", "set", "lo", "up")
     write(CONFIG, POLICIES)
     write(PROGRAMS / "pigz", PIGZ, 0o755)
-    write(PROGRAMS / "tell", TELL, 0o755)
+    write(PROGRAMS / "notify", NOTIFY, 0o755)
     path = f"{PROGRAMS}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"
     write(DROP_IN, f"[Service]\nEnvironment=PATH={path}\nRestartSec=1\n")
     made = Guest.create("operated", disks=[Disk("file", "tank/operated")], firmware="uefi")
@@ -98,7 +98,7 @@ def records(guest="operated"):
 
 
 def settled():
-    """No run of anybody's is open."""
+    """Wait until every run has ended or was recovered."""
     wait_for(lambda: not any(JOURNAL.iterdir()), "settled runs", PATIENCE_SECONDS)
 
 
@@ -108,7 +108,7 @@ def next_run(guest="operated"):
 
 
 def test_a_daemon_that_is_killed_in_a_capture_is_started_again(guest):
-    """And the capture goes on by itself."""
+    """The capture continues by itself."""
     mark = guest.mark()
     os.mkfifo(HOLD)
     SPARE.touch()
@@ -135,9 +135,11 @@ def test_a_daemon_that_is_killed_in_a_capture_is_started_again(guest):
     assert snaporch("status", "operated", "--nagios").status == 0
 
 
-def test_within_its_sandbox_it_tells_and_serves(guest):
+def test_within_its_sandbox_it_notifies_and_serves(guest):
     wait_for(
-        lambda: TOLD.exists() and ": success: operated (often)" in TOLD.read_text(),
+        lambda: (
+            NOTIFICATIONS.exists() and ": success: operated (often)" in NOTIFICATIONS.read_text()
+        ),
         "a notification",
         PATIENCE_SECONDS,
     )

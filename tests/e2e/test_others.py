@@ -93,9 +93,9 @@ def make(name):
 
 
 @pytest.fixture(scope="module")
-def guests(tell):
-    tell({"cases": len(others.cases())}, "ALL")
-    tell({str(rows): rows.why for rows in others.LEFT_OUT}, "LEFT-OUT")
+def guests(report):
+    report({"cases": len(others.cases())}, "ALL")
+    report({str(rows): rows.why for rows in others.LEFT_OUT}, "LEFT-OUT")
     made = Guests()
     yield made
     made.remove()
@@ -108,7 +108,7 @@ def guest(guests):
 
 @contextmanager
 def under_way(tmp_path, strategy, point, name=NAME):
-    """A run that stands still at a point."""
+    """A run that is stopped at a point."""
     way = strategy if strategy.level == "ram" else "auto"
     path = tmp_path / "snaporch.toml"
     path.write_text(f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = "5m"\n')
@@ -125,7 +125,7 @@ def under_way(tmp_path, strategy, point, name=NAME):
 
 
 def quiet(outcome):
-    """Without the steps it reported."""
+    """The outcome without the progress lines."""
     lines = [line for line in outcome.err.splitlines() if line.startswith("snaporch:")]
     outcome.err = "\n".join(lines)
     return outcome
@@ -136,16 +136,16 @@ def quiet(outcome):
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_others_and_a_run_leave_each_other_alone(guests, tmp_path, case, tell):
+def test_others_and_a_run_leave_each_other_alone(guests, tmp_path, case, report):
     began = time.monotonic()
     try:
         status, level = perform(case, guests, tmp_path)
     except BaseException as error:
-        tell({"case": str(case), "failed": f"{type(error).__name__}: {error}"})
+        report({"case": str(case), "failed": f"{type(error).__name__}: {error}"})
         guests.remove()
         raise
     seconds = round(time.monotonic() - began, 2)
-    tell({"case": str(case), "seconds": seconds, "ended": status, "level": level})
+    report({"case": str(case), "seconds": seconds, "ended": status, "level": level})
 
 
 def test_no_row_is_for_nothing():
@@ -153,7 +153,7 @@ def test_no_row_is_for_nothing():
 
 
 def perform(case, guests, tmp_path):
-    """Exit status and level of a run beside which somebody acts; all is looked at."""
+    """Act on the guest of a run, and check everything; the exit status and level of the run."""
     guest, deed = guests.running(others.guest_for(case)), DEEDS[case.act]()
     deed.get_ready(guest)
     if case.strategy is Strategy.OFF:
@@ -172,8 +172,8 @@ def perform(case, guests, tmp_path):
     assert outcome.status in others.statuses(case), outcome
     if outcome.status:
         assert len(quiet(outcome).err.splitlines()) == 1, outcome
-    if outcome.status == 5 and deed.told:
-        assert any(text in outcome.err for text in deed.told), outcome
+    if outcome.status == 5 and deed.refusals:
+        assert any(text in outcome.err for text in deed.refusals), outcome
     if outcome.status != 9:
         assert_nothing_of_ours(guest)
     if UNDECIDED in outcome.err:
@@ -195,7 +195,7 @@ def perform(case, guests, tmp_path):
 
 
 def assert_has_all(guest, before, *, booted):
-    """What the guest had written, be it in the same life or in the next one."""
+    """All that the guest had written is there, whether it was booted again or not."""
     if not booted:
         assert_no_loss(guest, before)
         return
@@ -205,7 +205,7 @@ def assert_has_all(guest, before, *, booted):
 
 
 def assert_nothing_of_ours(guest):
-    """No guardian and no human has anything left to do."""
+    """Nothing is left to do for a guardian or a person."""
     assert list(JOURNAL.glob("*")) == []
     for inactive in (False, True):
         for source in guest.sources(inactive=inactive).values():
@@ -213,7 +213,7 @@ def assert_nothing_of_ours(guest):
 
 
 def recovered(guest, *options):
-    """The guardian or a human have brought the guest back, be it at the second try.
+    """Wait until the guardian or a person has recovered the guest, maybe at the second try.
 
     Returns whether it had to be shut off: AppArmor may deny a guest on overlays its bases.
     """
@@ -232,7 +232,7 @@ def recovered(guest, *options):
 
 
 def defined(guest):
-    """The lines of both definitions, without what libvirt counts, labels and orders anew."""
+    """The lines of both definitions, without what libvirt numbers, labels and orders again."""
     return [line for inactive in (False, True) for line in plain(guest.xml(inactive=inactive))]
 
 
@@ -242,8 +242,8 @@ def plain(xml):
     for parent in root.iter():
         parent.attrib.pop("index", None)
         for child in list(parent):
-            anew = child.tag in ("alias", "seclabel") or (parent.tag, child.tag) == _CHANNEL
-            if anew or (child.tag == "backingStore" and not len(child)):
+            changes = child.tag in ("alias", "seclabel") or (parent.tag, child.tag) == _CHANNEL
+            if changes or (child.tag == "backingStore" and not len(child)):
                 parent.remove(child)
     devices = root.find("devices")
     devices[:] = sorted(devices, key=ElementTree.tostring)
@@ -252,7 +252,7 @@ def plain(xml):
 
 
 def reached(guest, case, outcome):
-    """The level of what the run left, which is true."""
+    """The level of the run's snapshot, after checking that it is true; empty without one."""
     names = zfs_snapshots("@others")
     if not names:
         assert outcome.status != 0, outcome
@@ -352,7 +352,7 @@ def test_its_ram_saved_by_libvirt_while_it_is_on_overlays(guest, tmp_path):
 
 @pytest.mark.timeout(300)
 def test_a_backup_over_an_overlay(guest, tmp_path):
-    """What is said brings the guest back, when it is off."""
+    """The commands that the error names bring the guest back, when it is off."""
     with under_way(tmp_path, Strategy.OVERLAY, "after:pool-snapshot") as run:
         overlay = guest.sources()["vda"]
         Snapshot().do(guest)

@@ -1,4 +1,4 @@
-"""What a pause is made of, and the limits that keep it short and the host free."""
+"""The parts of a pause, and the limits that keep it short and the host free."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def limit(guest):
 
 @pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_pause_is_told_in_its_parts(guest, tmp_path, way):
+def test_a_pause_is_reported_in_its_parts(guest, tmp_path, way):
     own = limit(guest)
     text = f'[defaults]\nram_strategy = "{way}"\ndowntime_limit = "{own // 3}ms"\n'
     with config(tmp_path, text) as environment:
@@ -95,8 +95,8 @@ def dirtying():
 @pytest.mark.daily(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path, way):
-    """The rest of its RAM is more than the pipe holds: all it dirties in so long a downtime."""
+def test_a_guest_does_not_wait_for_a_stalled_store(dirtying, tmp_path, way):
+    """The rest of the guest's RAM, dirtied in a long downtime, is more than the pipe holds."""
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     text = f'[defaults]\nram_strategy = "{way}"\ncompression = "none"\ndowntime_limit = "3s"\n'
@@ -105,7 +105,7 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
             "snapshot", dirtying.name, "--name", "s1", point=f"{STALL}:{gate}", env=environment
         )
         try:
-            wait_for((tmp_path / "gate.stalled").exists, "the guest to stand still", 300)
+            wait_for((tmp_path / "gate.stalled").exists, "QEMU to pause the guest", 300)
             dirtying.wait_count()  # and it goes on, though nothing was stored
             opened = os.open(gate, os.O_RDWR)
             ended = run.wait()
@@ -124,8 +124,8 @@ def test_a_guest_does_not_wait_for_a_store_that_stands_still(dirtying, tmp_path,
 @pytest.mark.daily(1)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("way", ["overlay", "manual"])
-def test_a_guest_that_is_suspended_for_its_ram_is_let_go_at_the_deadline(dirtying, tmp_path, way):
-    """The run itself stands still, and cannot let it go."""
+def test_a_guest_that_is_suspended_for_its_ram_is_released_at_the_deadline(dirtying, tmp_path, way):
+    """The run itself is stopped, and cannot release it."""
     text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = "3s"\n'
     text += 'ram_budget_mib = 20\nram_rate = 10\nram_time_budget = "0s"\n'
     with config(tmp_path, text) as environment:

@@ -1,4 +1,4 @@
-"""A host whose mounts are private: what is mounted when a guest starts stays in its namespace.
+"""A host whose mounts are private: a mount that exists when a guest starts stays in its namespace.
 
 As it is without systemd, or below a container. Where mounts are shared nothing can be held so; what
 snaporch reads must not make the difference.
@@ -39,7 +39,7 @@ def guest(_private):
 
 @pytest.fixture
 def other(_private):
-    """Another guest; it is off, so that a test starts it when it wants."""
+    """Another guest; it is off until a test starts it."""
     made = Guest.create("other", disks=[Disk("file", "tank/other")])
     made.destroy()
     yield made

@@ -1,4 +1,4 @@
-"""Bundles follow their ZFS snapshots, whoever destroys them, and never go without proof."""
+"""Bundles are pruned after their ZFS snapshots, destroyed by any program, and only with proof."""
 
 import json
 import os
@@ -60,7 +60,7 @@ SANOID_CONF = """
 
 @pytest.fixture(scope="module")
 def guest():
-    """A guest that runs."""
+    """A running guest."""
     made = Guest.create("pruned", disks=[Disk("file", "tank/pruned"), Disk("zvol", "flash/pruned")])
     yield made
     made.remove()
@@ -80,14 +80,14 @@ def still():
 
 @pytest.fixture(autouse=True)
 def clean_slate():
-    """Every test begins with an empty trash, and nothing that could go."""
+    """Every test begins with an empty trash and nothing to prune."""
     yield
     if TRASH.is_dir():
         must("rm", "-r", str(TRASH))
 
 
 def prune(*options, env=None):
-    """Prune, which must succeed; snapshot → (what was done, why)."""
+    """Prune, which must succeed; snapshot → (action, reason)."""
     outcome = snaporch("prune", "--json", *options, env=env)
     assert outcome.status == 0, outcome.err
     return {
@@ -98,7 +98,7 @@ def prune(*options, env=None):
 
 
 def take(guest, name):
-    """A snapshot; its bundle's directory."""
+    """Take a snapshot; return its bundle's directory."""
     return Path(snapshot(guest, "--name", name)["bundle"])
 
 
@@ -236,7 +236,7 @@ def test_renamed_replicated_and_destroyed(still):
     assert prune()["wander"][0] == "trash"
 
 
-# -- at the same time, and cut short ------------------------------------------------------------
+# -- at the same time, and interrupted ----------------------------------------------------------
 
 
 def test_a_run_under_way_keeps_all_of_its_domain(guest, tmp_path):
@@ -252,9 +252,9 @@ def test_a_run_under_way_keeps_all_of_its_domain(guest, tmp_path):
         (journal,) = JOURNAL.glob("*.jsonl")
         assert partial.name == f".{journal.stem}.partial"
         outcome = snaporch("prune", guest.name, "--json")
-        told = {Path(item["path"]): item for item in outcome.json["items"]}
-        assert told[partial]["reason"] == "its run is under way"
-        assert "held by snapshot" in told[lost]["reason"]
+        items = {Path(item["path"]): item for item in outcome.json["items"]}
+        assert items[partial]["reason"] == "its run is under way"
+        assert "held by snapshot" in items[lost]["reason"]
         assert partial.is_dir()
         assert lost.is_dir()
         process.kill()
@@ -331,7 +331,7 @@ def test_sanoid_prunes_down_to_zero_and_the_bundles_follow(guest, tmp_path):
 
 
 def sanoid(tmp_path, dataset):
-    """Let sanoid prune everything of the dataset that it knows."""
+    """Make sanoid prune all its snapshots of the dataset."""
     conf = tmp_path / "sanoid"
     conf.mkdir(exist_ok=True)
     must("cp", "/usr/share/sanoid/sanoid.defaults.conf", str(conf))
@@ -355,7 +355,7 @@ def sanoid(tmp_path, dataset):
     ],
 )
 def test_a_hostile_environment_is_refused(still, change):
-    told = {"SANOID_SCRIPT": "prune", "SANOID_TARGET": "tank/still", "SANOID_SNAPNAME": "s"}
-    outcome = run(*HOOK.split(), "prune", env=told | change)
+    environment = {"SANOID_SCRIPT": "prune", "SANOID_TARGET": "tank/still", "SANOID_SNAPNAME": "s"}
+    outcome = run(*HOOK.split(), "prune", env=environment | change)
     one_line_error(outcome, 2, *change)
     assert not Path("/var/tmp/owned").exists()

@@ -1,4 +1,4 @@
-"""RAM in pages: every way back, and what happens when something of it is gone or damaged."""
+"""RAM in pages: all kinds of restores, also with missing or damaged parts."""
 
 import os
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_each_goes_on_where_it_was(guest, three, name):
 
 
 def test_prune_takes_the_pages_of_what_is_gone_and_no_others(guest, three):
-    """The restores above took the guest's snapshots s2 and s3 with them."""
+    """The restores above destroyed the guest's snapshots s2 and s3."""
     snapshot(guest, "--name", "s4")
     assert page_snapshots(guest) == ["s1", "s2", "s3", "s4"]
     foreseen = snaporch("prune", "--dry-run")
@@ -131,9 +131,9 @@ def test_damage_is_found_and_never_restored(guest, three):
     assert "ram.rest" in outcome.err
     rest.write_bytes(whole)
     path = Path(document["bundle"]) / "manifest.json"
-    told = path.read_text()
+    text = path.read_text()
     digest = ram(document)["pages"]["sha256"]
-    path.write_text(told.replace(digest, digest[::-1]))
+    path.write_text(text.replace(digest, digest[::-1]))
     outcome = snaporch("verify", f"{guest.name}@damaged", "--checksums", "--quiet")
     assert outcome.status == 8
     assert "damaged" in outcome.err
@@ -142,7 +142,7 @@ def test_damage_is_found_and_never_restored(guest, three):
     one_line_error(refused, 5, "damaged", "--cold")
     guest.wait_count()
     guest.assert_undisturbed(mark)
-    path.write_text(told)
+    path.write_text(text)
     assert snaporch("verify", f"{guest.name}@damaged", "--checksums", "--quiet").status == 0
 
 
@@ -155,7 +155,7 @@ def test_without_its_pages_a_snapshot_is_no_ram_snapshot(guest, three):
 
 
 def test_pages_are_found_in_a_copy_of_their_dataset(guest, three):
-    """As syncoid leaves it: the snapshot has the same GUID."""
+    """A copy as syncoid makes it: the snapshot has the same GUID."""
     snapshot(guest, "--name", "shipped")
     count = guest.snapshot_count("shipped")
     must("sh", "-c", f"zfs send {dataset(guest)}@shipped | zfs receive flash/ram-copy")
@@ -166,7 +166,7 @@ def test_pages_are_found_in_a_copy_of_their_dataset(guest, three):
 
 
 def test_what_cannot_be_taken_apart_stays_an_image(guest, three):
-    """A dataset of that name that is not snaporch's is left alone, and the run does not suffer."""
+    """Another program's dataset of that name is left alone, and the run succeeds."""
     must("zfs", "inherit", "snaporch:ram", dataset(guest))
     outcome = snaporch("snapshot", guest.name, "--name", "whole", "--json")
     assert outcome.status == 0

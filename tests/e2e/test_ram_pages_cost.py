@@ -1,4 +1,4 @@
-"""RAM in pages of a guest that has some: what it costs, and what a kill in the middle does."""
+"""RAM in pages of a larger guest: what it costs, and the result of a kill in the middle."""
 
 import signal
 import time
@@ -29,17 +29,17 @@ def big():
 
 def test_the_second_and_the_third_cost_a_small_part_of_the_first(big):
     """A Linux guest with 176 MiB that dirties a page now and then."""
-    written, told = {}, {}
+    written, recorded = {}, {}
     for name in ("b1", "b2", "b3"):
         document = snapshot(big, "--name", name)
         assert ram(document)["compression"] == "pages", document
         written[name] = zfs_number(f"{dataset(big)}@{name}", "written")
-        told[name] = ram(document)["pages"]["stored_bytes"]
+        recorded[name] = ram(document)["pages"]["stored_bytes"]
         big.wait_count(beyond=big.snapshot_count(name) + 10)
     print("written to ZFS:", written)
     for name in ("b2", "b3"):
         assert written[name] < written["b1"] / 8
-        assert told[name] == written[name]
+        assert recorded[name] == written[name]
     mark = big.mark()
     count = big.snapshot_count("b2")
     restore(big, "b2", "--discard-newer", "--no-safety")
@@ -47,7 +47,7 @@ def test_the_second_and_the_third_cost_a_small_part_of_the_first(big):
 
 
 def test_a_run_that_is_killed_while_it_writes_pages_loses_nothing(big):
-    """What was killed keeps its whole image; the next run mends whatever was half written."""
+    """A killed run leaves its whole image; the next run repairs whatever was half written."""
     guest = big
     pages = Path("/tank/ram") / uuid(guest) / "pages"
     for number in range(TRIES):

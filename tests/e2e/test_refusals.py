@@ -1,4 +1,4 @@
-"""Bad input and bad surroundings: one clear line, the documented code, the guest untouched."""
+"""Bad input and a bad environment: one clear line, the documented code, the guest untouched."""
 
 import pytest
 from guests.disks import Disk
@@ -35,12 +35,12 @@ def untouched(guest):
 
 
 def test_unknown_domain():
-    one_line_error(snaporch("snapshot", "nobody"), 4, "nobody", "no such domain")
-    one_line_error(snaporch("list", "nobody"), 4, "nobody", "no such domain")
+    one_line_error(snaporch("snapshot", "absent"), 4, "absent", "no such domain")
+    one_line_error(snaporch("list", "absent"), 4, "absent", "no such domain")
 
 
 def test_a_misspelt_domain_stops_the_others_too(guest):
-    one_line_error(snaporch("snapshot", guest.name, "nobody"), 4, "nobody")
+    one_line_error(snaporch("snapshot", guest.name, "absent"), 4, "absent")
 
 
 def test_unknown_snapshot(guest):

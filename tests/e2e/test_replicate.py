@@ -53,7 +53,7 @@ rate = 4
 
 @pytest.fixture(scope="module")
 def there(tmp_path_factory):
-    """A pool and a directory that are the other machine's."""
+    """A pool and a directory of the other machine."""
     place = tmp_path_factory.mktemp("there")
     vdev = place / "vdev"
     with vdev.open("wb") as stream:
@@ -75,7 +75,7 @@ def configured(there, tmp_path_factory):
 
 
 class Guests(dict):
-    """Made when somebody asks for one."""
+    """Guests, each made when a test first asks for it."""
 
     def __missing__(self, name):
         self[name] = Guest.create(name, disks=DISKS[name])
@@ -190,7 +190,7 @@ def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
 
 @pytest.mark.daily(1)
 def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
-    """Word by word as docs/replication.md has it."""
+    """The commands are those of docs/replication.md."""
     name = list(listed(guest))[-1]
     expected = guest.snapshot_count(name)
     mark = guest.mark()
@@ -247,14 +247,14 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
         "docs/replication.md",
     )  # fmt: skip
     assert zfs_snapshots(f"{copy('tank/plain')}@{gone}")
-    assert "[replica-failed]" not in snaporch("status").out  # by hand it is nobody's trouble
+    assert "[replica-failed]" not in snaporch("status").out  # a failure by hand is not recorded
     assert listed(guest)[new]["replicated"] == []
     for dataset in datasets(guest):
         must("zfs", "rollback", "-r", f"{copy(dataset)}@{kept}")
     assert replicate(guest)["arrived"] == [new]
 
 
-def test_a_failure_of_what_is_due_is_told_until_it_is_mended(guests, there):
+def test_a_failure_of_what_is_due_is_reported_until_it_is_fixed(guests, there):
     guest = guests["plain"]
     new = take(guest)["snapshot"]
     must("zfs", "set", "syncoid:sync=false", "tank/plain")
@@ -281,7 +281,7 @@ def test_what_was_killed_goes_on(guests, there):
         wait_for(lambda: run("pgrep", "-f", "zfs send.*plain").status == 0, "something is sent")
         process.kill()
         process.wait()
-    must("pkill", "-f", "syncoid")  # which nobody is left to end
+    must("pkill", "-f", "syncoid")  # no process is left that ends it
     wait_for(lambda: run("pgrep", "-f", "zfs (send|receive)").status == 1, "the streams end")
     assert "slow" not in listed(guest)[new]["replicated"]
     assert new in replicate(guest, "--to", "slow")["arrived"]
@@ -322,7 +322,7 @@ def test_what_it_refuses(guests, words, status):
     assert "Traceback" not in outcome.err
 
 
-def test_a_host_that_does_not_answer_is_told(guests, tmp_path):
+def test_a_host_that_does_not_answer_is_reported(guests, tmp_path):
     config = tmp_path / "away.toml"
     text = Path(os.environ["SNAPORCH_CONFIG"]).read_text()
     config.write_text(text.replace("root@localhost", "root@127.0.0.2"))

@@ -28,7 +28,7 @@ DATASETS = ("flash/cut", "tank/cut")
 
 
 def places(without):
-    """Every step of a way, the rollbacks one by one."""
+    """Every step of one kind of restore, each rollback separately."""
     for step in RestoreStep:
         if step is RestoreStep.ROLLBACK:
             yield from DATASETS
@@ -125,7 +125,7 @@ def test_a_cold_one_is_killed_and_recovered(running, point):
 
 
 def test_killed_while_libvirt_loads_the_ram(running):
-    """libvirt goes on loading, and the guest runs when it has."""
+    """libvirt continues to load the RAM, and then the guest runs."""
     count, mark = running.snapshot_count("s1"), running.mark()
     under_way = Run("restore", "cut@s1", "--yes", "--no-safety")
     wait_for(lambda: '"begin", "step": "resume"' in _journal(), "the resume")
@@ -138,14 +138,14 @@ def test_killed_while_libvirt_loads_the_ram(running):
 
 
 def _journal():
-    """What is in the journals; one may be gone when it is read."""
+    """The text of all journals; one may be deleted before it is read."""
     with suppress(FileNotFoundError):
         return "".join(path.read_text() for path in JOURNAL.glob("*.jsonl"))
     return ""
 
 
 def test_nothing_starts_it_on_disks_of_two_instants(running):
-    """Not ``virsh start``, not autostart at libvirtd's start; a snapshot finishes it first."""
+    """Neither ``virsh start`` nor autostart starts it; a snapshot finishes the restore first."""
     count = running.snapshot_count("s1")
     must("virsh", "autostart", running.name)
     try:
@@ -180,7 +180,7 @@ def test_an_unfinished_one_can_be_undone_by_its_script(running):
 
 
 def test_what_cannot_be_resumed_says_so_and_is_booted_instead(running):
-    """Its RAM went while the restore was cut short."""
+    """Its RAM was deleted while the restore was interrupted."""
     (taken,) = [e for e in snaporch("list", "cut", "--json").json if e["snapshot"] == "s1"]
     ram = Path(taken["bundle"]) / "ram.save"
     killed(running, "after:tank/cut")

@@ -1,4 +1,4 @@
-"""The ways a restore can end and begin: paused, off, by time, from a bundle elsewhere, undone."""
+"""Kinds of restores: to a paused guest, to one that is off, by time, by another bundle, undone."""
 
 import itertools
 import re
@@ -38,7 +38,7 @@ def taken(guest):
     return snapshot(guest, "--name", "s1")
 
 
-def test_paused_until_it_is_told_to_go_on(guest, taken):
+def test_paused_until_it_is_resumed(guest, taken):
     count = guest.snapshot_count("s1")
     guest.wait_count(beyond=count + 5)
     mark = guest.mark()
@@ -108,7 +108,7 @@ def test_from_a_bundle_elsewhere(guest, taken, tmp_path_factory):
 
 
 def test_the_state_that_ran_comes_back_to_the_instant(guest, taken):
-    """It ran on until it was stopped; the undo resumes it right there."""
+    """The guest ran until the restore stopped it; the undo resumes it exactly there."""
     count = guest.snapshot_count("s1")
     guest.wait_count(beyond=count + 20)
     mark = guest.mark()
@@ -143,7 +143,7 @@ def test_a_managed_save_is_kept_and_can_be_resumed(guest, taken):
 
 
 def test_a_machine_that_this_host_does_not_have_is_refused(guest, tmp_path):
-    """The bundle says what the guest needs, and libvirt whether it is here."""
+    """The bundle records what the guest needs, and libvirt reports whether this host has it."""
     taken = snapshot(guest, "--name", "future")
     path = Path(taken["bundle"]) / "domain.live.xml"
     text = path.read_text()
@@ -171,7 +171,7 @@ def last_before_drop(text):
 
 
 def test_what_others_wrote_is_not_rolled_back_unasked(guest):
-    """A real file system tells what is as it was, and the script knows, too."""
+    """A real file system shows which files are unchanged, and the script checks them, too."""
     place = Path(must("zfs", "get", "-Ho", "value", "mountpoint", "tank/ways").strip())
     guest.start() if guest.state() == "shut off" else None
     (place / "letters").mkdir()

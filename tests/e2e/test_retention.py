@@ -28,7 +28,7 @@ START = datetime(2026, 1, 1, 22, 30, tzinfo=UTC)
 """Half past eleven in Berlin, and half past midnight of the next day there from April on."""
 DAYS = 400
 EVERY = 10
-"""Days between two looks of retention."""
+"""Days between two runs of retention."""
 DATASETS = ("tank/aged", "flash/aged")
 RAM_DAY = 3
 HELD_DAY = 30
@@ -116,7 +116,7 @@ def seal(context, domain, day, taken):
 
 
 def expected(last_day):
-    """Days whose snapshots stay, told without the code under test."""
+    """Days whose snapshots stay, computed without the code under test."""
     days = list(range(last_day, -1, -1))
     kept = set()
     rules = {

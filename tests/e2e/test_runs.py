@@ -45,7 +45,7 @@ def undisturbed(guest):
     assert_clean(guest)
 
 
-def test_the_second_run_is_told_who_holds_the_domain(guest, tmp_path):
+def test_the_second_run_reports_what_holds_the_domain(guest, tmp_path):
     with (
         stalled_compressor(tmp_path) as environment,
         started("snapshot", guest.name, env=environment) as first,
@@ -101,7 +101,7 @@ def test_a_signal_in_the_ram_phase_undoes_the_run(guest, tmp_path, signum):
     assert snapshot(guest)["level"] == "ram"
 
 
-def test_kill_in_the_ram_phase_is_mended_by_the_guardian(guest, tmp_path):
+def test_a_run_killed_in_the_ram_phase_is_recovered_by_the_guardian(guest, tmp_path):
     before = zfs_snapshots()
     with (
         stalled_compressor(tmp_path) as environment,
@@ -115,7 +115,7 @@ def test_kill_in_the_ram_phase_is_mended_by_the_guardian(guest, tmp_path):
     assert zfs_snapshots() == before
 
 
-def test_kill_in_the_ram_phase_is_mended_by_the_next_run(guest, tmp_path):
+def test_a_run_killed_in_the_ram_phase_is_recovered_by_the_next_run(guest, tmp_path):
     with stalled_compressor(tmp_path) as environment:
         process = Run("snapshot", guest.name, guarded=False, env=environment)
         try:

@@ -80,7 +80,7 @@ def test_hourly_and_daily_of_a_round_are_of_one_instant(guest, undisturbed):
 
 
 def test_dataset_by_dataset_they_are_still_of_one_instant(guest, undisturbed):
-    """``recursive = yes``: a pre and a post for each dataset, in an order nobody knows."""
+    """``recursive = yes``: a pre and a post for each dataset, in an unknown order."""
     sanoid = Sanoid.configured("yes", {"tank/one": "yes"})
     outcome = sanoid.run("--take-snapshots")
     assert outcome.status == 0, outcome.err

@@ -73,7 +73,7 @@ class Gate:
         wait_for(self._frozen.exists, "the freeze")
 
     def open(self) -> None:
-        """Let sanoid go on, to its next dataset if there is one."""
+        """Let sanoid continue, to its next dataset if there is one."""
         self._frozen.unlink()
         with self._gate.open("w"):
             pass
@@ -100,7 +100,7 @@ def holder():
                 continue
             if b"snaporch.sanoid.hold.process" in words:
                 return int(entry.name)
-    raise AssertionError("nobody holds the guest")
+    raise AssertionError("no process holds the guest")
 
 
 def on_overlays(guest):
@@ -108,7 +108,7 @@ def on_overlays(guest):
 
 
 def is_committed(guest):
-    """Whether the guest is back on its disks, and what is taken now of one instant again."""
+    """Whether the guest is back on its disks, so that new snapshots are of one instant again."""
     commits = [commit for path in JOURNAL.glob("*.jsonl") for commit in commits_in(path)]
     return not on_overlays(guest) and all(commit.until is not None for commit in commits)
 
@@ -118,7 +118,7 @@ def test_killed_with_its_process_group_while_the_guest_is_frozen(guest, tmp_path
         assert on_overlays(guest)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        wait_for(lambda: not on_overlays(guest), "the guest to be let go")
+        wait_for(lambda: not on_overlays(guest), "the guest to be released")
     assert records(guest) == []
     assert list(BUNDLES.glob("*/*")) == []
 
@@ -135,7 +135,7 @@ def test_killed_with_its_process_group_while_ram_is_saved(guest, tmp_path):
 
 
 def test_the_holder_is_killed_while_the_guest_is_frozen(guest, tmp_path):
-    """Its guardian lets the guest go; what sanoid takes then is what it is."""
+    """The guardian releases the guest; sanoid's snapshot after that is recorded as it is."""
     with at_the_gate(tmp_path) as (gate, process):
         os.kill(holder(), signal.SIGKILL)
         wait_for(lambda: is_committed(guest), "the guardian")

@@ -1,4 +1,4 @@
-"""Several guests for which sanoid calls its hook once: who is frozen when."""
+"""Several guests for which sanoid calls its hook once: the order in which they are frozen."""
 
 import fcntl
 import os
@@ -60,7 +60,7 @@ def levels(guests):
     return sorted(record["level"] for guest in guests for record in records(guest))
 
 
-def test_nobody_is_paused_while_another_waits_for_its_lock(guests, sanoid, tmp_path):
+def test_no_guest_is_paused_while_another_waits_for_its_lock(guests, sanoid, tmp_path):
     first, second = guests
     text = PATIENT + '[domain.first]\nlevel = "paused"\n'
     path = LOCKS / f"{must('virsh', 'domuuid', second.name).strip()}.lock"
@@ -79,7 +79,7 @@ def test_nobody_is_paused_while_another_waits_for_its_lock(guests, sanoid, tmp_p
     assert levels(guests) == ["paused", "ram"]
 
 
-def test_nobody_is_paused_while_ram_of_another_is_saved(guests, sanoid, tmp_path):
+def test_no_guest_is_paused_while_ram_of_another_is_saved(guests, sanoid, tmp_path):
     first, _ = guests
     with stalled_compressor(tmp_path) as environment:
         with (tmp_path / "snaporch.toml").open("a") as stream:
@@ -96,7 +96,7 @@ def test_nobody_is_paused_while_ram_of_another_is_saved(guests, sanoid, tmp_path
 
 
 def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
-    """However few at a time: one after the other would have the first wait for all others."""
+    """All are frozen together, even with few jobs: in turn, the first would wait for all others."""
     text = "sanoid_hook_jobs = 1\n" + PATIENT + 'ram_strategy = "manual"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)
@@ -104,8 +104,8 @@ def test_guests_that_stay_paused_are_frozen_together(guests, sanoid, tmp_path):
     assert levels(guests) == ["ram", "ram"]
 
 
-def test_what_does_not_fit_is_refused_before_anybody_is_frozen(guests, sanoid, tmp_path):
-    """At one MiB a second the RAM of a guest takes longer than another may stand still."""
+def test_what_does_not_fit_is_refused_before_any_guest_is_frozen(guests, sanoid, tmp_path):
+    """At one MiB a second the RAM of a guest takes longer than another may be paused."""
     text = '[defaults]\nram_strategy = "manual"\nram_rate = 1\nfreeze_deadline = "3s"\n'
     with config(tmp_path, text) as environment:
         outcome = sanoid.run("--take-snapshots", env=environment)

@@ -1,4 +1,4 @@
-"""Policies on real snapshots: what is due is taken, what need not stay goes, nothing else does."""
+"""Policies on real snapshots: due snapshots are taken, expired ones are deleted, and no others."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -73,8 +73,8 @@ def names(dataset):
 def test_places_that_name_policies(guest, other):
     assert planned("timed")["hourly"]["assigned_by"] == "snaporch:policy of tank/timed"
     assert planned("other")["daily"]["assigned_by"] == "the policy's domains"
-    tell = ("virsh", "metadata", "other", "urn:snaporch", "--config", "--key", "snaporch")
-    must(*tell, "--set", "<policy>hourly</policy>")
+    set_metadata = ("virsh", "metadata", "other", "urn:snaporch", "--config", "--key", "snaporch")
+    must(*set_metadata, "--set", "<policy>hourly</policy>")
     assert set(planned("other")) == {"hourly"}
     must("virsh", "metadata", "other", "urn:snaporch", "--config", "--remove")
     assert set(planned("other")) == {"daily"}
@@ -107,7 +107,7 @@ def test_nothing_is_due_right_after(guest, other):
 
 
 def test_retention_deletes_what_it_foresaw_and_nothing_else(guest):
-    """The library is asked about later times: nobody can wait for hours."""
+    """The library is asked about later times: a test cannot wait for hours."""
     must("zfs", "snapshot", "tank/timed@autosnap_2026-01-01_00:00:00_hourly")
     must("zfs", "snapshot", "tank/timed@snaporch_20260101T000000Z_hourly")
     assert snaporch("snapshot", "timed", "--name", "by-hand", "--level", "crash").status == 0
@@ -168,7 +168,7 @@ def test_what_is_to_be_verified_is_verified_once(guest, other):
     CONFIG.write_text(POLICIES)
 
 
-def test_a_run_that_fails_is_told_and_stops_no_other(guest, other):
+def test_a_run_that_fails_is_reported_and_stops_no_other(guest, other):
     must("zfs", "set", "snaporch:policy=quick", "tank/timed")
     must("zfs", "set", "snaporch:policy=quiet", "tank/other")
     CONFIG.write_text(

@@ -1,4 +1,4 @@
-"""A run that the kernel kills for want of memory: its unit, its guardian and the guest go on."""
+"""A run that the kernel kills for want of memory: its unit, its guardian and the guest continue."""
 
 import os
 import re
@@ -104,7 +104,7 @@ def starve(unit, process):
 
 
 @pytest.mark.parametrize("unit", ["snaporch.service", "snaporch-run-due.service"])
-def test_nobody_else_ends_and_the_guest_is_let_go(guest, release, unit):
+def test_no_other_process_ends_and_the_guest_is_released(guest, release, unit):
     CONFIG.write_text(POLICY.format(name=f"of-{unit.partition('.')[0]}"))
     mark = guest.mark()
     must("systemctl", "start", "--no-block", unit)
@@ -124,7 +124,7 @@ def test_nobody_else_ends_and_the_guest_is_let_go(guest, release, unit):
         assert (show(unit, "ActiveState"), show(unit, "MainPID")) == ("active", main), log(unit)
         must("systemctl", "stop", unit)
         assert show(unit, "Result") == "success"
-    else:  # it tells that its run failed, and was not ended
+    else:  # the unit reports that its run failed; it was not killed
         wait_for(lambda: show(unit, "ActiveState") == "failed", "the end of the unit", 200)
         assert show(unit, "Result") == "exit-code", log(unit)
     assert_clean(guest)

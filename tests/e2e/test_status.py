@@ -1,4 +1,4 @@
-"""What `status` says of a real host, and who is told how runs end."""
+"""What `status` shows of a real host, and the notifications about how runs end."""
 
 import email
 import email.policy
@@ -44,10 +44,10 @@ def guest():
 
 
 def codes(outcome):
-    return [trouble["code"] for trouble in outcome.json["troubles"]]
+    return [problem["code"] for problem in outcome.json["troubles"]]
 
 
-def test_a_first_snapshot_that_nobody_takes_is_trouble(guest):
+def test_a_first_snapshot_without_an_active_scheduler_is_a_problem(guest):
     outcome = snaporch("status", "--json")
     assert (outcome.status, codes(outcome)) == (10, ["never", "scheduler-inactive"])
     line = snaporch("status", "--nagios")
@@ -83,11 +83,11 @@ def test_a_run_under_way_is_seen_and_so_is_a_killed_one(guest, tmp_path):
     assert_clean(guest)
 
 
-def test_runs_are_told_by_mail_and_script_and_figures_written(guest, tmp_path):
+def test_runs_are_reported_by_mail_and_script_and_figures_written(guest, tmp_path):
     must("ip", "link", "set", "lo", "up")
-    sink, tell, told = MailSink(), tmp_path / "tell", tmp_path / "told"
-    tell.write_text(f"#!/bin/sh\ncat >> {told}\n")
-    tell.chmod(0o755)
+    sink, script, received = MailSink(), tmp_path / "script", tmp_path / "received"
+    script.write_text(f"#!/bin/sh\ncat >> {received}\n")
+    script.chmod(0o755)
     figures = tmp_path / "snaporch.prom"
     CONFIG.write_text(
         f"""{POLICIES}level = "quiesced"
@@ -97,7 +97,7 @@ on_unavailable = "crash"
 textfile = "{figures}"
 [notify]
 on = ["downgrade"]
-command = "{tell}"
+command = "{script}"
 [notify.email]
 to = ["admin@example.org"]
 sender = "snaporch@example.org"
@@ -109,7 +109,7 @@ smtp = "{sink.place}"
         assert outcome.status == 0, outcome.err
     finally:
         sink.close()
-    event = json.loads(told.read_text())
+    event = json.loads(received.read_text())
     assert (event["event"], event["domain"], event["level"]) == ("downgrade", "stood", "crash")
     assert any("taking crash instead" in note for note in event["notes"])
     (mail,) = sink.mails

@@ -1,4 +1,4 @@
-"""Somebody else snapshots a guest's dataset all the time: what a commit tears is told apart.
+"""Another program snapshots a guest's dataset all the time: torn snapshots are recorded as torn.
 
 Some runs each day, a thousand by `make test-all`.
 """
@@ -18,7 +18,7 @@ DATASET = "tank/torn"
 ROUNDS = 1000 if os.environ.get("LONG") else 6
 HELD_FOR = (0, 4, 8)
 """Snapshots for which a commit is held up, by turns: not at all is how it is on a host."""
-TOLD_EACH = 5
+REPORT_EACH = 5
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def test_what_a_commit_tears_is_called_torn_and_nothing_else_is_bad(guest, tmp_p
         rounds = HELD_FOR[number % len(HELD_FOR)]
         with (
             config(tmp_path, '[defaults]\nram_strategy = "overlay"\n') as environment,
-            snapshot_loop(guest) as somebody,
-            slow_commits(lambda somebody=somebody, rounds=rounds: somebody.wait(rounds)),
+            snapshot_loop(guest) as loop,
+            slow_commits(lambda loop=loop, rounds=rounds: loop.wait(rounds)),
         ):
             taken = snaporch_here(
                 "snapshot", guest.name, "--name", f"s{number}", "--json", env=environment
@@ -64,15 +64,15 @@ def test_what_a_commit_tears_is_called_torn_and_nothing_else_is_bad(guest, tmp_p
         shutil.rmtree(taken.json["bundle"])
         judged += found
         held += rounds
-        if (number + 1) % TOLD_EACH == 0:
+        if (number + 1) % REPORT_EACH == 0:
             report()
     seen = report()
     guest.assert_undisturbed(mark)
-    assert seen >= held / 2  # the judge can tell; one may be under way as a commit begins
+    assert seen >= held / 2  # the judge finds torn ones; one may be under way as a commit begins
 
 
 def test_a_snapshot_of_ours_that_is_torn_is_of_no_use(guest, tmp_path):
-    """As sanoid's are, if its guest was let go before it came."""
+    """As sanoid's are, if its guest was released before sanoid took them."""
     with config(tmp_path, '[defaults]\nram_strategy = "overlay"\n') as environment:
         taken = snaporch("snapshot", guest.name, "--name", "ours", env=environment)
     assert taken.status == 0, taken

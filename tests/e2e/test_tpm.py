@@ -65,7 +65,7 @@ def test_it_resumes_with_its_tpm(guest, taken):
 
 
 def test_the_state_of_the_snapshot_is_put_back(guest, taken):
-    """What is there instead is somebody else's TPM, as far as the guest can tell."""
+    """The state that replaced it is another TPM's, as far as the guest can see."""
     guest.destroy()
     path, (part,) = state_of(taken["uuid"]), parts(taken)
     owner = path.stat().st_uid, path.stat().st_gid
@@ -116,7 +116,7 @@ def add_placed_tpm(kind, path):
 
 @pytest.fixture(scope="module", params=["file", "dir"])
 def placed(request):
-    """A guest whose TPM has its state where an administrator wants it, and made it possible."""
+    """A guest whose TPM state is at a path that an administrator chose and allowed."""
     directory = OWN_PLACE / request.param
     directory.mkdir(parents=True)
     shutil.chown(directory, "tss", "tss")
@@ -188,7 +188,7 @@ def test_the_state_in_its_own_place_is_put_back_and_that_can_be_undone(placed):
     placed.assert_continues(mark, placed.snapshot_count("s1"))
 
 
-def test_a_tpm_of_somebody_else_s_swtpm_is_refused():
+def test_a_tpm_of_an_external_swtpm_is_refused():
     def external(domain):
         backend = ET.SubElement(
             ET.SubElement(domain.find("devices"), "tpm", model="tpm-tis"), "backend"

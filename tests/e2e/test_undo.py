@@ -37,7 +37,7 @@ def guest():
 
 @pytest.fixture
 def restored(guest):
-    """Restored some counts after its snapshot: the count that had been reached by then."""
+    """Restore the guest some counts after its snapshot; return the count it had reached by then."""
     if guest.state() == "shut off":
         guest.start()
     reached = guest.wait_count(beyond=guest.snapshot_count("s1") + 3)
@@ -143,7 +143,7 @@ def test_killed_and_recovered(guest, restored, point):
 
 
 @pytest.mark.parametrize("point", ["after:stop", "after:flash/undo", "before:tank/undo"])
-def test_a_restore_that_was_cut_short_is_undone(guest, restored, point):
+def test_an_interrupted_restore_is_undone(guest, restored, point):
     under_way = Run("restore", "undo@s1", "--yes", "--discard-newer", point=point)
     try:
         under_way.wait_stopped()
@@ -162,7 +162,7 @@ def test_a_restore_that_was_cut_short_is_undone(guest, restored, point):
 
 
 def test_what_is_in_use_is_left_alone(guest, restored):
-    """A snapshot that somebody looks into, and a disk that somebody else has open."""
+    """A snapshot that one process reads, and a disk that another process has open."""
     must("zfs", "snapshot", "tank/undo@newer")
     root = Path(must("zfs", "get", "-Ho", "value", "mountpoint", "tank/undo").strip())
     inside = root / ".zfs" / "snapshot" / "newer"

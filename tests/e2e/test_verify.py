@@ -1,4 +1,4 @@
-"""Test restores: passing, failing as they must, and cut short."""
+"""Test restores: passing, failing as they must, and interrupted."""
 
 import shutil
 import signal
@@ -163,10 +163,10 @@ def test_ram_that_checksums_do_not_know_to_be_bad(guest, tmp_path):
     import hashlib
     import json
 
-    told = json.loads(text)
-    (part,) = [p for p in told["parts"] if p["role"] == "ram"]
+    document = json.loads(text)
+    (part,) = [p for p in document["parts"] if p["role"] == "ram"]
     part |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest.write_text(json.dumps(told))
+    manifest.write_text(json.dumps(document))
     passed(verify("ok@bad", "--checksums"), "checked")
     document = failed(verify("ok@bad"), "could not be resumed")
     assert document["reached"] == "checked"
@@ -270,7 +270,7 @@ def test_uefi():
 @pytest.mark.daily(2, "guests of their own")
 @pytest.mark.timeout(120)
 def test_a_guest_on_a_user_network_is_resumed_without_it():
-    """QEMU's image of its RAM has the state of that network, and wants a place for it."""
+    """QEMU's image of its RAM has the state of that network, and cannot be loaded without it."""
     made = Guest.create("slirp", disks=[Disk("file", "tank/slirp")], mutate=add_user_network)
     try:
         snapshot(made, "--name", "s1")

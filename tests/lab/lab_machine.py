@@ -3,8 +3,8 @@
 Two processes stand between the caller and the kernel: the runner, and a
 guardian which is the kernel's parent. The guardian ends the kernel and removes
 the run's directory as soon as the runner is gone, in whichever way it went
-(SIGKILL included); the kernel in turn dies with the guardian, and the kernel's
-own children (one for each address space inside) die with the kernel.
+(SIGKILL included); the kernel in turn is killed with the guardian, and the kernel's
+own children (one for each address space inside) are killed with the kernel.
 """
 
 import ctypes
@@ -73,7 +73,7 @@ class Machine:
         """Start the kernel with WORDS, keeping FDS open for it.
 
         Closes FDS in the calling process: they are the kernel's now. Its
-        memory is a file of up to MEM bytes which nobody else can see.
+        memory is a file of up to MEM bytes which no other process can see.
         """
         self.run_dir = run_dir
         alive, self._alive = os.pipe()

@@ -1,1 +1,1 @@
-"""Faults at every step of a run: what is struck, when, and what must be true afterwards."""
+"""Faults at every step of a run: the fault, its time, and what must be true afterwards."""

@@ -1,4 +1,4 @@
-"""What faults strike besides snaporch: the emulator and libvirtd."""
+"""Faults of other processes than snaporch: the emulator and libvirtd."""
 
 import fcntl
 import os
@@ -26,18 +26,18 @@ def end_emulator(guest: Guest) -> None:
 
 
 def restart_libvirtd() -> None:
-    """As ``systemctl restart`` does."""
+    """Restart libvirtd as ``systemctl restart`` does."""
     _end(int(_LIBVIRTD.read_text()), signal.SIGTERM)
     start_libvirtd()
 
 
 def kill_libvirtd() -> None:
-    """SIGKILL; QEMU goes on without it."""
+    """SIGKILL of libvirtd; QEMU continues without it."""
     _end(int(_LIBVIRTD.read_text()), signal.SIGKILL)
 
 
 def start_libvirtd() -> None:
-    """Start it, and wait until it answers."""
+    """Start libvirtd, and wait until it answers."""
     must("libvirtd", "--daemon")
     wait_for(_answers, "libvirtd")
 
@@ -68,7 +68,7 @@ def _gone(pid: int) -> bool:
 
 
 def locks_held() -> list[str]:
-    """Lock files of domains that somebody holds."""
+    """Lock files of domains that a process holds."""
     return [path.name for path in sorted(RUNTIME.glob("*.lock")) if _is_held(path)]
 
 

@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class Moment(StrEnum):
-    """Where a run stands at a step."""
+    """Where a run is stopped at a step."""
 
     AHEAD = "ahead"
-    """The step before is over; of this one nothing was written yet."""
+    """The previous step has ended; nothing of this one was written yet."""
     BEFORE = "before"
     """The journal says that the step begins; nothing was done."""
     AFTER = "after"
@@ -32,18 +32,18 @@ class Moment(StrEnum):
 
 
 class Fault(StrEnum):
-    """What happens there."""
+    """What happens at that point."""
 
     RUN_KILLED = "run-killed"
-    """SIGKILL of snaporch, with no guardian: ``snaporch recover`` mends."""
+    """SIGKILL of snaporch, with no guardian: ``snaporch recover`` recovers the run."""
     GUARDED_RUN_KILLED = "guarded-run-killed"
-    """SIGKILL of snaporch: the guardian mends."""
+    """SIGKILL of snaporch: the guardian recovers the run."""
     EMULATOR_KILLED = "emulator-killed"
-    """SIGKILL of QEMU: the run goes on and ends by itself."""
+    """SIGKILL of QEMU: the run continues and ends by itself."""
     BOTH_KILLED = "both-killed"
     """SIGKILL of QEMU and of snaporch, with no guardian."""
     LIBVIRTD_RESTARTED = "libvirtd-restarted"
-    """The run goes on and ends by itself."""
+    """The run continues and ends by itself."""
     LIBVIRTD_KILLED = "libvirtd-killed"
     """SIGKILL of libvirtd and of snaporch, with no guardian; libvirtd is started again."""
     POWER_LOST = "power-lost"
@@ -75,7 +75,7 @@ class Case:
 
     @property
     def may_quarantine(self) -> bool:
-        """Whether an overlay may be set aside.
+        """Whether an overlay may be quarantined.
 
         The guest is on its bases and wrote to them, only the note is missing: without an emulator
         to ask, its overlay looks as if it held writes of its own.
@@ -85,10 +85,10 @@ class Case:
 
     @property
     def may_be_undecided(self) -> bool:
-        """Whether a human may be asked which image is the newer one.
+        """Whether the admin may be asked which image is the newer one.
 
-        The guest is about to be switched back to its base, and without an emulator to ask nobody
-        can know whether it was.
+        The guest is about to be switched back to its base. Without an emulator to ask, a run
+        cannot find out whether it was.
         """
         if self.step is not Note.PIVOTING:
             return False
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def tears(self) -> bool:
-        """Whether a snapshot that somebody takes there is torn: an overlay is being committed.
+        """Whether a snapshot that another program takes there is torn: a commit is under way.
 
         When the run notes that it was, it is over.
         """
@@ -114,7 +114,7 @@ class Case:
 
     @property
     def point(self) -> str:
-        """As ``stopping.py`` wants it."""
+        """The point, in the form of ``stopping.py``."""
         return f"{self.moment}:{self.step}"
 
     def __str__(self) -> str:
@@ -199,10 +199,10 @@ def sample(cases: list[T], wanted: str, size: int) -> list[T]:
 
 
 def wanted() -> str:
-    """What the environment asks for."""
+    """The sample that the environment asks for."""
     return os.environ.get("FAULTS_SAMPLE", "")
 
 
 def forgotten_notes() -> set[Note]:
-    """Notes that no strategy is said to make: one was added and not here."""
+    """Notes that the tables above do not have: a new note has to be added there."""
     return set(Note) - _RARE - {note for notes in _NOTES.values() for note in notes}

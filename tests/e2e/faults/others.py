@@ -14,7 +14,7 @@ SMALL, LARGE, TALKER = "small", "large", "talker"
 
 
 class Act(StrEnum):
-    """What somebody else does to the guest."""
+    """What another program does to the guest."""
 
     SHUTDOWN = "shutdown"
     RESET = "reset"
@@ -35,7 +35,7 @@ class Act(StrEnum):
 
 
 class Point(StrEnum):
-    """Where the run stands still meanwhile, as ``stopping.py`` has it."""
+    """Where the run is stopped meanwhile, in the form of ``stopping.py``."""
 
     PLANNED = "before:prepare"
     PREPARED = "before:freeze"
@@ -55,7 +55,7 @@ _ALL = frozenset(Strategy)
 _EVER = frozenset(Point)
 _ANY = frozenset(Act)
 _ITS_OWN = {Act.SNAPSHOT, Act.BACKUP, Act.BLOCK_COPY}
-"""Jobs and images of others on a disk."""
+"""Jobs and images of other programs on a disk."""
 
 
 @dataclass(frozen=True, order=True)
@@ -180,7 +180,7 @@ def _combinations() -> list[Case]:
 
 
 def void() -> list[Rows]:
-    """Rows that hold no case."""
+    """Rows without a case."""
     return [
         rows
         for some, rest in ((LEFT_OUT, _combinations()), ([rows for rows, _ in ENDS], cases()))
@@ -197,5 +197,5 @@ def guest_for(case: Case) -> str:
 
 
 def statuses(case: Case) -> tuple[int, ...]:
-    """The exit statuses that are right."""
+    """The exit statuses that are allowed."""
     return next((found for rows, found in ENDS if case in rows), (0,))

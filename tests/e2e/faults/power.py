@@ -32,7 +32,7 @@ class Power:
         self._guests = built.stdout.strip()
 
     def boot(self, *arguments: str) -> Iterator[tuple[str, dict[str, object]]]:
-        """What the session inside says; closing this pulls the plug."""
+        """The lines that the session inside prints; closing the iterator cuts the power."""
         lab = subprocess.Popen(
             [
                 TESTS / "lab" / "run",

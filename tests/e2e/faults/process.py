@@ -1,7 +1,7 @@
 """snaporch in a child that was forked, not started: the modules are there, which saves seconds.
 
-The child is a process like any other: it can be stopped, killed and waited for, and it dies with
-all it holds.
+The child is a process like any other: it can be stopped, killed and waited for. When it exits, the
+kernel drops all that it holds.
 """
 
 import os
@@ -69,44 +69,44 @@ class Run:
             os._exit(status)
 
     def wait_stopped(self) -> None:
-        """Until it has stopped itself at its point."""
+        """Wait until the process has stopped itself at its point."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
             self.status = os.waitstatus_to_exitcode(status)
             raise AssertionError(f"ended before it came to the point: {self.outcome()}")
 
     def stop(self) -> None:
-        """Have it stand still where it is."""
+        """Stop the process where it is."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Let it run again."""
+        """Continue the process."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, whatever it does; one that has ended is left alone."""
+        """Send SIGKILL, unless the process has ended."""
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.wait()
 
     def has_ended(self) -> bool:
-        """Whether it has, without waiting for it."""
+        """Whether the process has ended, without waiting for it."""
         how = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return self.status is not None or os.waitid(os.P_PID, self.pid, how) is not None
 
     def wait(self) -> Outcome:
-        """Until it has ended."""
+        """Wait until the process has ended."""
         if self.status is None:
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return self.outcome()
 
     def close(self) -> None:
-        """Forget what it said."""
+        """Drop what the process printed."""
         self._out.close()
         self._err.close()
 
     def outcome(self) -> Outcome:
-        """What it said; a status below zero is the signal that killed it."""
+        """What the process printed; a status below zero is the signal that killed it."""
         said = []
         for stream in (self._out, self._err):
             size = os.fstat(stream.fileno()).st_size

@@ -25,7 +25,7 @@ _RUN_UP = 3  # counts after a start until nothing of the time before it is left 
 
 @dataclass(frozen=True)
 class Before:
-    """What a guest had said and done when the fault struck."""
+    """What a guest had reported and written when the fault struck."""
 
     counts: list[int]
     """On each disk at least."""
@@ -62,7 +62,7 @@ class Scene:
         return guest
 
     def _make_room(self, kind: Kind) -> None:
-        """The lab has one processor: the other guest had better not run."""
+        """Shut the other guests off: the lab has one processor."""
         for other, guest in self._guests.items():
             if other != kind:
                 guest.destroy()
@@ -213,13 +213,13 @@ def _assert_snapshots_whole(guest: Guest) -> None:
 
 
 def snapshot_as_stranger(guest: Guest) -> None:
-    """Take a snapshot of each dataset, as anybody might."""
+    """Snapshot each dataset, as another program might."""
     for dataset in guest.datasets():
         zfs("snapshot", f"{dataset}@{_STRANGER}")
 
 
 def assert_stranger_is_called(guest: Guest, *, torn: bool) -> None:
-    """What the stranger took is torn just if it was taken during a commit."""
+    """The other program's snapshot is recorded as torn if, and only if, a commit was under way."""
     names = [f"{dataset}@{_STRANGER}" for dataset in guest.datasets()]
     columns = f"{PREFIX}level,{PREFIX}torn"
     found = set(zfs("list", "-Hp", "-t", "snapshot", "-o", columns, *names).splitlines())

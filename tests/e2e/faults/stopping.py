@@ -3,8 +3,8 @@
 
 POINT is ``MOMENT:STEP`` or ``MOMENT:NOTE``, such as ``after:freeze``, or ``MOMENT:DATASET`` for a
 step that is taken for each dataset. The process stops itself with
-SIGSTOP there; who waits for it sees that, and kills it or lets it go on. The journal's methods are
-wrapped: the code under test has no hook.
+SIGSTOP there; its parent sees that, and kills or continues it. The journal's methods are wrapped:
+the code under test has no hook.
 """
 
 import os
@@ -85,46 +85,46 @@ def stop_while_ram_is_saved() -> None:
 
 
 def stop_at_the_end_of_ram() -> None:
-    """Have this process, the reader of the RAM, stop itself when the guest stands still."""
-    make_room, stopped = RamPipe.make_room, []
+    """Have this process, the reader of the RAM, stop itself when QEMU has paused the guest."""
+    enlarge_buffers, stopped = RamPipe.enlarge_buffers, []
 
-    def standing_still(stream: RamPipe) -> None:
+    def when_paused(stream: RamPipe) -> None:
         if not stopped:
             stopped.append(stream)
             os.kill(os.getpid(), signal.SIGSTOP)
-        make_room(stream)
+        enlarge_buffers(stream)
 
-    RamPipe.make_room = standing_still
+    RamPipe.enlarge_buffers = when_paused
 
 
 def stall_the_store(gate: str) -> None:
-    """Have nothing stored from when the guest stands still until ``gate``, a FIFO, has a writer.
+    """Store nothing from when QEMU has paused the guest until ``gate``, a FIFO, has a writer.
 
     ``GATE.stalled`` is there from then on.
     """
-    make_room, write = RamPipe.make_room, SaveImageWriter._raw_write
+    enlarge_buffers, write = RamPipe.enlarge_buffers, SaveImageWriter._raw_write
     stalled = Path(f"{gate}.stalled")
 
-    def standing_still(stream: RamPipe) -> None:
+    def when_paused(stream: RamPipe) -> None:
         stalled.touch()
-        make_room(stream)
+        enlarge_buffers(stream)
 
     def store(writer: SaveImageWriter, data: Any) -> None:
         if stalled.exists():
             Path(gate).open("rb").close()
         write(writer, data)
 
-    RamPipe.make_room, SaveImageWriter._raw_write = standing_still, store
+    RamPipe.enlarge_buffers, SaveImageWriter._raw_write = when_paused, store
 
 
 def dismiss_guardian() -> None:
-    """Have this process start no guardian."""
+    """Make this process start no guardian."""
 
-    def nobody(*_arguments: Any) -> None:
+    def do_nothing(*_arguments: Any) -> None:
         pass
 
-    snaporch.snapshot.run.start_guardian = nobody
-    snaporch.snapshot.run.await_guardian = nobody
+    snaporch.snapshot.run.start_guardian = do_nothing
+    snaporch.snapshot.run.await_guardian = do_nothing
 
 
 if __name__ == "__main__":

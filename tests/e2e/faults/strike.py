@@ -24,9 +24,9 @@ from snaporch.journal import Step
 from snaporch.model import Strategy
 
 DOCUMENTED = (0, 8, 9)
-"""What a run may answer that libvirtd or QEMU went away from."""
+"""Exit statuses that a run may have when libvirtd or QEMU has exited."""
 UNTOUCHED = (5, 7)
-"""And as long as it has touched nothing, which is what these say."""
+"""Further exit statuses, which mean that the run has touched nothing."""
 UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
 UNDECIDED = "being switched"
 EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
@@ -39,7 +39,7 @@ class Verdict:
     case: str
     seconds: float
     checking: float
-    """Of these, for a look at the snapshot it left."""
+    """How many of these were spent on checking the snapshot that the run left."""
     ended: int | None
     """The run's exit status, or minus the signal that killed it."""
     said: str
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def perform(case: Case, scene: Scene) -> Verdict:
-    """Have a run get to its point, strike, have it mended, and look at everything."""
+    """Bring a run to its point, strike, have the run recovered, and check everything."""
     began = time.monotonic()
     guest = scene.guest(case.strategy)
     mark, state = guest.mark(), guest.state()
@@ -63,7 +63,7 @@ def perform(case: Case, scene: Scene) -> Verdict:
         before = look(guest, mark)
         if case.strategy is Strategy.OVERLAY:
             snapshot_as_stranger(guest)
-        mended = strike(case.fault, guest, run, case)
+        said = strike(case.fault, guest, run, case)
     finally:
         run.kill()
         run.close()
@@ -77,16 +77,14 @@ def perform(case: Case, scene: Scene) -> Verdict:
     checking = time.monotonic()
     assert_worth_its_level(guest, resumed=case.resumes)
     ended = time.monotonic()
-    return Verdict(
-        str(case), round(ended - began, 2), round(ended - checking, 2), run.status, mended
-    )
+    return Verdict(str(case), round(ended - began, 2), round(ended - checking, 2), run.status, said)
 
 
 def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> str:
-    """Strike a run that stands still, and have it end or be mended; what was said.
+    """Strike a stopped run, and have it end or be recovered; the last line it printed.
 
     Args:
-        case: what may be left to a human; without one, nothing may.
+        case: what may be left to the admin; without one, nothing may.
     """
     if fault in EMULATOR:
         machine.kill_emulator(guest)
@@ -101,12 +99,12 @@ def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> st
     if fault is Fault.LIBVIRTD_KILLED:
         machine.start_libvirtd()
     if fault is Fault.GUARDED_RUN_KILLED:
-        return _let_guardian_mend()
+        return _await_guardian()
     return recover(case)
 
 
 def _let_it_end(run: Run, case: Case | None) -> str:
-    """It must end by itself; what it could not mend, its guardian does."""
+    """The run must end by itself; its guardian recovers what the run could not."""
     run.go_on()
     outcome = run.wait()
     assert outcome.status in _ends(case), f"an undocumented end: {outcome}"
@@ -115,30 +113,30 @@ def _let_it_end(run: Run, case: Case | None) -> str:
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
         said += "; " + recover(case, guarded=True)
     if list(JOURNAL.glob("*")):
-        said += "; " + _let_guardian_mend()
+        said += "; " + _await_guardian()
     return said
 
 
 def _ends(case: Case | None) -> tuple[int, ...]:
-    """With which exit status it may end."""
+    """The exit statuses that the run may have."""
     if case is None or case.step is Step.PREPARE:
         return (*DOCUMENTED, *UNTOUCHED)
     all_done = (case.step, case.moment) == (Step.RECORD, Moment.PAST)
     return (0,) if all_done else DOCUMENTED
 
 
-def _let_guardian_mend() -> str:
-    wait_for(lambda: not list(JOURNAL.glob("*")), "the guardian to mend it", 150)
+def _await_guardian() -> str:
+    wait_for(lambda: not list(JOURNAL.glob("*")), "the guardian to recover it", 150)
     wait_for(lambda: not machine.locks_held(), "the guardian's end")
-    return "mended by the guardian"
+    return "recovered by the guardian"
 
 
 def recover(case: Case | None, *, guarded: bool = False) -> str:
-    """Run ``snaporch recover``, and decide for the overlay where it asks; what it did.
+    """Run ``snaporch recover``, and decide for the overlay where it asks; the last line it printed.
 
     Args:
-        guarded: a guardian may come first. An overlay that could not be compared with its base as
-            long as a dying emulator had it may be the same as its base, and then it is committed.
+        guarded: a guardian may come first. While an exiting emulator had an overlay open, the
+            overlay could not be compared with its base. If both are equal, it is committed.
     """
     outcome: Outcome = snaporch_here("recover", "--wait", "60")
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
@@ -147,7 +145,7 @@ def recover(case: Case | None, *, guarded: bool = False) -> str:
             must("qemu-img", "commit", "-q", str(overlay))
         outcome = snaporch_here("recover", "--wait", "60")
     if guarded and (outcome.status, outcome.out) == (0, ""):
-        return _let_guardian_mend()
+        return _await_guardian()
     aside = case is not None and case.may_quarantine and "quarantined" in outcome.out
     assert outcome.status == (9 if aside else 0), f"recover: {outcome}"
     assert "which had been" in outcome.out, f"recover: {outcome}"

@@ -1,4 +1,4 @@
-"""Guests for tests that tell whether their RAM and disks are of one instant.
+"""Guests for tests, which show whether their RAM and disks are of one instant.
 
     from guests.disks import Disk
     from guests.guest import Guest

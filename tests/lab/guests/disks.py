@@ -60,7 +60,7 @@ class Image:
 
     @property
     def is_block(self) -> bool:
-        """Whether libvirt is to be told of a device instead of a file."""
+        """Whether the definition names a device instead of a file."""
         return self.disk.kind == "zvol"
 
     def count(self, snapshot: str | None = None) -> int:
@@ -106,7 +106,7 @@ class Image:
 
 
 def zfs(*arguments: str) -> str:
-    """Runs zfs, gives its output. Raises RuntimeError with zfs's words."""
+    """Runs zfs and returns its output. Raises RuntimeError with zfs's message."""
     done = subprocess.run(["zfs", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         command = " ".join(arguments)

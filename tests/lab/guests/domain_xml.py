@@ -120,7 +120,7 @@ def existing_machine(xml: str) -> Machine:
 
 
 def agent_connected(xml: str) -> bool:
-    """Whether somebody in the guest holds the agent's channel open."""
+    """Whether a process in the guest holds the agent's channel open."""
     path = f"devices/channel/target[@name='{_AGENT}'][@state='connected']"
     return ET.fromstring(xml).find(path) is not None
 

@@ -1,4 +1,4 @@
-"""Test guests that tell whether RAM and disks are of the same instant."""
+"""Test guests that show whether RAM and disks are of the same instant."""
 
 import contextlib
 import hashlib
@@ -47,7 +47,7 @@ _UNDEFINE = (
     | libvirt.VIR_DOMAIN_UNDEFINE_NVRAM
 )
 # Memory the guests can do with, by (kind, firmware).
-# What Linux shall leave out, to start sooner under emulation.
+# Makes Linux leave things out, to start sooner under emulation.
 _KERNEL_OPTIONS = (
     "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off tsc=reliable no_timer_check "
     "lsm=capability audit=0 cryptomgr.notests init_on_alloc=0"
@@ -203,7 +203,7 @@ class Guest:
 
     @classmethod
     def existing(cls, name: str) -> "Guest":
-        """Take hold of a domain somebody else made from a guest, such as a clone.
+        """Use a domain that another program made from a guest, such as a clone.
 
         Its serial log and its disks, in that order, are those in its inactive XML.
         """

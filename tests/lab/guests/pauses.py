@@ -1,6 +1,6 @@
-"""How long a guest stood still, seen from outside.
+"""How long a guest was paused, seen from outside.
 
-A guest cannot tell: its clocks stand still with it. So the arrival of its counts in the serial
+A guest cannot measure it: its clocks are paused with it. So the arrival of its counts in the serial
 log is timed on the host.
 """
 

@@ -17,7 +17,7 @@ _LINE = re.compile(
 
 @dataclass
 class Report:
-    """What the probe said in a stretch of the log.
+    """What the probe printed in a stretch of the log.
 
     cold has one dictionary for every cold boot, disk index to the count found
     on it (0: none). bad has the lines as printed. nvram are the values the
@@ -94,14 +94,14 @@ class Log:
             with self.path.open("rb") as log:
                 size = log.seek(0, 2)
                 if size < mark:
-                    raise RuntimeError(f"{self.path} was cut short")
+                    raise RuntimeError(f"{self.path} was truncated")
                 log.seek(mark)
                 return log.read()
         except FileNotFoundError:
             return b""
 
     def report(self, mark: int = 0) -> Report:
-        """What the probe said since the mark."""
+        """What the probe printed since the mark."""
         return parse(self.since(mark))
 
     def tail(self, lines: int = 15) -> str:
