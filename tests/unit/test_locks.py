@@ -67,8 +67,8 @@ def recovery(runtime):
 def test_a_free_domain_is_held_and_given_back(runtime):
     for _ in range(2):
         with lock(runtime):
-            told = json.loads((runtime / "u.lock").read_text())
-            assert told["doing"] == "snapshot"
+            holder_record = json.loads((runtime / "u.lock").read_text())
+            assert holder_record["doing"] == "snapshot"
         assert (runtime / "u.lock").read_text() == ""
 
 

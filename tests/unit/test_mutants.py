@@ -29,7 +29,7 @@ def run(monkeypatch):
 
 
 def ended(code):
-    """As wait(2) tells of it."""
+    """The status of a process with this exit code, as wait(2) returns it."""
     return -code if code < 0 else code << 8
 
 
@@ -92,7 +92,7 @@ def test_the_module_as_it_is_has_to_pass_in_both_ways(run, tmp_path, code):
         ),
     ],
 )
-def test_what_else_somebody_could_have_written(run, body, made):
+def test_mistakes_that_an_author_could_have_made(run, body, made):
     titles = [each.title for each in run.mistakes(f"def h():\n    return {body}\n")]
     kinds = [title.removeprefix("h: ") for title in titles]
     assert [kind for kind in kinds if " -> " in kind and "return" not in kind] == [

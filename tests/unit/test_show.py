@@ -182,9 +182,9 @@ def test_custody_shows_the_verification(story, world):
     world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
     description = shown(world)
     assert VerificationResult.parse(text) == description.record.verified
-    told = dict(provenance(description.record, description.manifest))
-    assert told["verified"] == "2026-01-02T03:04:05Z passed, resumed"
-    assert told["made by"] == "snaporch 0.0"
+    rows = dict(provenance(description.record, description.manifest))
+    assert rows["verified"] == "2026-01-02T03:04:05Z passed, resumed"
+    assert rows["made by"] == "snaporch 0.0"
 
 
 def test_a_pool_that_fails_is_an_error(story, world):
@@ -208,13 +208,13 @@ def hourly(story, world):
         world.pool.write(dataset, b"first")
         world.pool.snapshot([f"{dataset}@hourly"], marks)
     manifest = Path(story.record.bundle) / "manifest.json"
-    told = json.loads(manifest.read_text())
-    told["snapshots"] += [
+    document = json.loads(manifest.read_text())
+    document["snapshots"] += [
         {"dataset": s.dataset, "name": s.name, "guid": s.guid, "createtxg": s.createtxg}
         for s in world.pool.snapshots()
         if s.name == "hourly"
     ]
-    manifest.write_text(json.dumps(told))
+    manifest.write_text(json.dumps(document))
     return story
 
 
