@@ -150,7 +150,7 @@ def test_a_commit_that_its_run_could_not_record(ready, monkeypatch):
 
 @pytest.mark.parametrize("noted", [Note.PIVOTING, Note.COMMITTED])
 def test_an_unrecorded_commit_is_added_to_a_recorded_one(ready, noted):
-    """Begun by a run or a guardian on a full disk, and ended by a recovery when there was room."""
+    """A run or a guardian began it on a full disk, and a recovery ended it when there was space."""
     journal = uncommitted(ready)
     forget_commit(journal)
     other_taker(ready)()
@@ -182,14 +182,14 @@ def test_a_snapshot_after_the_commit_of_a_recovery_is_not_torn(ready):
 
 
 def test_a_snapshot_listed_just_after_the_commit_may_be_torn(ready):
-    """Taken meanwhile, it is listed when its transaction group has been written."""
+    """A snapshot taken during the commit is listed when its transaction group is written."""
     ready.hooks.at["pool.sync"] = other_taker(ready)
     assert take(ready).level is Level.RAM
     assert levels(ready)["tank/web@syncoid"] == "torn"
 
 
 def test_a_pool_that_cannot_be_synced(ready):
-    """Then all that is there counts, and no guest waits for it."""
+    """Then all listed snapshots count, and no guest waits for the sync."""
     ready.hooks.at["pool.sync"] = failing(PoolError("zpool sync", "takes over 60 s"))
     assert take(ready).level is Level.RAM
     assert ready.on_bases()

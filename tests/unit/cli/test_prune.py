@@ -29,7 +29,7 @@ def test_removed_items_are_printed_with_size_and_reason(lost, snaporch):
     assert answer.err == ""
 
 
-def test_a_dry_run_says_would(lost, snaporch):
+def test_a_dry_run_prints_would(lost, snaporch):
     answer = snaporch("prune", "--dry-run")
     assert answer.out.startswith("web@s1  trash  ")
     assert answer.out.endswith("; would free 0 B\n")

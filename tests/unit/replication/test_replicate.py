@@ -129,7 +129,7 @@ def test_a_marked_snapshot_is_not_marked_again(shop):
 
 
 def test_one_bundle_of_two_snapshots_of_a_run_is_copied_once(shop):
-    """As where sanoid takes an hourly and a daily one at the same instant."""
+    """sanoid takes such an hourly and a daily snapshot at the same instant."""
     shop.take("s1")
     pool = shop.world.pool
     for each in pool.snapshots(["tank/web", "flash/web"]):

@@ -96,7 +96,7 @@ def test_a_kernel_without_counters(monkeypatch):
 
 
 def put(proc, name, group, read=None, written=0):
-    """A process as proc(5) has it; without what it moved when it ends before that is asked for."""
+    """A process as in proc(5); without its counters if it ends before they are read."""
     process = proc / name
     process.mkdir()
     (process / "stat").write_text(f"7 (a (b) c) S 1 {group} 99 0\n")
@@ -117,8 +117,8 @@ def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])
-def test_what_of_a_process_cannot_be_read_any_more_is_nothing(tmp_path, monkeypatch, error):
-    """It may end between the opening of a file of it and the reading."""
+def test_counters_that_cannot_be_read_count_as_nothing(tmp_path, monkeypatch, error):
+    """The process may end after its file is opened and before it is read."""
     monkeypatch.setattr(stall_detector, "Path", lambda _proc: tmp_path)
     for name in ("11", "12", "13"):
         put(tmp_path, name, 10, 300, 20)

@@ -26,7 +26,7 @@ PATIENCE = 60
 
 
 class Taker(Subprocesses):
-    """Takes snapshots with the world's own run, in the scheduler's thread, and says so."""
+    """Takes snapshots of the world in the scheduler's thread, and records them in ``taken``."""
 
     def __init__(self, scheduled):
         super().__init__(ConcurrencyLimiter(scheduled.context.config.schedule), lambda _: [])
