@@ -114,7 +114,7 @@ def test_a_journal_is_private(directory, path):
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_what_will_happen_is_on_stable_storage_before_it_happens(directory, monkeypatch):
+def test_a_step_is_on_stable_storage_before_it_begins(directory, monkeypatch):
     synced = []
     real = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(fd), real(fd)))
@@ -167,8 +167,8 @@ def test_a_journal_whose_first_line_is_torn_is_of_a_run_that_touched_nothing(
     assert not path.exists()
 
 
-def test_a_journal_whose_first_line_is_damaged_and_that_goes_on_is_kept(directory, path):
-    """Its run had touched something."""
+def test_a_journal_with_lines_after_a_damaged_first_line_is_kept(directory, path):
+    """Its run had changed something."""
     killed(directory, Step.PREPARE, Step.FREEZE)
     path.write_bytes(b"?" + path.read_bytes())
     (found,) = list_journals(directory, sweep=True)
@@ -304,7 +304,7 @@ def test_the_guardians_notes_count_and_what_was_done_and_could_not_be_noted(
     assert journal.all_notes() == journal.notes == {Note.SUSPENDED, Note.HELD, Note.COMMITTED}
 
 
-def test_a_run_knows_by_itself_what_its_journal_says(directory):
+def test_a_run_knows_its_notes_without_reading_its_journal(directory):
     journal = Journal(directory, FACTS)
     seen = []
 
@@ -333,7 +333,7 @@ def test_a_step_that_was_taken_and_could_not_be_noted_was_taken(directory, monke
     assert journal.notes == {Note.RELEASED}
 
 
-def test_a_journal_that_cannot_be_written_says_what_to_do(tmp_path):
+def test_the_error_of_a_journal_that_cannot_be_written_has_the_next_step(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="run snaporch as root"):
         Journal(tmp_path / "file", FACTS)
@@ -481,7 +481,7 @@ def test_what_is_on_stable_storage_is_the_line(directory, path, monkeypatch):
     assert "pivoting" in text.splitlines()[-1]
 
 
-def test_the_guardians_mark_goes_with_the_journal(directory, path):
+def test_the_guardians_mark_is_removed_with_the_journal(directory, path):
     Journal(directory, FACTS).close(settled=False)
     release_mark(path).touch()
     forget(path)
@@ -538,7 +538,7 @@ def test_a_journal_has_what_other_code_reads(directory, path):
     assert all(datetime.fromisoformat(each["at"]).tzinfo for each in (first, *steps))
 
 
-def test_what_cannot_be_read_among_journals_is_named(tmp_path):
+def test_an_unreadable_journal_is_named(tmp_path):
     (tmp_path / "20260609T100410.000000Z.jsonl").mkdir()
     with pytest.raises(UnavailableError, match=r"20260609T100410.000000Z.jsonl: .*irectory"):
         list_journals(tmp_path, sweep=False)

@@ -64,11 +64,11 @@ def recovery(runtime):
         yield process
 
 
-def test_a_free_domain_is_held_and_given_back(runtime):
+def test_a_free_domain_is_held_and_released(runtime):
     for _ in range(2):
         with lock(runtime):
-            told = json.loads((runtime / "u.lock").read_text())
-            assert told["doing"] == "snapshot"
+            holder_record = json.loads((runtime / "u.lock").read_text())
+            assert holder_record["doing"] == "snapshot"
         assert (runtime / "u.lock").read_text() == ""
 
 
@@ -105,20 +105,20 @@ def test_waiting_is_not_for_ever(runtime, other):
     assert 0.8 <= time.monotonic() - began < 5
 
 
-def test_the_end_of_a_recovery_is_waited_for_without_being_asked(runtime, recovery):
+def test_a_lock_waits_for_the_end_of_a_recovery_without_an_option(runtime, recovery):
     threading.Timer(0.1, recovery.stdin.close).start()
     with lock(runtime):
         assert recovery.wait(5) == 0
 
 
-def test_the_end_of_pruning_is_waited_for_without_being_asked(runtime):
+def test_a_lock_waits_for_the_end_of_pruning_without_an_option(runtime):
     with holder(runtime, PRUNING) as pruning:
         threading.Timer(0.1, pruning.stdin.close).start()
         with lock(runtime):
             assert pruning.wait(5) == 0
 
 
-def test_the_end_of_retention_is_waited_for_without_being_asked(runtime):
+def test_a_lock_waits_for_the_end_of_retention_without_an_option(runtime):
     with holder(runtime, RETENTION) as retention:
         threading.Timer(0.1, retention.stdin.close).start()
         with lock(runtime):
@@ -147,14 +147,14 @@ def test_a_signal_ends_the_waiting(runtime, other):
         pass
 
 
-def test_a_run_that_fails_gives_the_domain_back(runtime):
+def test_a_run_that_fails_releases_the_domain(runtime):
     with pytest.raises(ValueError, match="no"), lock(runtime):
         raise ValueError("no")
     with lock(runtime):
         pass
 
 
-def test_who_has_just_taken_it_gets_the_time_to_say_so(runtime, recovery):
+def test_a_new_holder_has_time_to_write_its_name(runtime, recovery):
     """Until then the file names a run that was killed."""
     path = runtime / "u.lock"
     truth = path.read_text()

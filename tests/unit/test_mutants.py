@@ -29,7 +29,7 @@ def run(monkeypatch):
 
 
 def ended(code):
-    """As wait(2) tells of it."""
+    """The status of a process with this exit code, as wait(2) returns it."""
     return -code if code < 0 else code << 8
 
 
@@ -46,7 +46,7 @@ def ended(code):
         (-signal.SIGSEGV, [], ["f: 1 -> 2: ended by SIGSEGV"]),
     ],
 )
-def test_only_a_failed_test_and_a_late_one_notice_a_mistake(run, tmp_path, code, survived, broken):
+def test_only_a_failed_test_or_a_timeout_notices_a_mistake(run, tmp_path, code, survived, broken):
     trial = run.Trial("recovery/settle", 1, tmp_path)
     mistake = SimpleNamespace(title="f: 1 -> 2", is_control=False)
     trial._judge(mistake, ended(code))
@@ -54,7 +54,7 @@ def test_only_a_failed_test_and_a_late_one_notice_a_mistake(run, tmp_path, code,
     assert os.waitstatus_to_exitcode(ended(code)) == code
 
 
-def test_what_watches_the_tests_can_be_a_plugin_beside_conftests_of_other_directories(run):
+def test_the_watcher_can_be_a_plugin_beside_conftests_of_other_directories(run):
     """pytest then leaves some plugins out, and looks for them in a set."""
     plugins = {run.Baseline(), run.Baseline()}
     assert len(plugins) == 2
@@ -92,7 +92,7 @@ def test_the_module_as_it_is_has_to_pass_in_both_ways(run, tmp_path, code):
         ),
     ],
 )
-def test_what_else_somebody_could_have_written(run, body, made):
+def test_mistakes_that_an_author_could_have_made(run, body, made):
     titles = [each.title for each in run.mistakes(f"def h():\n    return {body}\n")]
     kinds = [title.removeprefix("h: ") for title in titles]
     assert [kind for kind in kinds if " -> " in kind and "return" not in kind] == [
@@ -125,7 +125,7 @@ def h():
     }
 
 
-def test_what_is_unpacked_or_called_as_it_says_is_no_mistake_to_be_made(run):
+def test_unpacked_tuples_and_values_like_their_names_are_not_changed(run):
     source = "class Kind:\n    PAGES = 'pages'\n\ndef h():\n    a, b = c, d\n    return a, b\n"
     titles = [each.title for each in run.mistakes(source)]
     assert titles == ["h: return (a, b) -> return None"]

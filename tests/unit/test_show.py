@@ -74,7 +74,7 @@ def test_restoring_by_hand(story, world, tools, running):
     ]
 
 
-def test_it_ends_with_the_first_command_that_fails(story, world, tools):
+def test_the_commands_end_with_the_first_that_fails(story, world, tools):
     """RAM of the snapshot is not resumed on the current disks."""
     host = tools()
     zfs = host.directory / "zfs"
@@ -82,19 +82,19 @@ def test_it_ends_with_the_first_command_that_fails(story, world, tools):
     assert host.paste(shown(world).by_hand) == ["zfs rollback flash/web@s1"]
 
 
-def test_it_touches_nothing_where_libvirt_does_not_answer(story, world, tools):
+def test_the_commands_change_nothing_where_libvirt_does_not_answer(story, world, tools):
     host = tools()
     host.answers("", status=1)
     assert host.paste(shown(world).by_hand) == []
 
 
-def test_it_touches_nothing_without_the_bundle(story, world, tools):
+def test_the_commands_change_nothing_without_the_bundle(story, world, tools):
     lines = shown(world).by_hand
     (Path(story.record.bundle) / "ram.save").unlink()
     assert tools().paste(lines) == []
 
 
-def test_it_touches_nothing_when_a_snapshot_is_another(story, world, tools):
+def test_the_commands_change_nothing_if_a_snapshot_was_replaced(story, world, tools):
     lines = shown(world).by_hand
     world.pool.destroy_snapshots(["tank/web@s1"])
     world.pool.snapshot(["tank/web@s1"], {})
@@ -125,7 +125,7 @@ def test_without_ram_it_is_booted_or_stays_off(world, state, last):
     assert shown(world, "cold@s1").by_hand[-2].split()[1] == last
 
 
-def test_uefi_variables_are_put_back_whose_they_were(world, tmp_path):
+def test_uefi_variables_are_put_back_with_their_owner(world, tmp_path):
     variables = tmp_path / "my VARS.fd"
     variables.write_bytes(b"x")
     variables.chmod(0o640)
@@ -182,9 +182,9 @@ def test_custody_shows_the_verification(story, world):
     world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
     description = shown(world)
     assert VerificationResult.parse(text) == description.record.verified
-    told = dict(provenance(description.record, description.manifest))
-    assert told["verified"] == "2026-01-02T03:04:05Z passed, resumed"
-    assert told["made by"] == "snaporch 0.0"
+    rows = dict(provenance(description.record, description.manifest))
+    assert rows["verified"] == "2026-01-02T03:04:05Z passed, resumed"
+    assert rows["made by"] == "snaporch 0.0"
 
 
 def test_a_pool_that_fails_is_an_error(story, world):
@@ -208,13 +208,13 @@ def hourly(story, world):
         world.pool.write(dataset, b"first")
         world.pool.snapshot([f"{dataset}@hourly"], marks)
     manifest = Path(story.record.bundle) / "manifest.json"
-    told = json.loads(manifest.read_text())
-    told["snapshots"] += [
+    document = json.loads(manifest.read_text())
+    document["snapshots"] += [
         {"dataset": s.dataset, "name": s.name, "guid": s.guid, "createtxg": s.createtxg}
         for s in world.pool.snapshots()
         if s.name == "hourly"
     ]
-    manifest.write_text(json.dumps(told))
+    manifest.write_text(json.dumps(document))
     return story
 
 

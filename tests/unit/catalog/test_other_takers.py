@@ -1,4 +1,4 @@
-"""Whoever else snapshots a guest's datasets, and what that makes of the choice of a strategy."""
+"""Other programs that snapshot a guest's datasets, and how they change the choice of a strategy."""
 
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -108,13 +108,13 @@ def test_without_overlays_no_other_takers_are_searched(world, guest, level):
     assert planned(world, guest, level=level).stranger == ""
 
 
-def test_why_there_are_no_overlays_is_said(world, guest):
+def test_the_reason_for_no_overlays_is_noted(world, guest):
     world.pool.snapshot(["tank/web@by-hand"], {})
     take_snapshot(world.context, guest, SnapshotRequest("s1"))
     assert "tank/web@by-hand is not snaporch's: manual, without overlays" in world.heard.notes
 
 
-def test_where_it_makes_no_difference_nothing_is_said(world):
+def test_where_it_makes_no_difference_nothing_is_noted(world):
     world.with_defaults(ram_strategy="auto")
     guest = world.add_guest("web", {"vda": "tank/web"})
     world.pool.snapshot(["tank/web@by-hand"], {})
@@ -123,7 +123,7 @@ def test_where_it_makes_no_difference_nothing_is_said(world):
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_where_manual_fails_there_are_overlays_after_all(world, guest, lower):
+def test_overlays_are_used_where_manual_fails(world, guest, lower):
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, ram_capture="stream")
     world.pool.snapshot(["tank/web@by-hand"], {})
     world.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("web", "no"))
@@ -144,7 +144,7 @@ def test_overlays_that_are_requested_anyway_are_noted(world, guest):
     )
 
 
-def test_a_guest_that_stopped_itself_is_noted_beside_the_overlays(world, guest):
+def test_a_guest_that_suspended_itself_is_noted_beside_the_overlays(world, guest):
     world.with_defaults(ram_strategy="auto", ram_capture="stream")
     world.pool.snapshot(["tank/web@by-hand"], {})
 
@@ -155,5 +155,5 @@ def test_a_guest_that_stopped_itself_is_noted_beside_the_overlays(world, guest):
     world.hooks.at["hypervisor.capture"] = stop
     with suppress(SnaporchError):
         take_snapshot(world.context, guest, SnapshotRequest("s1"))
-    (told,) = [text for text in world.heard.notes if "taking overlay instead" in text]
-    assert "; the guest is suspended, and was running" in told
+    (note,) = [text for text in world.heard.notes if "taking overlay instead" in text]
+    assert "; the guest is suspended, and was running" in note

@@ -72,7 +72,7 @@ def test_records_come_oldest_first(store):
     assert [record.run for record in all_records(store, members)] == ["early", "late"]
 
 
-def test_snapshots_that_are_not_ours_are_no_records(store):
+def test_snapshots_of_other_programs_are_no_records(store):
     foreign = [
         PoolSnapshot("tank/a", "autosnap", 1, 1, NOON, {}),
         snapshot("tank/a", run=None),
@@ -81,12 +81,12 @@ def test_snapshots_that_are_not_ours_are_no_records(store):
     assert all_records(store, foreign) == []
 
 
-def test_one_run_can_be_asked_for(store):
+def test_the_record_of_one_run_can_be_found(store):
     members = [snapshot("t/a", "r1"), snapshot("t/b", "r2"), snapshot("t/b", "r1")]
     assert record_of(store, members, "r1", "s").datasets == ("t/a", "t/b")
 
 
-def test_without_its_bundle_ram_is_worth_no_more_than_a_crash(store):
+def test_without_its_bundle_a_ram_snapshot_has_the_level_crash(store):
     (record,) = all_records(store, [snapshot("t/a")])
     assert (record.state, record.level) == (BundleState.MISSING, Level.CRASH)
     assert record.bundle is None
@@ -100,7 +100,7 @@ def test_levels_without_ram_do_not_need_a_bundle(store, level):
 
 
 @pytest.mark.parametrize("level", ["best", "", None])
-def test_an_unknown_level_promises_nothing(store, level):
+def test_an_unknown_level_counts_as_crash(store, level):
     assert all_records(store, [snapshot("t/a", level=level)])[0].level is Level.CRASH
 
 
@@ -111,7 +111,7 @@ def test_a_missing_snapshot_makes_the_record_incomplete(store, bundle):
     assert (record.state, record.level) == (BundleState.INCOMPLETE, Level.CRASH)
 
 
-def test_a_snapshot_that_came_back_under_its_name_is_another_one(store, bundle):
+def test_a_new_snapshot_of_the_same_name_is_another_one(store, bundle):
     bundle(snapshot("t/a", guid=1))
     (record,) = all_records(store, [snapshot("t/a", guid=2)])
     assert record.state is BundleState.INCOMPLETE
@@ -125,7 +125,7 @@ def test_a_damaged_bundle_keeps_its_path(store, bundle):
 
 
 @pytest.mark.parametrize("reference", ["../../etc/passwd", "nonsense", f"{UUID}/../x"])
-def test_a_reference_that_leads_nowhere_does_not_break_the_list(store, reference):
+def test_a_reference_to_a_missing_bundle_does_not_break_the_list(store, reference):
     records = all_records(store, [snapshot("t/a", bundle=reference), snapshot("t/b", "r2")])
     assert [record.run for record in records] == ["r1", "r2"]
     assert records[0].state is not BundleState.COMPLETE
@@ -141,7 +141,7 @@ def named(name, dataset, guid, *, txg=1, run="r1"):
 
 @pytest.fixture
 def round_of_two(bundle):
-    """hourly and daily of two datasets, all of one instant."""
+    """Hourly and daily snapshots of two datasets, all of one instant."""
     members = [
         named("daily", "t/a", 1, txg=10),
         named("daily", "t/b", 2, txg=11),
@@ -169,7 +169,7 @@ def test_another_snapshot_of_the_same_instant_replaces_a_missing_one(store, roun
     assert daily.state is BundleState.COMPLETE
 
 
-def test_without_any_of_a_dataset_nothing_is_complete(store, round_of_two):
+def test_without_a_snapshot_of_a_dataset_no_record_is_complete(store, round_of_two):
     (daily, hourly) = all_records(store, [round_of_two[0], round_of_two[2]])
     assert {daily.state, hourly.state} == {BundleState.INCOMPLETE}
     assert {daily.level, hourly.level} == {Level.CRASH}
@@ -180,7 +180,7 @@ def test_a_name_without_any_snapshot_is_no_record(store, round_of_two):
     assert record.snapshot == "daily"
 
 
-def test_names_that_differ_between_datasets_are_each_whole(store, bundle):
+def test_names_that_differ_between_datasets_are_each_complete(store, bundle):
     members = [named("at-1", "t/a", 1), named("at-2", "t/b", 2)]
     bundle(*members)
     for record in all_records(store, members):
@@ -189,13 +189,13 @@ def test_names_that_differ_between_datasets_are_each_whole(store, bundle):
 
 
 def test_without_a_freeze_snapshots_are_of_two_instants(store):
-    """No bundle says otherwise: each name stands for itself."""
+    """No bundle relates them, so each name is a record of its own."""
     members = [named("daily", "t/a", 1), named("hourly", "t/b", 2)]
     daily, hourly = all_records(store, members)
     assert (daily.datasets, hourly.datasets) == (("t/a",), ("t/b",))
 
 
-def test_a_stand_in_is_known_by_its_guid(store, bundle):
+def test_a_snapshot_that_replaces_another_is_known_by_its_guid(store, bundle):
     bundle(named("daily", "t/a", 1), named("hourly", "t/a", 2), named("hourly", "t/b", 3))
     remade = [named("daily", "t/a", 1), named("hourly", "t/b", 3), named("other", "t/b", 9)]
     daily = next(record for record in all_records(store, remade) if record.snapshot == "daily")
@@ -205,14 +205,14 @@ def test_a_stand_in_is_known_by_its_guid(store, bundle):
     assert (daily.datasets, daily.state) == (("t/a",), BundleState.INCOMPLETE)
 
 
-def test_a_verdict_is_that_of_all_snapshots(store):
+def test_a_verification_counts_if_it_is_on_all_snapshots(store):
     text = "2025-06-01T12:00:00Z passed resumed"
     (record,) = all_records(store, [snapshot(name, verified=text) for name in ("t/a", "t/b")])
     assert record.verified is not None
     assert record.verified.as_text() == text
 
 
-def test_a_verdict_that_is_on_some_snapshots_only_is_none(store):
+def test_a_verification_on_only_some_snapshots_does_not_count(store):
     text = "2025-06-01T12:00:00Z passed resumed"
     (record,) = all_records(store, [snapshot("t/a", verified=text), snapshot("t/b")])
     assert record.verified is None
@@ -231,7 +231,7 @@ def by_another(dataset, guid):
 VERDICT = str(VerificationResult(NOON, True, VerifyDepth.RESUMED).as_text())
 
 
-def test_one_whose_marks_are_another_guests_is_known_by_its_manifest(store, bundle):
+def test_a_snapshot_with_marks_of_another_guest_is_known_by_its_manifest(store, bundle):
     shared = by_another("tank/shared", 7)
     bundle(shared)
     web, db = sorted(all_records(store, [shared]), key=lambda record: record.domain, reverse=True)
@@ -243,7 +243,7 @@ def test_one_whose_marks_are_another_guests_is_known_by_its_manifest(store, bund
     assert marked_records(store, [shared], {shared.guid}) == [db]
 
 
-def test_one_of_its_datasets_may_be_shared(store, bundle):
+def test_a_record_may_have_one_shared_dataset(store, bundle):
     own, shared = snapshot("tank/own", guid=6), by_another("tank/shared", 7)
     bundle(own, shared)
     (web,) = [record for record in all_records(store, [own, shared]) if record.domain == "web"]
@@ -251,7 +251,7 @@ def test_one_of_its_datasets_may_be_shared(store, bundle):
     assert (web.level, web.state) == (Level.RAM, BundleState.COMPLETE)
 
 
-def test_a_manifest_none_of_whose_snapshots_is_left_makes_no_record(store, bundle):
+def test_a_manifest_without_existing_snapshots_makes_no_record(store, bundle):
     bundle(snapshot("tank/own", guid=6))
     assert all_records(store, [by_another("tank/own", 8)])[0].domain == "db"
     assert len(all_records(store, [by_another("tank/own", 8)])) == 1

@@ -81,7 +81,7 @@ def test_a_snapshot_of_another_program_during_the_commit(ready):
     assert any("tank/web@syncoid was taken while" in text for text in ready.heard.notes)
 
 
-def test_a_snapshot_of_another_program_during_the_freeze_is_as_good_as_the_runs(ready):
+def test_a_snapshot_of_another_program_during_the_freeze_is_not_torn(ready):
     """Nothing is written to the bases before the commit."""
 
     def once():
@@ -148,13 +148,13 @@ def test_a_commit_that_its_run_could_not_record(ready, monkeypatch):
     assert levels(ready)["tank/web@s1"] == "crash"
 
 
-@pytest.mark.parametrize("told", [Note.PIVOTING, Note.COMMITTED])
-def test_a_commit_that_was_not_noted_is_added_to_one_that_is(ready, told):
-    """Begun by a run or a guardian on a full disk, and ended by a recovery when there was room."""
+@pytest.mark.parametrize("noted", [Note.PIVOTING, Note.COMMITTED])
+def test_an_unrecorded_commit_is_added_to_a_recorded_one(ready, noted):
+    """A run or a guardian began it on a full disk, and a recovery ended it when there was space."""
     journal = uncommitted(ready)
     forget_commit(journal)
     other_taker(ready)()
-    notes = journal.notes - {Note.PIVOTING} | {told}
+    notes = journal.notes - {Note.PIVOTING} | {noted}
     recover_run(ready.context, journal.facts, notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
@@ -170,7 +170,7 @@ def test_a_run_without_overlays_commits_nothing(ready):
     assert levels(ready)["tank/web@syncoid"] is None
 
 
-def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
+def test_a_snapshot_after_the_commit_of_a_recovery_is_not_torn(ready):
     """The interrupted commit of the run itself ends with it."""
     journal = uncommitted(ready)
     ready.hooks.at["commit.pivoting"] = other_taker(ready)
@@ -181,21 +181,21 @@ def test_what_is_taken_after_the_commit_of_a_recovery_is_not_torn(ready):
     assert marked["tank/web@later"] is None
 
 
-def test_what_is_listed_a_moment_after_the_commit_may_be_torn(ready):
-    """Taken meanwhile, it is listed when its transaction group has been written."""
+def test_a_snapshot_listed_just_after_the_commit_may_be_torn(ready):
+    """A snapshot taken during the commit is listed when its transaction group is written."""
     ready.hooks.at["pool.sync"] = other_taker(ready)
     assert take(ready).level is Level.RAM
     assert levels(ready)["tank/web@syncoid"] == "torn"
 
 
 def test_a_pool_that_cannot_be_synced(ready):
-    """Then all that is there counts, and no guest waits for it."""
+    """Then all listed snapshots count, and no guest waits for the sync."""
     ready.hooks.at["pool.sync"] = failing(PoolError("zpool sync", "takes over 60 s"))
     assert take(ready).level is Level.RAM
     assert ready.on_bases()
 
 
-def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
+def test_torn_snapshots_are_found_before_the_runs_own_are_destroyed(ready):
     journal = uncommitted(ready)
     forget_commit(journal)
     other_taker(ready)()
@@ -205,7 +205,7 @@ def test_it_is_asked_for_before_the_runs_own_snapshots_are_destroyed(ready):
 
 @pytest.fixture
 def unlisted(ready, monkeypatch):
-    """A pool that lists nothing when the commit begins, and a other_taker who comes meanwhile."""
+    """A pool that lists nothing when the commit begins; another program snapshots meanwhile."""
     ready.pool.snapshot(["tank/web@before"], {})
     ready.pool.age("tank/web@before", datetime(2025, 6, 1, tzinfo=UTC))
 
@@ -301,7 +301,7 @@ def test_a_run_of_ours_when_anothers_overlays_were_committed(ready, shared):
     assert {record.level for record in records(ready).values()} == {Level.RAM}
 
 
-def test_what_is_torn_stays_so_whatever_is_written_on_it(ready):
+def test_a_torn_snapshot_stays_torn_whatever_its_other_properties(ready):
     ready.hooks.at["commit.pivoting"] = other_taker(ready)
     take(ready)
     marks = {f"snaporch:{key}": "x" for key in ("run", "uuid", "domain")}
@@ -325,15 +325,15 @@ def test_one_torn_snapshot_makes_all_of_the_run_torn(ready, torn):
 
 
 @pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
-def test_it_is_not_restored(ready, torn, how):
+def test_a_torn_snapshot_is_not_restored(ready, torn, how):
     with pytest.raises(RefusedError, match="while overlays were committed"):
         make_restore_plan(ready.context, "web", "bad", **how)
 
 
-def test_it_is_no_source_of_clones_and_verifications(ready, torn):
+def test_a_torn_snapshot_is_no_source_of_clones_and_verifications(ready, torn):
     with pytest.raises(IncompleteError, match="not of one instant"):
         complete_source(ready.context, torn[1])
 
 
-def test_it_is_not_the_newest(ready, torn):
+def test_a_torn_snapshot_is_not_the_newest(ready, torn):
     assert newest_until(ready.context, "web", torn[1].created).snapshot == "good"

@@ -42,7 +42,7 @@ DATASETS = frozenset(
 
 @pytest.fixture
 def facts(sanoid_conf):
-    """Of a host on which all is well, but for what the arguments say."""
+    """The facts of a host without problems, changed by the arguments."""
 
     def make(text=GOOD, guests=(WEB,), programs=None, **more):
         config = sanoid_conf(text, *DATASETS)

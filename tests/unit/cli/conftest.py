@@ -11,7 +11,7 @@ from snaporch.notify.notifier import Notifier
 
 @dataclass
 class Answer:
-    """What a command said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -37,8 +37,8 @@ def snaporch(capsys, monkeypatch):
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """The lines of the failures that somebody is to be notified of."""
+def notified(monkeypatch):
+    """The lines of the failures that the admin is notified of."""
     lines = []
     monkeypatch.setattr(
         Notifier, "failed", lambda _self, _config, error: lines.append(error.line())

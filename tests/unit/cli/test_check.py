@@ -76,7 +76,7 @@ def test_rendered_sections_have_no_findings(sound, snaporch, sanoid):
     assert answer.out == ("RAM is streamed (compression: zstd)\n1 guest checked: nothing to fix\n")
 
 
-def test_checking_touches_nothing(sound, check):
+def test_check_changes_nothing(sound, check):
     before = sorted(sound.root.rglob("*"))
     check()
     assert sorted(sound.root.rglob("*")) == before
@@ -88,7 +88,7 @@ def test_a_host_without_guests_and_without_sanoid(host, check, sanoid):
     assert check() == (0, {"sanoid-missing": check()[1]["sanoid-missing"]})
 
 
-def test_warnings_and_errors_have_exit_codes_of_their_own(sound, check, sanoid):
+def test_warnings_and_errors_have_different_exit_codes(sound, check, sanoid):
     sound.add_guest("new")
     assert check()[0] == ExitCode.WARNINGS == 10
     sanoid("[tank/web]\n")
@@ -267,8 +267,8 @@ def test_sparse_images(sound, check, sanoid):
     assert set(check()[1]) == {"sparse-images"}
 
 
-def test_known_faults_of_what_is_installed(sound, check, sanoid):
-    """Each only where it can matter."""
+def test_known_faults_of_installed_versions(sound, check, sanoid):
+    """Each fault is reported only where it can have an effect."""
     sound.hypervisor.installed |= {Component.QEMU: "10.0.10", Component.LIBVIRT: "11.3.0"}
     (sanoid.root / "zfs/version").write_text("2.3.1-1~bpo\n")
     code, found = check()

@@ -29,20 +29,20 @@ def flip(host):
 # -- clone --------------------------------------------------------------------------------------
 
 
-def test_a_clone_says_how_to_start_it(taken, snaporch):
+def test_clone_prints_how_to_start_the_clone(taken, snaporch):
     answer = snaporch("clone", "web@s1", "test")
     assert answer.code == 0
     assert answer.out == "test  clone of web@s1, defined; virsh start test\n"
     assert "keeps flash/web@s1, tank/web@s1 from being destroyed" in answer.err
 
 
-def test_a_running_clone_says_that_it_has_the_addresses(taken, snaporch):
+def test_clone_warns_that_a_running_clone_has_the_same_addresses(taken, snaporch):
     answer = snaporch("clone", "web@s1", "test", "--running")
     assert answer.out == "test  clone of web@s1, resumed from RAM\n"
     assert "has the addresses of web in its RAM; network: none" in answer.err
 
 
-def test_made_and_deleted_as_json(taken, snaporch):
+def test_clones_are_made_and_deleted_with_json_output(taken, snaporch):
     made = snaporch("clone", "web@s1", "test", "--json")
     assert (made.json["name"], made.err) == ("test", "")
     deleted = snaporch("clone", "--delete", "test", "--json")
@@ -59,7 +59,7 @@ def test_made_and_deleted_as_json(taken, snaporch):
         [],
     ],
 )
-def test_wrong_words(taken, snaporch, words):
+def test_wrong_arguments_of_clone(taken, snaporch, words):
     answer = snaporch("clone", *words)
     assert answer.code == ExitCode.USAGE
     assert len(answer.err.splitlines()) == 1
@@ -75,14 +75,14 @@ def test_an_original_is_never_deleted(taken, snaporch):
 # -- verify -------------------------------------------------------------------------------------
 
 
-def test_a_verification_in_a_line(taken, snaporch):
+def test_a_verification_prints_one_line(taken, snaporch):
     answer = snaporch("verify", "web@s1", "--quiet")
     assert answer.code == 0
     assert answer.out == "web@s1  passed, a clone resumed from RAM\n"
     assert answer.err == ""
 
 
-def test_a_failed_one_is_exit_code_8(taken, snaporch):
+def test_a_failed_verification_is_exit_code_8(taken, snaporch):
     flip(taken)
     answer = snaporch("verify", "web@s1", "--quiet")
     assert answer.code == ExitCode.FAILED
@@ -104,7 +104,7 @@ def test_a_failed_one_is_exit_code_8(taken, snaporch):
     )
 
 
-def test_the_list_has_a_column_when_there_is_something_in_it(taken, snaporch):
+def test_the_list_has_a_column_for_verifications_if_there_are_any(taken, snaporch):
     assert "VERIFIED" not in snaporch("list").out
     snaporch("verify", "web@s1", "--quiet", "--checksums")
     assert "VERIFIED" in snaporch("list").out
@@ -112,7 +112,7 @@ def test_the_list_has_a_column_when_there_is_something_in_it(taken, snaporch):
     assert entry["verified"]["reached"] == "checked"
 
 
-def test_one_as_json_is_an_object_and_several_are_an_array(taken, snaporch):
+def test_one_verification_as_json_is_an_object_and_several_are_an_array(taken, snaporch):
     assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
     assert snaporch("verify", "web@s1", "--json").json["snapshot"] == "s1"
     answer = snaporch("verify", "web@s1", "web@s2", "--json")
@@ -135,14 +135,14 @@ def test_one_verification_at_a_time(taken, snaporch):
     assert snaporch("verify", "web@s1", "--quiet").code == 0
 
 
-def test_it_steps_back_before_it_reads(taken, snaporch, monkeypatch):
+def test_verify_lowers_its_priority(taken, snaporch, monkeypatch):
     seen = []
     monkeypatch.setattr("snaporch.verify.verify.lower_priority", seen.append)
     snaporch("verify", "web@s1", "--quiet")
     assert seen == ["verify"]
 
 
-def test_all_of_nothing(host, snaporch):
+def test_verify_all_without_snapshots(host, snaporch):
     answer = snaporch("verify", "--all")
     assert (answer.code, answer.out) == (0, "")
     assert "there are no snapshots" in answer.err
@@ -162,21 +162,21 @@ def test_all_of_nothing(host, snaporch):
         ["--due", "--wait", "1"],
     ],
 )
-def test_wrong_words_for_verify(taken, snaporch, words):
+def test_wrong_arguments_of_verify(taken, snaporch, words):
     assert snaporch("verify", *words).code == ExitCode.USAGE
 
 
-def test_a_misspelt_snapshot_stops_all_before_anything(taken, snaporch):
+def test_a_misspelt_snapshot_stops_all_verifications(taken, snaporch):
     answer = snaporch("verify", "web@s1", "web@s9")
     assert answer.code == ExitCode.NOT_FOUND
     assert "verified" not in str(snaporch("list").out).lower()
 
 
-def test_what_a_killed_one_left_is_recovered(taken, snaporch):
+def test_clones_of_a_killed_verification_are_recovered(taken, snaporch):
     mark = "11111111-2222-3333-4444-555555555555"
     taken.pool.clone("tank/web@s1", "tank/web-x", {"snaporch:verify": mark})
-    told = snaporch("recover", "--dry-run")
-    assert "tank/web-x" in told.out
+    answer = snaporch("recover", "--dry-run")
+    assert "tank/web-x" in answer.out
     assert len(taken.pool.datasets()) == 3
     answer = snaporch("recover")
     assert answer.code == 0
@@ -187,7 +187,7 @@ def test_what_a_killed_one_left_is_recovered(taken, snaporch):
 # -- show ---------------------------------------------------------------------------------------
 
 
-def test_show_ends_with_what_to_type(taken, snaporch):
+def test_show_ends_with_the_commands_by_hand(taken, snaporch):
     answer = snaporch("show", "web@s1")
     assert answer.code == 0
     assert answer.out.startswith("web@s1\n")
@@ -205,7 +205,7 @@ def test_show_without_a_bundle(taken, snaporch):
     assert snaporch("show", "web@s1", "--json").json["manifest"] is None
 
 
-def test_show_of_what_is_not_there(taken, snaporch):
+def test_show_of_a_snapshot_that_does_not_exist(taken, snaporch):
     assert snaporch("show", "web@s9").code == ExitCode.NOT_FOUND
 
 

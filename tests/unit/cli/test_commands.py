@@ -38,7 +38,7 @@ def test_a_snapshot_prints_one_line_of_result(host, snaporch):
     assert "saving RAM" in answer.err
 
 
-def test_quiet_says_nothing_but_the_result(host, snaporch):
+def test_quiet_prints_only_the_result(host, snaporch):
     host.add_guest()
     assert snaporch("snapshot", "web", "--quiet").err == ""
 
@@ -64,7 +64,7 @@ def test_a_domain_named_twice_is_snapshotted_once(host, snaporch):
     assert len(answer.out.splitlines()) == 1
 
 
-def test_a_misspelt_name_stops_all_before_anything(host, snaporch):
+def test_a_misspelt_name_stops_all_snapshots(host, snaporch):
     host.add_guest()
     answer = snaporch("snapshot", "web", "wbe")
     assert answer.code == ExitCode.NOT_FOUND
@@ -72,7 +72,7 @@ def test_a_misspelt_name_stops_all_before_anything(host, snaporch):
     assert host.hooks.log == []
 
 
-def test_one_failure_does_not_keep_the_others_from_their_snapshots(host, snaporch):
+def test_one_failure_stops_no_other_snapshot(host, snaporch):
     host.add_guest("first")
     host.add_guest("second")
     host.guest("first").job = "migration out"
@@ -99,7 +99,9 @@ def test_an_interrupted_run_is_128_and_the_signal(host, snaporch):
     assert "stopped by SIGTERM" in answer.err
 
 
-def test_a_signal_that_came_too_late_lets_this_domain_finish_and_no_other(host, snaporch):
+def test_after_a_signal_that_comes_too_late_this_domain_is_finished_and_no_other_begun(
+    host, snaporch
+):
     host.add_guest("first")
     host.add_guest("second")
     host.hooks.at["pool.snapshot"] = lambda: os.kill(os.getpid(), 2)
@@ -125,14 +127,14 @@ def test_a_dry_run_in_json(host, snaporch):
 
 
 @pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])
-def test_a_level_is_asked_for(host, snaporch, level):
+def test_a_level_can_be_requested(host, snaporch, level):
     host.add_guest(agent=Agent.ANSWERS)
     answer = snaporch("snapshot", "web", "--level", level, "--json")
     assert (answer.code, answer.json["level"]) == (0, level)
     assert host.is_as_it_was()
 
 
-def test_a_level_that_there_is_not_is_wrong_usage(host, snaporch):
+def test_an_unknown_level_is_wrong_usage(host, snaporch):
     host.add_guest()
     answer = snaporch("snapshot", "web", "--level", "best")
     assert answer.code == ExitCode.USAGE
@@ -140,7 +142,7 @@ def test_a_level_that_there_is_not_is_wrong_usage(host, snaporch):
     assert host.hooks.log == []
 
 
-def test_a_level_that_cannot_be_had_is_refused_with_the_next_step(host, snaporch):
+def test_an_unavailable_level_is_refused_with_the_next_step(host, snaporch):
     host.add_guest()
     answer = snaporch("snapshot", "web", "--level", "quiesced")
     assert answer.code == ExitCode.REFUSED
@@ -159,12 +161,12 @@ def test_a_level_cannot_be_mistaken_for_a_domain(host, snaporch):
 
 
 def untouched(host):
-    """Nothing was done, and no file was made."""
+    """Whether nothing was done and no file was made."""
     made = sorted(path.name for path in host.root.iterdir())
     return host.hooks.log == [] and made == ["snaporch.toml", "zfs"] and host.guarded == []
 
 
-def test_a_dry_run_tells_the_plan_and_touches_nothing(host, snaporch):
+def test_a_dry_run_prints_the_plan_and_changes_nothing(host, snaporch):
     host.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     answer = snaporch("snapshot", "web", "--name", "s1", "--dry-run")
     images = [str(host.root / "zfs" / pool / "web") for pool in ("tank", "flash")]
@@ -196,7 +198,7 @@ def test_a_dry_run_of_several(host, snaporch):
     assert untouched(host)
 
 
-def test_a_dry_run_tells_a_downgrade_and_what_is_left_out(host, snaporch, tmp_path):
+def test_a_dry_run_prints_a_downgrade_and_the_disks_left_out(host, snaporch, tmp_path):
     host.add_guest(more=(DiskSpec("sda", None, device="cdrom"),))
     with (tmp_path / "snaporch.toml").open("a") as config:
         config.write('level = "quiesced"\non_unavailable = "crash"\n')
@@ -224,8 +226,8 @@ def test_a_dry_run_with_a_misspelt_name(host, snaporch):
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "web@s1"], ["plan"], ["status"]])
-def test_who_only_looks_does_not_wait_for_libzfs_core(taken, snaporch, monkeypatch, words):
-    """Its import is a fifth of what ``snaporch list`` takes."""
+def test_commands_that_only_read_do_not_import_libzfs_core(taken, snaporch, monkeypatch, words):
+    """The import of libzfs_core takes a fifth of the time of ``snaporch list``."""
     asked = []
 
     def opened(**how):
@@ -238,7 +240,7 @@ def test_who_only_looks_does_not_wait_for_libzfs_core(taken, snaporch, monkeypat
     assert asked == [{"read_only": True}]
 
 
-def test_list_shows_what_there_is(taken, snaporch):
+def test_list_shows_the_snapshots(taken, snaporch):
     answer = snaporch("list")
     assert answer.code == 0
     assert [line.split()[:2] for line in answer.out.splitlines()] == [
@@ -273,7 +275,7 @@ def test_list_of_a_domain_that_was_renamed_has_all_of_it(taken, snaporch):
         assert found == [("web", "s1"), ("shop", "s2")]
 
 
-def test_list_of_nothing_says_how_to_begin(host, snaporch):
+def test_list_without_snapshots_prints_the_command_that_takes_one(host, snaporch):
     host.add_guest()
     answer = snaporch("list", "web")
     assert (answer.code, answer.out) == (0, "")
@@ -292,7 +294,7 @@ def test_list_keeps_snapshots_of_a_domain_that_is_undefined(taken, snaporch):
 # -- restore ------------------------------------------------------------------------------------
 
 
-def test_a_restore_that_was_agreed_to(taken, snaporch):
+def test_a_restore_with_yes(taken, snaporch):
     answer = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert answer.code == 0
     assert answer.out == "web@s1  restored, running, resumed from RAM\n"
@@ -304,7 +306,7 @@ def test_a_restore_as_json(taken, snaporch):
     assert (document["snapshot"], document["resumed"]) == ("s1", True)
 
 
-def test_without_a_terminal_nobody_can_agree(taken, snaporch, monkeypatch):
+def test_a_restore_without_a_terminal_needs_yes(taken, snaporch, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     answer = snaporch("restore", "web@s1")
     assert answer.code == ExitCode.REFUSED
@@ -323,7 +325,7 @@ def test_without_a_terminal_nobody_can_agree(taken, snaporch, monkeypatch):
         ("", ExitCode.REFUSED, b"now"),
     ],
 )
-def test_on_a_terminal_one_is_asked(taken, snaporch, monkeypatch, said, code, content):
+def test_a_restore_on_a_terminal_asks(taken, snaporch, monkeypatch, said, code, content):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdin, "readline", lambda: said, raising=False)
     answer = snaporch("restore", "web@s1")
@@ -333,8 +335,8 @@ def test_on_a_terminal_one_is_asked(taken, snaporch, monkeypatch, said, code, co
 
 
 @pytest.fixture
-def thinking(monkeypatch):
-    """What happens while somebody thinks about the prompt; then the answer is yes."""
+def prompt_open(monkeypatch):
+    """Actions to run while the prompt waits for its answer, which is then yes."""
     meanwhile = []
 
     def answer():
@@ -347,8 +349,8 @@ def thinking(monkeypatch):
     return meanwhile
 
 
-def test_nobody_waits_for_who_thinks_about_it(taken, snaporch, thinking):
-    thinking.append(lambda: lock(taken, "web"))
+def test_a_prompt_does_not_hold_the_lock_of_the_domain(taken, snaporch, prompt_open):
+    prompt_open.append(lambda: lock(taken, "web"))
     assert snaporch("restore", "web@s1").code == 0
     assert taken.pool.read("tank/web") == b"first"
 
@@ -379,18 +381,20 @@ def another_of_that_name(world):
     [
         (newer, "newer snapshots"),
         (shut_off, "the guest"),
-        (another_of_that_name, ""),  # its manifest knows the GUID
+        (another_of_that_name, ""),  # the manifest has the GUID
     ],
 )
-def test_what_changed_since_it_was_shown_is_not_done(taken, snaporch, thinking, change, words):
-    thinking.append(lambda: change(taken))
+def test_a_restore_is_refused_if_anything_changed_since_it_was_shown(
+    taken, snaporch, prompt_open, change, words
+):
+    prompt_open.append(lambda: change(taken))
     answer = snaporch("restore", "web@s1", "--discard-newer")
     assert answer.code == ExitCode.REFUSED
     assert f"changed since it was shown: {words}; nothing" in answer.err or not words
     assert taken.pool.read("tank/web") == b"now"
 
 
-def test_a_restore_of_what_is_not_there(taken, snaporch):
+def test_a_restore_of_a_snapshot_that_does_not_exist(taken, snaporch):
     answer = snaporch("restore", "web@s9", "--yes")
     assert answer.code == ExitCode.NOT_FOUND
     assert len(answer.err.splitlines()) == 1
@@ -402,7 +406,7 @@ def test_newer_snapshots_need_an_option(taken, snaporch):
     assert snaporch("restore", "web@s1", "--yes", "--discard-newer", "--quiet").code == 0
 
 
-def test_a_half_restore_needs_attention(taken, snaporch):
+def test_an_interrupted_restore_needs_attention(taken, snaporch):
     taken.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no"))
     answer = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert answer.code == ExitCode.ATTENTION
@@ -433,7 +437,7 @@ def test_a_half_restore_needs_attention(taken, snaporch):
         ["web"],
     ],
 )
-def test_a_restore_that_contradicts_itself(taken, snaporch, words):
+def test_options_of_restore_that_contradict_each_other(taken, snaporch, words):
     taken.hooks.log.clear()
     answer = snaporch("restore", *words, "--yes")
     assert answer.code == ExitCode.USAGE
@@ -441,7 +445,7 @@ def test_a_restore_that_contradicts_itself(taken, snaporch, words):
     assert taken.hooks.log == []
 
 
-def test_a_restore_to_a_time_says_what_it_chose(taken, snaporch):
+def test_a_restore_to_a_time_prints_the_snapshot_it_chose(taken, snaporch):
     answer = snaporch("restore", "web", "--to-time", "2999-01-01T00:00", "--yes", "--quiet")
     assert answer.code == 0
     assert "chose @s1 of 2" in answer.err
@@ -500,12 +504,13 @@ def test_recovering_a_guest_that_was_left_on_overlays(host, snaporch, words):
 
 
 @pytest.mark.parametrize("notified", [False, True])
-def test_a_guest_that_cannot_be_let_go_has_a_guardian_again_and_somebody_is_told(
+def test_a_guest_that_cannot_be_resumed_gets_another_guardian_and_the_admin_is_notified(
     host, snaporch, monkeypatch, notified
 ):
-    told = []
+    errors = []
     monkeypatch.setattr(
-        "snaporch.notify.notifier.Notifier.failed", lambda _self, _config, error: told.append(error)
+        "snaporch.notify.notifier.Notifier.failed",
+        lambda _self, _config, error: errors.append(error),
     )
     host.add_guest()
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "locked"))
@@ -514,7 +519,7 @@ def test_a_guest_that_cannot_be_let_go_has_a_guardian_again_and_somebody_is_told
     options = ["--notify"] if notified else []
     assert snaporch("recover", *options).code == ExitCode.ATTENTION
     assert [facts.domain for facts in host.guarded_again] == ["web"]
-    assert ["locked" in error.line() for error in told] == [True] * notified
+    assert ["locked" in error.line() for error in errors] == [True] * notified
     assert snaporch("recover", "--dry-run").code == 0
     assert len(host.guarded_again) == 1
 
@@ -544,7 +549,7 @@ def test_a_guest_that_libvirt_could_not_start_at_boot_is_started_when_it_is_reco
     assert host.on_bases()
 
 
-def test_one_that_cannot_be_recovered_is_not_started(host, snaporch):
+def test_a_guest_that_cannot_be_recovered_is_not_started(host, snaporch):
     domain = host.add_guest()
     host.guest().autostart = True
     host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
@@ -555,13 +560,13 @@ def test_one_that_cannot_be_recovered_is_not_started(host, snaporch):
     assert host.guest().state is DomainState.OFF
 
 
-def test_a_decision_is_for_one_domain(host, snaporch):
+def test_take_needs_one_domain(host, snaporch):
     answer = snaporch("recover", "--take", "overlay")
     assert answer.code == ExitCode.USAGE
     assert "--take needs one domain" in answer.err.replace(": ", " ")
 
 
-def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):
+def test_a_dry_recovery_prints_its_actions_and_changes_nothing(host, snaporch):
     host.add_guest()
     host.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
     assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
@@ -577,7 +582,7 @@ def test_a_dry_recovery_tells_and_does_nothing(host, snaporch):
     assert not host.on_bases()
 
 
-def test_a_journal_of_a_later_version_stops_nobody_else(host, snaporch):
+def test_a_journal_of_a_later_version_stops_only_its_own_domain(host, snaporch):
     domain = host.add_guest()
     host.paths.journal.mkdir(parents=True, exist_ok=True)
     strange = host.paths.journal / "20990101T000000Z-00000001.jsonl"
@@ -631,7 +636,7 @@ def test_a_bug_is_one_line_that_says_how_to_report_it(host, snaporch):
     assert "SNAPORCH_DEBUG=1" in line
 
 
-def test_a_bug_can_be_looked_at(host, snaporch, monkeypatch):
+def test_a_bug_is_raised_with_snaporch_debug(host, snaporch, monkeypatch):
     monkeypatch.setenv("SNAPORCH_DEBUG", "1")
     host.hooks.at["pool.snapshots"] = failing(ZeroDivisionError("oh no"))
     with pytest.raises(ZeroDivisionError):
@@ -658,7 +663,7 @@ def test_a_reader_of_the_list_that_left_early_is_no_error(taken, monkeypatch):
             gone.close()
 
 
-def test_disks_of_another_instant_are_told_everywhere(host, snaporch):
+def test_disks_of_another_instant_are_reported_by_all_commands(host, snaporch):
     host.add_guest(more=(DiskSpec("vdb", "/dev/null"), DiskSpec("sda", None, device="cdrom")))
     taken = snaporch("snapshot", "web", "--name", "s1")
     assert taken.code == 0
@@ -672,7 +677,7 @@ def test_disks_of_another_instant_are_told_everywhere(host, snaporch):
     assert snaporch("snapshot", "web", "--json").json["apart"] == ["vdb"]
 
 
-def test_they_are_told_of_a_snapshot_without_ram(host, snaporch):
+def test_disks_of_another_instant_are_reported_of_a_snapshot_without_ram(host, snaporch):
     host.add_guest(more=(DiskSpec("vdb", "/dev/null"),))
     taken = snaporch("snapshot", "web", "--name", "s1", "--level", "crash")
     assert "  without vdb, of another instant" in taken.out
@@ -691,20 +696,20 @@ def test_a_snapshot_of_all_disks_has_no_such_column(host, snaporch):
 
 @pytest.fixture
 def restored(taken, snaporch):
-    """It went back to ``s1``, and its disk was written to since."""
+    """A guest that was restored to ``s1`` and has written to its disk since."""
     assert snaporch("restore", "web@s1", "--yes", "--quiet").code == 0
     taken.pool.write("tank/web", b"since")
     return taken
 
 
-def test_the_last_words_of_a_restore_name_the_undo(taken, snaporch):
+def test_a_restore_ends_with_the_command_that_undoes_it(taken, snaporch):
     answer = snaporch("restore", "web@s1", "--yes")
     assert answer.err.splitlines()[-1].endswith("undo it with: snaporch undo web")
     assert "undo it" not in snaporch("restore", "web@s1", "--yes", "--no-safety").err
 
 
 @pytest.mark.parametrize("by", ["name", "uuid"])
-def test_an_undo_that_was_agreed_to(restored, snaporch, by):
+def test_an_undo_with_yes(restored, snaporch, by):
     name = getattr(restored.hypervisor.domain("web"), by)
     answer = snaporch("undo", name, "--yes", "--quiet")
     assert (answer.code, answer.out) == (0, "web  undid the restore of web to @s1; off\n")
@@ -718,7 +723,7 @@ def test_an_undo_of_a_guest_that_is_undefined(restored, snaporch):
     assert restored.guest().state is DomainState.OFF
 
 
-def test_an_undo_that_is_only_looked_at(restored, snaporch):
+def test_a_dry_run_of_an_undo_changes_nothing(restored, snaporch):
     log = list(restored.hooks.log)
     answer = snaporch("undo", "web", "--dry-run")
     assert answer.code == 0
@@ -731,7 +736,7 @@ def test_an_undo_that_is_only_looked_at(restored, snaporch):
 
 
 @pytest.mark.parametrize(("said", "content"), [("y\n", b"now"), ("n\n", b"since"), ("", b"since")])
-def test_an_undo_is_asked_for(restored, snaporch, monkeypatch, said, content):
+def test_an_undo_on_a_terminal_asks(restored, snaporch, monkeypatch, said, content):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdin, "readline", lambda: said, raising=False)
     answer = snaporch("undo", "web")
@@ -739,7 +744,7 @@ def test_an_undo_is_asked_for(restored, snaporch, monkeypatch, said, content):
     assert restored.pool.read("tank/web") == content
 
 
-def test_an_undo_nobody_can_agree_to(restored, snaporch, monkeypatch):
+def test_an_undo_without_a_terminal_needs_yes(restored, snaporch, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     answer = snaporch("undo", "web")
     assert (answer.code, "use --yes" in answer.err) == (ExitCode.REFUSED, True)
@@ -754,14 +759,14 @@ def test_an_undo_as_json_and_another_one(restored, snaporch):
     assert again["copy"] == document["copy"]
 
 
-def test_an_undo_of_nothing(taken, snaporch):
+def test_an_undo_without_a_safety_copy(taken, snaporch):
     answer = snaporch("undo", "web", "--yes")
     assert (answer.code, "no safety copy" in answer.err) == (ExitCode.NOT_FOUND, True)
     assert snaporch("undo", "wbe", "--yes").code == ExitCode.NOT_FOUND
 
 
 def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monkeypatch):
-    """Nobody needs its copy, which goes."""
+    """Its safety copy is not needed, and is deleted."""
 
     class Killed(BaseException):
         """The process ends."""
@@ -781,6 +786,6 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
     assert taken.is_as_it_was()
 
 
-def test_the_list_says_what_can_be_undone(restored, snaporch):
+def test_the_list_names_the_restore_that_can_be_undone(restored, snaporch):
     assert "the restore of web to @s1 can be undone: snaporch undo web" in snaporch("list").err
     assert snaporch("list", "--json").json

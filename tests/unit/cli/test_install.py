@@ -30,7 +30,7 @@ def uninstall(snaporch, tmp_path):
 
 
 def words(answer):
-    """The last word of what was said of each file."""
+    """The last word of the line on each file."""
     return [line.split("  ")[1] for line in answer.out.splitlines()]
 
 
@@ -49,7 +49,7 @@ def test_all_units_are_written(install, place):
     assert "\nTimeoutStartSec=infinity\n" in daemon  # it recovers before it is ready
 
 
-def test_a_second_time_changes_nothing(install, place):
+def test_a_second_install_changes_nothing(install, place):
     install()
     before = {path: path.stat().st_mtime_ns for path in place.iterdir()}
     assert words(install()) == ["unchanged"] * FILES
@@ -81,7 +81,7 @@ def test_an_edited_file_is_kept_beside_the_new_one(install, place):
 def test_libvirts_hook_is_executable_and_an_edited_one_is_not_any_more(
     install, uninstall, tmp_path
 ):
-    """libvirt calls whatever is executable in that directory."""
+    """libvirt calls every executable file in that directory."""
     path = tmp_path / "root/etc/libvirt/hooks/qemu.d/snaporch"
     install()
     assert path.stat().st_mode & 0o777 == 0o755
@@ -95,7 +95,7 @@ def test_libvirts_hook_is_executable_and_an_edited_one_is_not_any_more(
 
 
 def test_the_mark_of_another_hook_is_removed(install, uninstall, tmp_path):
-    """libvirt may have called that, and not know of the one that is written now."""
+    """libvirt may have called the other hook, and not have loaded the one that is written now."""
     mark = tmp_path / "root/run/snaporch-hook"
     mark.parent.mkdir(parents=True)
     mark.touch()
@@ -174,7 +174,7 @@ def test_a_given_configuration_is_named_in_the_units(install, place, tmp_path):
     ],
 )
 def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, written):
-    """As systemd.service(5) quotes, and nothing else is expanded."""
+    """It is quoted as in systemd.service(5), and nothing in it is expanded."""
     config = tmp_path / name
     journal = "/srv/100% own journal"
     config.write_text(f'[paths]\njournal = "{journal}"\n')
@@ -216,7 +216,7 @@ def test_every_line_is_one_of_a_unit_file(install, place):
 
 
 def test_a_process_that_is_killed_takes_no_run_with_it(install, place):
-    """Neither the daemon that asked for it, nor one for which memory was short."""
+    """Neither if the daemon that started it is killed, nor if memory is short."""
     install()
     services = {path.name: path.read_text() for path in place.glob("*.service")}
     assert all("\nOOMPolicy=continue\n" in text for text in services.values())
@@ -225,7 +225,7 @@ def test_a_process_that_is_killed_takes_no_run_with_it(install, place):
 
 
 def test_hardening_leaves_what_safety_needs(install, place):
-    """Emulators are another user's: their open files (proc(5)) are hidden without the right."""
+    """Without CAP_SYS_PTRACE the open files of emulators (proc(5)), of another user, are hidden."""
     install()
     for name in ("snaporch.service", "snaporch-run-due.service", "snaporch-recover.service"):
         text = (place / name).read_text()

@@ -92,8 +92,8 @@ def test_a_policy_sets_its_level(policies, snaporch):
     with load.DEFAULT_PATH.open("a") as stream:
         stream.write('[policy.quick]\nlevel = "crash"\n')
     assert snaporch("snapshot", "web", "--policy", "quick", "--json").json["level"] == "crash"
-    told = snaporch("snapshot", "web", "--policy", "quick", "--level", "paused", "--json").json
-    assert told["level"] == "paused"
+    document = snaporch("snapshot", "web", "--policy", "quick", "--level", "paused", "--json").json
+    assert document["level"] == "paused"
     assert "crash, by crash" in snaporch("snapshot", "web", "--policy", "quick", "--dry-run").out
 
 

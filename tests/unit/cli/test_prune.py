@@ -29,7 +29,7 @@ def test_removed_items_are_printed_with_size_and_reason(lost, snaporch):
     assert answer.err == ""
 
 
-def test_a_dry_run_says_would(lost, snaporch):
+def test_a_dry_run_prints_would(lost, snaporch):
     answer = snaporch("prune", "--dry-run")
     assert answer.out.startswith("web@s1  trash  ")
     assert answer.out.endswith("; would free 0 B\n")
@@ -75,7 +75,7 @@ def test_nothing_to_prune(host, snaporch):
     assert snaporch("prune", "--json").json["items"] == []
 
 
-def test_what_cannot_be_judged_needs_attention(lost, snaporch):
+def test_an_item_that_cannot_be_judged_needs_attention(lost, snaporch):
     (lost.bundle / "manifest.json").write_text("{")
     answer = snaporch("prune")
     assert answer.code == ExitCode.ATTENTION
@@ -85,7 +85,7 @@ def test_what_cannot_be_judged_needs_attention(lost, snaporch):
     assert "web@s1  trashed" in answer.out
 
 
-def test_what_cannot_be_moved_is_a_failure(lost, snaporch, monkeypatch):
+def test_an_item_that_cannot_be_moved_is_a_failure(lost, snaporch, monkeypatch):
     def refuse(self, target):
         raise OSError(30, "Read-only file system", str(self))
 
@@ -109,16 +109,16 @@ def test_a_guest_may_be_barred_if_its_lock_is_found_or_libvirt_is_away(host, mon
     assert not may_be_barred(config, uuid)
     guest.inactive = with_start_bar(host.context, guest.inactive)
     assert may_be_barred(config, uuid)
-    assert not may_be_barred(config, "of-nobody")
+    assert not may_be_barred(config, "of-no-guest")
 
     def away(_uri):
         raise UnavailableError("libvirt", "does not answer")
 
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", away)
-    assert may_be_barred(config, "of-nobody")
+    assert may_be_barred(config, "of-no-guest")
 
 
-def test_list_does_not_see_the_trash(lost, snaporch):
+def test_list_shows_no_trashed_bundles(lost, snaporch):
     before = snaporch("list", "--json").json
     snaporch("prune")
     assert snaporch("list", "--json").json == before

@@ -20,7 +20,7 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 
 @pytest.fixture
 def there(host, monkeypatch):
-    """Two replicas, one of which the policy of all guests wants, and what is at both."""
+    """Two replicas, and what each has; the policy of all guests replicates to one of them."""
     monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
     monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host.add_guest()
@@ -108,18 +108,18 @@ def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
 
 
 @pytest.mark.parametrize("words", [("replicate", "--due"), ("run-due",)])
-def test_failures_are_notified(there, taken, snaporch, told, words):
+def test_failures_are_notified(there, taken, snaporch, notified, words):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
-    assert told == [AWAY.line()]
+    assert notified == [AWAY.line()]
 
 
-def test_busy_is_not_notified(there, taken, snaporch, told):
+def test_busy_is_not_notified(there, taken, snaporch, notified):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
     assert snaporch("replicate", "--due").code == ExitCode.BUSY
-    assert told == []
+    assert notified == []
 
 
 def test_status_shows_a_failed_replication(there, taken, snaporch):
@@ -156,7 +156,7 @@ def test_run_due_has_its_exit_code(there, taken, snaporch):
     assert AWAY.reason in answer.err
 
 
-def test_one_at_a_time(host, there, taken, snaporch):
+def test_one_replication_at_a_time(host, there, taken, snaporch):
     taken()
     what = REPLICATION
     runtime = host.paths.runtime
@@ -177,17 +177,17 @@ def test_one_at_a_time(host, there, taken, snaporch):
         (["web", "--all"], ExitCode.USAGE, "expected DOMAIN..."),
         (["--due", "--to", "nas"], ExitCode.USAGE, "expected DOMAIN..."),
         (["--all", "--to", "away"], ExitCode.NOT_FOUND, "away: no such replica (nas, usb)"),
-        (["nobody"], ExitCode.NOT_FOUND, "nobody"),
+        (["wbe"], ExitCode.NOT_FOUND, "wbe"),
         (["web"], ExitCode.NOT_FOUND, "web: has no snapshots"),
     ],
 )
-def test_what_it_refuses(there, snaporch, words, code, said):
+def test_wrong_arguments_of_replicate(there, snaporch, words, code, said):
     answer = snaporch("replicate", *words)
     assert answer.code == code
     assert said in answer.err
 
 
-def test_where_to_must_be_said(there, taken, snaporch):
+def test_a_replica_must_be_given_or_come_from_a_policy(there, taken, snaporch):
     taken()
     text = load_module.DEFAULT_PATH.read_text()
     load_module.DEFAULT_PATH.write_text(text.replace('replicate = ["nas"]\n', ""))
@@ -197,7 +197,7 @@ def test_where_to_must_be_said(there, taken, snaporch):
     assert snaporch("replicate", "--all").code == 0
 
 
-def test_a_bundle_that_is_not_whole_is_printed(there, taken, snaporch):
+def test_a_bundle_that_is_incomplete_is_printed(there, taken, snaporch):
     record, _ = taken(hours=1), taken()
     (Path(record.bundle) / "ram.save").unlink()
     answer = snaporch("replicate", "web")

@@ -24,7 +24,7 @@ print(f"{name}@s  ram  complete")
 
 @pytest.fixture
 def policies(host, monkeypatch):
-    """A policy for everybody; snapshots are taken by a child that only says so."""
+    """A policy for all guests; the child that takes snapshots only prints its result."""
     host.add_guest()
     with load_module.DEFAULT_PATH.open("a") as stream:
         stream.write('policies = ["hourly"]\n')
@@ -40,7 +40,7 @@ def policies(host, monkeypatch):
     return host
 
 
-def test_what_is_due_is_taken_and_printed(policies, snaporch):
+def test_due_snapshots_are_taken_and_printed(policies, snaporch):
     answer = snaporch("run-due")
     assert (answer.code, answer.out, answer.err) == (0, "web@s  ram  complete\n", "")
 
@@ -53,7 +53,7 @@ def test_a_failure_is_a_line_and_the_exit_code_and_stops_no_other(policies, snap
     assert answer.err == "snaporch: bad: hourly: no such luck\n"
 
 
-def test_a_policy_that_there_is_not_keeps_nothing_from_being_taken(policies, snaporch):
+def test_an_unknown_policy_stops_no_other_snapshot(policies, snaporch):
     policies.add_guest("mail", {"vda": "tank/mail"})
     policies.pool.set_properties(["tank/mail"], {"snaporch:policy": "dayly"})
     answer = snaporch("run-due")
@@ -61,7 +61,7 @@ def test_a_policy_that_there_is_not_keeps_nothing_from_being_taken(policies, sna
     assert "mail: snaporch:policy of tank/mail names the policy 'dayly'" in answer.err
 
 
-def test_what_failed_is_not_tried_at_once_again(policies, snaporch):
+def test_a_failed_snapshot_is_not_retried_at_once(policies, snaporch):
     policies.add_guest("bad")
     snaporch("run-due")
     answer = snaporch("run-due", "--json")
@@ -79,7 +79,7 @@ def test_retention_runs_unless_switched_off(policies, snaporch):
 
 
 def test_run_due_prints_what_the_daily_prune_did_and_could_not_judge(policies, snaporch):
-    """The timer's unit says --quiet."""
+    """The timer's unit runs it with --quiet."""
     store, run = policies.paths.bundles, "20260601T100000Z-0123abcd"
     uuid = policies.guest().uuid
     partial, foreign = store / uuid / f".{run}.partial", store / uuid / run
@@ -99,7 +99,7 @@ def test_run_due_prints_what_the_daily_prune_did_and_could_not_judge(policies, s
     assert [str(foreign) in line for line in answer.json["failures"]] == [True]
 
 
-def test_the_daily_prune_keeps_no_other_run_due_waiting(policies, snaporch, monkeypatch):
+def test_the_daily_prune_does_not_block_another_run_due(policies, snaporch, monkeypatch):
     seen = []
 
     def prune(context, stopped):
@@ -124,7 +124,7 @@ def test_run_due_as_json(policies, snaporch):
     assert (run["domain"], run["policy"], run["status"]) == ("web", "hourly", 0)
 
 
-def test_what_is_to_be_verified_is_verified_last(policies, snaporch):
+def test_due_verifications_run_last(policies, snaporch):
     text = load_module.DEFAULT_PATH.read_text()
     load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
@@ -139,20 +139,22 @@ def test_what_is_to_be_verified_is_verified_last(policies, snaporch):
 
 
 @pytest.mark.parametrize("words", [("verify", "--due"), ("run-due",)])
-def test_a_failed_verification_is_printed_and_sets_the_exit_code(policies, snaporch, told, words):
+def test_a_failed_verification_is_printed_and_sets_the_exit_code(
+    policies, snaporch, notified, words
+):
     text = load_module.DEFAULT_PATH.read_text()
     load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
     (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
     answer = snaporch(*words)
     assert answer.code == ExitCode.FAILED
-    (line,) = told
+    (line,) = notified
     assert line.startswith(f"web@{record.snapshot}: verification failed: ")
     assert f"snaporch: {line}" in answer.err.splitlines()
-    assert (snaporch(*words).code, len(told)) == (0, 1)
+    assert (snaporch(*words).code, len(notified)) == (0, 1)
 
 
-def test_one_at_a_time(policies, snaporch):
+def test_one_run_due_at_a_time(policies, snaporch):
     with domain_lock(
         policies.paths.runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()
     ):
@@ -176,7 +178,7 @@ def configure(text):
 
 
 @pytest.mark.parametrize("words", [(), ("--no-retention",)])
-def test_metrics_are_written_after_it(policies, snaporch, tmp_path, monkeypatch, words):
+def test_metrics_are_written_after_run_due(policies, snaporch, tmp_path, monkeypatch, words):
     monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     target = tmp_path / "snaporch.prom"
     configure(f'[metrics]\ntextfile = "{target}"\n')
@@ -194,15 +196,15 @@ def test_metrics_that_cannot_be_written_are_a_note(policies, snaporch, tmp_path)
 
 
 def test_a_failure_is_notified(policies, snaporch, tmp_path):
-    tell = tmp_path / "tell"
-    tell.write_text(f"#!/bin/sh\necho $SNAPORCH_TITLE: $SNAPORCH_TEXT >> {tmp_path}/told\n")
-    tell.chmod(0o755)
-    configure(f'[notify]\non = ["failure", "success"]\ncommand = "{tell}"\n')
+    script = tmp_path / "script"
+    script.write_text(f"#!/bin/sh\necho $SNAPORCH_TITLE: $SNAPORCH_TEXT >> {tmp_path}/sent\n")
+    script.chmod(0o755)
+    configure(f'[notify]\non = ["failure", "success"]\ncommand = "{script}"\n')
     policies.add_guest("bad")
     answer = snaporch("run-due")
     assert answer.code == ExitCode.REFUSED
-    told = sorted(line.split(": ", 1)[1] for line in (tmp_path / "told").read_text().splitlines())
-    assert told == [
+    sent = sorted(line.split(": ", 1)[1] for line in (tmp_path / "sent").read_text().splitlines())
+    assert sent == [
         "failure: bad (hourly): no such luck",
         "success: web (hourly): web@s ram complete",
     ]
@@ -215,8 +217,8 @@ def test_an_undelivered_notification_is_a_note(policies, snaporch):
     assert "web  note: notify.command: /nonexistent: cannot be started" in answer.err
 
 
-def test_a_full_disk_keeps_nothing_from_being_deleted(policies, snaporch):
-    """And the failure is known all the same: the runtime directory is memory."""
+def test_retention_deletes_snapshots_on_a_full_disk(policies, snaporch):
+    """The failure is also remembered, because the runtime directory is in memory."""
     scheduled = Scheduled(policies)
     now = datetime.now(UTC)
     old, _ = (scheduled.taken(now - timedelta(hours=h)) for h in (5, 3))

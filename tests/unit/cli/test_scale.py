@@ -1,6 +1,6 @@
-"""10,000 snapshots and 2,000 bundles: how often ``zfs`` is asked, told by counting.
+"""10,000 snapshots and 2,000 bundles: the number of calls of ``zfs``.
 
-``zfs`` itself is the one thing that is not real here: a table answers in its words.
+Only ``zfs`` itself is not real here: a table answers in its format.
 """
 
 import json
@@ -21,7 +21,7 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 class Table(ZfsCommand):
-    """The listings of ``zfs`` over rows that are known; counts how often it is asked."""
+    """Listings of ``zfs`` from given rows; counts the calls."""
 
     def __init__(self, rows):
         super().__init__("zfs")
@@ -42,7 +42,7 @@ class Table(ZfsCommand):
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory):
-    """The rows, and the bundles they name, made once."""
+    """The rows and the bundles that they name, which are made once."""
     store = tmp_path_factory.mktemp("crowd")
     rows = [{"name": "tank", "type": "filesystem", "guid": "1"}]
     for number in range(DOMAINS):
@@ -89,7 +89,7 @@ def _run(store, domain, uuid, datasets, number):
 
 @pytest.fixture
 def zfs(crowd, host, monkeypatch):
-    """A host with the crowd on it; the ``zfs`` that is asked."""
+    """A host with these snapshots and bundles; returns its ``zfs``."""
     store, rows = crowd
     shutil.rmtree(host.paths.bundles, ignore_errors=True)
     host.paths.bundles.symlink_to(store)
@@ -104,7 +104,7 @@ def zfs(crowd, host, monkeypatch):
     return table
 
 
-def test_a_list_asks_zfs_once(zfs, snaporch):
+def test_list_calls_zfs_once(zfs, snaporch):
     answer = snaporch("list", "--json")
     assert answer.code == 0, answer.err
     assert len(answer.json) == DOMAINS * RUNS
@@ -112,7 +112,7 @@ def test_a_list_asks_zfs_once(zfs, snaporch):
     assert len(zfs.asked) == 1
 
 
-def test_pruning_asks_zfs_once_where_nothing_goes(zfs, snaporch):
+def test_a_prune_that_deletes_nothing_calls_zfs_once(zfs, snaporch):
     answer = snaporch("prune", "--dry-run", "--json")
     assert answer.code == 0, answer.err
     assert {item["action"] for item in answer.json["items"]} == {"keep"}
@@ -120,7 +120,7 @@ def test_pruning_asks_zfs_once_where_nothing_goes(zfs, snaporch):
     assert len(zfs.asked) == 1
 
 
-def test_a_plan_asks_zfs_once_and_judges_every_snapshot(zfs, snaporch):
+def test_plan_calls_zfs_once_and_judges_every_snapshot(zfs, snaporch):
     answer = snaporch("plan", "--json")
     assert answer.code == 0, answer.err
     retention = answer.json["retention"]

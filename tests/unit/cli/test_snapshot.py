@@ -213,7 +213,7 @@ def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, monkeypa
     os.mkfifo(ready)
     begun = []
 
-    def command(_context, capture, _wish):
+    def command(_context, capture, _request):
         begun.append(capture.domain)
         return [sys.executable, "-c", WAITING, str(ready)]
 

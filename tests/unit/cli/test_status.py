@@ -11,7 +11,7 @@ from snaporch.schedule.failures import FailedAttempt, write_failed
 
 @pytest.fixture
 def policies(host, monkeypatch):
-    """A policy for everybody, with a snapshot that is half an hour old."""
+    """A policy for all guests, with a snapshot that is half an hour old."""
     monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     web = host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
@@ -41,7 +41,7 @@ def test_all_is_well(policies, snaporch):
     assert "daily" in answer.out
 
 
-def test_looking_changes_nothing(policies, snaporch):
+def test_status_changes_nothing(policies, snaporch):
     before = {path: path.lstat().st_mtime_ns for path in policies.root.rglob("*")}
     log = list(policies.hooks.log)
     assert snaporch("status").code == snaporch("status", "--json").code == 0
@@ -49,7 +49,7 @@ def test_looking_changes_nothing(policies, snaporch):
     assert policies.hooks.log == log
 
 
-def test_trouble_is_10(policies, snaporch):
+def test_a_problem_is_exit_code_10(policies, snaporch):
     fail(policies)
     answer = snaporch("status")
     assert answer.code == ExitCode.WARNINGS
@@ -79,7 +79,7 @@ def test_only_the_domains_that_are_named(policies, snaporch):
     assert "web" not in answer.out
     names = [each["domain"] for each in snaporch("status", "web", "mail", "--json").json["domains"]]
     assert names == ["mail", "web"]
-    answer = snaporch("status", "nobody")
+    answer = snaporch("status", "wbe")
     assert (answer.code, answer.out) == (ExitCode.NOT_FOUND, "")
 
 
@@ -93,7 +93,7 @@ def test_nagios(policies, snaporch):
     assert answer.out.startswith("SNAPORCH WARNING - web: daily: no such luck | ")
 
 
-def test_nagios_when_nothing_can_be_found_out(policies, snaporch):
+def test_nagios_when_the_status_is_unknown(policies, snaporch):
     answer = snaporch("--config", "/nonexistent.toml", "status", "--nagios")
     assert (answer.code, answer.err) == (3, "")
     assert answer.out.startswith("SNAPORCH UNKNOWN - /nonexistent.toml: no such file")

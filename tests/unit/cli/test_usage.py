@@ -68,7 +68,7 @@ def test_verbose_starts_the_log_on_standard_error(host, snaporch, monkeypatch, w
     assert all(isinstance(each, logging.Handler) for each in started)
 
 
-def test_without_words_there_is_help(snaporch):
+def test_without_arguments_there_is_help(snaporch):
     answer = snaporch()
     assert answer.code in (0, ExitCode.USAGE)
     assert "Usage: snaporch" in answer.out + answer.err
@@ -107,7 +107,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(snaporch, words, message):
 
 
 @pytest.mark.parametrize("words", [["restore", "web"], ["snapshot", "web", "--name", "a@b"]])
-def test_usage_that_the_parser_cannot_see(host, snaporch, words):
+def test_wrong_usage_that_the_parser_does_not_find(host, snaporch, words):
     answer = snaporch(*words)
     assert answer.code == ExitCode.USAGE
     assert len(answer.err.splitlines()) == 1

@@ -27,27 +27,27 @@ KNOWN = remembered(FAILURE, {})
         (replace(FAILURE, kind="downgrade"), True),
     ],
 )
-def test_what_is_news(event, news):
+def test_which_events_are_sent_again(event, news):
     assert should_notify(event, KNOWN, DAY) is news
 
 
-def test_without_a_time_everything_is_news():
+def test_without_an_interval_every_event_is_sent():
     assert should_notify(FAILURE, KNOWN, timedelta(0))
 
 
-def test_a_trouble_that_was_over_is_news_again():
+def test_a_problem_that_was_over_is_sent_again():
     over = remembered(replace(FAILURE, kind="success"), KNOWN)
     assert over == {}
     assert should_notify(FAILURE, over, DAY)
 
 
-def test_it_is_kept_in_a_file(tmp_path):
+def test_the_history_is_kept_in_a_private_file(tmp_path):
     write_history(tmp_path / "s", KNOWN)
     assert read_history(tmp_path / "s") == KNOWN
     assert (tmp_path / "s" / "told.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x", "y", "z"]}'])
-def test_a_file_that_cannot_be_understood_knows_nothing(tmp_path, text):
+def test_an_unreadable_history_is_empty(tmp_path, text):
     (tmp_path / "told.json").write_text(text)
     assert read_history(tmp_path) == {}

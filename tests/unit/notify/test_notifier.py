@@ -31,7 +31,7 @@ def notifier(heard):
 
 @pytest.fixture
 def config(tmp_path):
-    """A configuration that wants things told."""
+    """Returns a configuration with these settings in ``[notify]``."""
 
     def make(**notify):
         return Config.model_validate(
@@ -43,7 +43,7 @@ def config(tmp_path):
 
 @pytest.fixture
 def way(monkeypatch):
-    """One way to tell; what went by it, and the errors it is to raise."""
+    """The only channel: a list of what was sent by it; it raises ``error`` if that is set."""
 
     class Recorder(list):
         error = None
@@ -73,7 +73,7 @@ def test_configured_events_are_sent(notifier, config, way, heard):
 def test_the_same_problem_is_sent_once_until_it_is_over(config, way, heard):
     wanted = config()
     for outcome in (FAILED, FAILED, TAKEN, FAILED):
-        one = Notifier(heard)  # each as in a process of its own
+        one = Notifier(heard)  # each like a separate process
         one.ended(wanted, outcome)
         one.close(PATIENCE)
     assert len(way) == 2
@@ -90,7 +90,7 @@ def test_undelivered_notifications_are_sent_again(config, way, heard):
     assert heard.notes == ["way: mail.example.org: answered 451 later"]
 
 
-def test_a_bug_in_a_library_is_a_note_without_what_it_said(notifier, config, way, heard):
+def test_a_bug_in_a_library_is_a_note_without_its_message(notifier, config, way, heard):
     way.error = ValueError("https://user:secret@example.org")
     notifier.ended(config(), FAILED)
     notifier.close(PATIENCE)
@@ -98,17 +98,17 @@ def test_a_bug_in_a_library_is_a_note_without_what_it_said(notifier, config, way
 
 
 def test_a_channel_that_hangs_delays_no_other_work(notifier, config, monkeypatch, heard):
-    release, told = threading.Event(), []
+    release, sent = threading.Event(), []
     monkeypatch.setattr(module, "_EXTRA_SECONDS", -0.9)
     monkeypatch.setattr(
         module,
         "open_channels",
-        lambda _: {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: told.append(e.kind)},
+        lambda _: {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: sent.append(e.kind)},
     )
     try:
         notifier.ended(config(timeout="1s"), FAILED)
         notifier.close(PATIENCE)
-        assert told == ["failure"]
+        assert sent == ["failure"]
         assert heard.notes == ["deaf: did not end within 1 s"]
     finally:
         release.set()
@@ -127,7 +127,7 @@ def test_close_waits_no_longer_than_its_time_limit(notifier, config, monkeypatch
         release.set()
 
 
-def test_what_cannot_be_remembered_is_a_note(notifier, config, way, heard, tmp_path):
+def test_a_history_that_cannot_be_written_is_a_note(notifier, config, way, heard, tmp_path):
     (tmp_path / "schedule").write_text("no directory")
     notifier.ended(config(), FAILED)
     notifier.close(PATIENCE)
@@ -143,7 +143,7 @@ def test_without_channels_no_thread_is_started(notifier, config, heard):
     assert heard.notes == []
 
 
-def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_path):
+def test_success_alone_writes_no_history(notifier, config, way, tmp_path):
     notifier.ended(config(on=["success"]), TAKEN)
     notifier.close(PATIENCE)
     assert way == [("success", "web", "web@s  ram  complete")]
@@ -151,15 +151,16 @@ def test_success_alone_leaves_nothing_to_remember(notifier, config, way, tmp_pat
     assert read_history(Path(tmp_path / "schedule")) == {}
 
 
-def test_patience_is_for_all_ways(config):
+def test_the_time_limit_is_long_enough_for_all_channels(config):
     both = config(command="/bin/true", apprise="/etc/apprise", timeout="10s")
     assert close_seconds(both) == 24
 
 
-def test_a_trouble_that_is_no_run_is_over_when_it_does_not_come_again(notifier, config, way):
+def test_a_problem_of_no_run_is_over_after_a_forecast_without_it(notifier, config, way):
     wanted, error = config(), SnaporchError("tank/web@s", "is busy")
-    for looks in (0, 1, 1, 2, 0):  # before each: it is told at first, and after a look without it
-        for _ in range(looks):
+    # The failure is sent the first time, and again after a forecast without it.
+    for forecasts in (0, 1, 1, 2, 0):  # before each failure
+        for _ in range(forecasts):
             notifier.looked(wanted)
         notifier.failed(wanted, error)
     notifier.close(PATIENCE)

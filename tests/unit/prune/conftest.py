@@ -16,7 +16,7 @@ DAY = 86_400.0
 
 
 class Shelf:
-    """Guests of a world, their bundles, and what became of them."""
+    """Guests of a world, their bundles, and the results of pruning."""
 
     def __init__(self, world):
         self.world = world
@@ -47,8 +47,8 @@ class Shelf:
         )
         return prune(config, self.pool, read_clocks=lambda: self.clocks, **options)
 
-    def fates(self, **options):
-        """What is done to what, and why; title → (fate, reason)."""
+    def actions(self, **options):
+        """What pruning does to each item, and why: title → (action, reason)."""
         return {v.found.title: (v.fate.value, v.reason) for v in self.prune(**options).verdicts}
 
     def trashed(self):

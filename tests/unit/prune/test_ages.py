@@ -1,4 +1,4 @@
-"""No setting of the clock makes anything older or younger."""
+"""A change of the clock changes no age of an item."""
 
 import json
 
@@ -19,7 +19,7 @@ def trashed(shelf):
 
 
 def goes_after(shelf, days):
-    """Whether it is there until so many days have passed, and no longer."""
+    """Whether the item is deleted after so many days, and not before."""
     shelf.age(days - 0.01)
     before = shelf.prune().freed
     shelf.age(0.02)
@@ -45,7 +45,7 @@ def test_a_clock_that_was_wrong_for_an_hour_changes_nothing(trashed, jump):
 
 
 @pytest.mark.parametrize("jump", [400, -400])
-def test_what_went_to_the_trash_by_a_wrong_clock_stays_as_long_as_anything(shelf, jump):
+def test_a_bundle_that_was_trashed_by_a_wrong_clock_stays_as_long_as_others(shelf, jump):
     shelf.take("s1")
     shelf.lose("s1")
     shelf.set_clock(jump)
@@ -78,14 +78,14 @@ def test_a_host_that_is_up_for_a_minute_a_day_empties_its_trash(trashed):
     assert trashed.prune().freed > 0
 
 
-def test_a_dry_run_remembers_nothing(trashed):
+def test_a_dry_run_writes_no_ages(trashed):
     before = (trashed.root / "ages.json").read_bytes()
     trashed.age(0.5)
     trashed.prune(dry_run=True)
     assert (trashed.root / "ages.json").read_bytes() == before
 
 
-def test_a_prune_of_another_domain_forgets_nothing(trashed):
+def test_a_prune_of_another_domain_keeps_the_ages(trashed):
     trashed.age(0.5)
     trashed.prune(domain="other")
     trashed.prune(only=[])
@@ -117,7 +117,7 @@ def test_the_ages_of_removed_items_are_forgotten(trashed):
     assert json.loads((trashed.root / "ages.json").read_bytes())["seconds"] == {}
 
 
-def test_the_hosts_clocks_go_on():
+def test_the_clocks_of_the_host_are_read():
     first, second = ClockReading.now(), ClockReading.now()
     assert first.boot == second.boot
     assert 0 <= second.since(first) < 60

@@ -35,7 +35,7 @@ def test_its_own_snapshot_comes_before_copies_of_it():
     assert "exists as backup/web@s1" in verdict(found(), names=names[:1]).reason
 
 
-def test_what_is_needed_for_an_unfinished_restore_stays():
+def test_a_safety_copy_of_an_unfinished_restore_stays():
     old = timedelta(days=9)
     assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).fate is PruneAction.KEEP
     assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).reason
@@ -43,7 +43,7 @@ def test_what_is_needed_for_an_unfinished_restore_stays():
 
 
 @pytest.mark.parametrize("kind", [ItemKind.BUNDLE, ItemKind.PARTIAL])
-def test_a_bundle_is_not_needed_for_it(kind):
+def test_a_bundle_is_not_needed_for_an_unfinished_restore(kind):
     assert verdict(found(kind), ["u"]).fate in (PruneAction.TRASH, PruneAction.DELETE)
 
 
@@ -86,15 +86,15 @@ def test_an_item_that_stays_for_the_usual_reason_is_not_printed():
         ({"kind": ItemKind.PAGES, "domain": "web", "snapshot": "s1"}, "/store/u/r"),
     ],
 )
-def test_each_thing_is_called_by_what_is_known_of_it(known, title):
+def test_an_items_title_has_what_is_known_of_it(known, title):
     assert found(**known).title == title
 
 
-def test_there_is_another_word_for_each_fate_afterwards():
-    words = {fate.done for fate in PruneAction}
+def test_each_action_has_a_word_of_its_own_for_when_it_is_done():
+    words = {action.done for action in PruneAction}
     assert len(words) == len(PruneAction)
-    assert not words & {fate.value for fate in PruneAction}
+    assert not words & {action.value for action in PruneAction}
 
 
-def test_what_was_done_has_a_word_that_people_use():
-    assert [fate.done for fate in PruneAction] == ["kept", "trashed", "deleted", "put back"]
+def test_actions_that_were_done_have_plain_words():
+    assert [action.done for action in PruneAction] == ["kept", "trashed", "deleted", "put back"]

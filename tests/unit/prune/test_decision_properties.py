@@ -1,4 +1,4 @@
-"""What no store, no pool and no clock may bring pruning to do."""
+"""Properties of pruning for any store, any pools and any clock."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -36,7 +36,7 @@ references = st.builds(
 
 @st.composite
 def censuses(draw):
-    """A listing: snapshots are of pools that were listed."""
+    """Listings whose snapshots are of listed pools."""
     pools = draw(st.frozensets(st.sampled_from(POOLS), min_size=1))
     names = st.lists(
         st.builds("{}/x@s{}".format, st.sampled_from(sorted(pools)), st.integers(0, 9)),
@@ -82,7 +82,7 @@ def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, census, grac
 
 
 @given(things, censuses(), graces, moments)
-def test_nothing_is_concluded_about_a_pool_that_does_not_answer(found, census, grace, now):
+def test_a_bundle_with_a_snapshot_in_a_missing_pool_stays(found, census, grace, now):
     verdict = decide(found, census, (), grace, now)
     if found.kind in BUNDLES and hidden(found, census) and not alive(found, census):
         assert verdict.fate is PruneAction.KEEP
@@ -96,14 +96,14 @@ def test_a_bundle_is_removed_exactly_when_all_its_snapshots_are_known_to_be_dest
     found = replace(found, kind=ItemKind.BUNDLE)
     verdict = decide(found, census, (), grace, now)
     lost = bool(found.references) and not alive(found, census) and not hidden(found, census)
-    goes = verdict.fate in (PruneAction.TRASH, PruneAction.DELETE)
-    assert goes == (lost and not found.trouble)
-    if goes:
+    removed = verdict.fate in (PruneAction.TRASH, PruneAction.DELETE)
+    assert removed == (lost and not found.trouble)
+    if removed:
         assert (verdict.fate is PruneAction.DELETE) == (grace.trash == timedelta())
 
 
 @given(things, censuses(), journals, graces, moments)
-def test_what_a_run_works_with_and_what_cannot_be_read_stays(found, census, runs, grace, now):
+def test_an_item_of_a_run_under_way_and_an_unreadable_item_stay(found, census, runs, grace, now):
     verdict = decide(found, census, runs, grace, now)
     if found.trouble or found.name in runs:
         assert verdict.fate is PruneAction.KEEP
@@ -111,7 +111,7 @@ def test_what_a_run_works_with_and_what_cannot_be_read_stays(found, census, runs
 
 
 @given(things, censuses(), graces, moments)
-def test_nothing_is_deleted_before_its_time(found, census, grace, now):
+def test_no_item_is_deleted_before_its_time(found, census, grace, now):
     verdict = decide(found, census, (), grace, now)
     stays = {ItemKind.TRASHED: grace.trash, ItemKind.SAFETY: grace.safety}
     if found.kind in stays and verdict.fate is PruneAction.DELETE:
@@ -124,7 +124,7 @@ around = st.sampled_from(
 
 
 @given(st.sampled_from([ItemKind.TRASHED, ItemKind.SAFETY]), moments, graces, around)
-def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(kind, now, grace, offset):
+def test_an_item_is_deleted_from_the_moment_in_which_its_time_is_over(kind, now, grace, offset):
     lost = (SnapshotReference("tank/a", "s1", 1),)
     stays = grace.trash if kind is ItemKind.TRASHED else grace.safety
     found = StoreItem(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
@@ -134,7 +134,7 @@ def test_it_is_deleted_from_the_very_moment_on_in_which_its_time_is_over(kind, n
 
 
 @given(things, censuses(), censuses(), graces, moments)
-def test_two_listings_together_take_nothing_that_either_would_leave(found, one, other, grace, now):
+def test_two_listings_together_delete_no_item_that_either_would_keep(found, one, other, grace, now):
     both = decide(found, one.agreed(other), (), grace, now).fate
     if found.kind in BUNDLES and both in (PruneAction.TRASH, PruneAction.DELETE):
         assert decide(found, one, (), grace, now).fate is both
@@ -142,7 +142,7 @@ def test_two_listings_together_take_nothing_that_either_would_leave(found, one, 
 
 
 @given(censuses(), censuses())
-def test_which_listing_came_first_does_not_matter(one, other):
+def test_the_order_of_two_listings_does_not_matter(one, other):
     first, second = one.agreed(other), other.agreed(one)
     assert first.pools == second.pools
     assert {guid: set(names) for guid, names in first.snapshots.items()} == {
@@ -151,5 +151,5 @@ def test_which_listing_came_first_does_not_matter(one, other):
 
 
 @given(things, censuses(), graces, moments)
-def test_every_verdict_says_why(found, census, grace, now):
+def test_every_decision_has_a_reason(found, census, grace, now):
     assert decide(found, census, (), grace, now).reason

@@ -1,4 +1,4 @@
-"""Pages go with their bundle, and never while anything could need them."""
+"""Page snapshots are deleted with their bundle, and never while they could be needed."""
 
 import os
 from pathlib import Path
@@ -45,23 +45,23 @@ def lose(shelf, name):
     shelf.lose(name, "tank/web", "flash/web")
 
 
-def fate(shelf, name, **options):
-    return shelf.fates(**options)[f"{dataset(shelf)}@{name}"]
+def action_on(shelf, name, **options):
+    return shelf.actions(**options)[f"{dataset(shelf)}@{name}"]
 
 
 @given(FACTS)
-def test_pages_that_a_bundle_names_or_might_name_stay(facts):
-    fate, reason = decide_pages(facts)
+def test_pages_that_a_bundle_names_or_may_name_stay(facts):
+    action, reason = decide_pages(facts)
     assert reason
     if facts.reference in (PageReference.NAMED, PageReference.UNREADABLE):
-        assert fate is PruneAction.KEEP
+        assert action is PruneAction.KEEP
     if facts.reference is PageReference.NONE and (
         facts.existing or not facts.store_there or not facts.pools_there
     ):
-        assert fate is PruneAction.KEEP
+        assert action is PruneAction.KEEP
 
 
-def test_pages_without_bundle_and_snapshots_go():
+def test_pages_without_bundle_and_snapshots_are_deleted():
     assert decide_pages(PageFacts(PageReference.NONE, True, True, ""))[0] is PruneAction.DELETE
     assert (
         decide_pages(PageFacts(PageReference.OTHER, True, True, "tank/web@s1"))[0]
@@ -69,8 +69,8 @@ def test_pages_without_bundle_and_snapshots_go():
     )
 
 
-def test_as_long_as_the_snapshot_lives_nothing_happens(pages):
-    assert fate(pages, "s1") == ("keep", "its bundle needs it")
+def test_pages_stay_while_their_snapshot_exists(pages):
+    assert action_on(pages, "s1") == ("keep", "its bundle needs it")
     assert names(pages) == ["s1", "s2"]
 
 
@@ -81,9 +81,9 @@ def test_pages_stay_while_their_bundle_is_in_the_trash(pages):
     assert names(pages) == ["s1", "s2"]
 
 
-def test_pages_go_with_the_bundle_and_no_others(pages):
+def test_pages_are_deleted_with_their_own_bundle_only(pages):
     lose(pages, "s1")
-    assert fate(pages, "s1", trash_days=0) == (
+    assert action_on(pages, "s1", trash_days=0) == (
         "delete",
         "its bundle and its snapshots no longer exist",
     )
@@ -92,54 +92,54 @@ def test_pages_go_with_the_bundle_and_no_others(pages):
 
 def test_a_dry_run_destroys_nothing(pages):
     lose(pages, "s1")
-    assert fate(pages, "s1", trash_days=0, dry_run=True)[0] == "delete"
-    assert fate(pages, "s2", trash_days=0, dry_run=True)[0] == "keep"
+    assert action_on(pages, "s1", trash_days=0, dry_run=True)[0] == "delete"
+    assert action_on(pages, "s2", trash_days=0, dry_run=True)[0] == "keep"
     assert names(pages) == ["s1", "s2"]
 
 
-def test_pages_go_when_retention_deletes_the_bundle(pages):
+def test_pages_are_deleted_when_retention_deletes_the_bundle(pages):
     lose(pages, "s1")
     (bundle,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
     pages.prune(trash_days=0, only=[f"{bundle.parent.name}/{bundle.name}"])
     assert names(pages) == ["s2"]
 
 
-def test_pages_of_a_bundle_that_names_others_go(pages):
-    """As a run leaves them that was killed before the manifest named them."""
+def test_pages_of_a_bundle_that_names_others_are_deleted(pages):
+    """A run that was killed before its manifest named the pages leaves such pages."""
     (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
     reference = f"{first.parent.name}/{first.name}"
     pages.pool.snapshot(
         [f"{dataset(pages)}@left"], {"snaporch:ram": reference, "snaporch:ram-pools": "tank,flash"}
     )
-    assert fate(pages, "left") == ("delete", "its bundle has its RAM elsewhere")
+    assert action_on(pages, "left") == ("delete", "its bundle has its RAM elsewhere")
     assert names(pages) == ["s1", "s2"]
 
 
-def test_snapshots_that_others_take_of_the_dataset_stay(pages):
+def test_snapshots_of_other_programs_of_the_pages_dataset_stay(pages):
     pages.pool.snapshot([f"{dataset(pages)}@autosnap"], {})
     pages.prune()
     assert "autosnap" in names(pages)
 
 
-def test_an_empty_place_where_the_store_was_is_no_proof(pages):
+def test_pages_stay_while_the_store_is_an_empty_directory(pages):
     lose(pages, "s1")
     pages.root.rename(pages.root.with_name("elsewhere"))
     pages.root.mkdir()
-    assert fate(pages, "s1", trash_days=0)[0] == "keep"
+    assert action_on(pages, "s1", trash_days=0)[0] == "keep"
     assert names(pages) == ["s1", "s2"]
 
 
-def test_a_bundle_that_was_deleted_by_hand_keeps_pages_while_the_snapshot_lives(pages):
+def test_pages_of_a_bundle_deleted_by_hand_stay_while_the_snapshot_exists(pages):
     (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
     for path in first.iterdir():
         path.unlink()
     first.rmdir()
-    assert fate(pages, "s1")[0] == "keep"
+    assert action_on(pages, "s1")[0] == "keep"
     lose(pages, "s1")
-    assert fate(pages, "s1")[0] == "delete"
+    assert action_on(pages, "s1")[0] == "delete"
 
 
-def test_an_exported_pool_is_no_proof(pages):
+def test_pages_stay_while_a_pool_is_exported(pages):
     lose(pages, "s1")
     pages.prune(trash_days=0, dry_run=True)
     for path in pages.root.glob("*/*"):
@@ -148,9 +148,9 @@ def test_an_exported_pool_is_no_proof(pages):
     (stray,) = pages.root.glob("*/gone")
     stray.rename(pages.root.parent / "gone")
     pages.pool.exported.add("flash")
-    assert fate(pages, "s1")[0] == "keep"
+    assert action_on(pages, "s1")[0] == "keep"
     pages.pool.exported.clear()
-    assert fate(pages, "s1")[0] == "delete"
+    assert action_on(pages, "s1")[0] == "delete"
 
 
 def test_held_pages_stay_and_are_reported(pages):
@@ -161,7 +161,7 @@ def test_held_pages_stay_and_are_reported(pages):
     assert [failure.reason for failure in done.failures] == ["dataset is busy"]
 
 
-def test_pages_of_a_busy_domain_wait(pages):
+def test_pages_of_a_busy_domain_are_deleted_by_a_later_prune(pages):
     lose(pages, "s1")
     pages.prune(trash_days=0, dry_run=True)
     world = pages.world
@@ -173,7 +173,7 @@ def test_pages_of_a_busy_domain_wait(pages):
     assert names(pages) == ["s2"]
 
 
-def test_what_a_killed_move_left_is_deleted(pages):
+def test_files_that_a_killed_move_left_are_deleted(pages):
     (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
     (first / "ram.save").write_bytes(b"the image that pages took the place of")
     (first / "manifest.json.new").write_bytes(b"{")
@@ -184,7 +184,7 @@ def test_what_a_killed_move_left_is_deleted(pages):
     ]  # fmt: skip
 
 
-def test_an_image_beside_what_a_killed_move_left_stays(shelf):
+def test_a_save_image_beside_files_of_a_killed_move_stays(shelf):
     shelf.world.with_defaults()
     shelf.world.guest().ram = streams.guest_stream()
     bundle = Path(shelf.take("s1"))
@@ -195,7 +195,7 @@ def test_an_image_beside_what_a_killed_move_left_stays(shelf):
     ]  # fmt: skip
 
 
-def test_another_domain_alone_is_not_looked_at(pages):
+def test_a_prune_of_one_domain_deletes_no_pages_of_another(pages):
     lose(pages, "s1")
     pages.prune(trash_days=0, domain="other")
     assert names(pages) == ["s1", "s2"]
@@ -205,7 +205,7 @@ def test_mounted_pages_are_destroyed_by_a_later_prune(pages):
     lose(pages, "s1")
     pages.pool.foreign = [ForeignMount(f"{dataset(pages)}@s1", "the guest db")]
     held = f"{dataset(pages)}@s1 is mounted by the guest db"
-    assert fate(pages, "s1", trash_days=0) == ("keep", held)
+    assert action_on(pages, "s1", trash_days=0) == ("keep", held)
     assert pages.prune(trash_days=0).failures == []
     pages.pool.foreign.clear()
     pages.prune()

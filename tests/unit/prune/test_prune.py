@@ -28,9 +28,9 @@ def contents(root):
 
 def test_a_bundle_stays_while_a_snapshot_of_it_exists(shelf):
     bundle = shelf.take("s1")
-    assert shelf.fates()["web@s1"] == ("keep", "flash/web@s1 exists")
+    assert shelf.actions()["web@s1"] == ("keep", "flash/web@s1 exists")
     shelf.lose("s1", "flash/web")
-    assert shelf.fates()["web@s1"] == ("keep", "tank/web@s1 exists")
+    assert shelf.actions()["web@s1"] == ("keep", "tank/web@s1 exists")
     assert bundle.is_dir()
 
 
@@ -38,8 +38,8 @@ def test_a_bundle_is_trashed_with_its_last_snapshot(shelf):
     lost, kept = shelf.take("s1"), shelf.take("s2")
     before = contents(lost)
     shelf.lose("s1")
-    fates = shelf.fates()
-    assert fates["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 no longer exist")
+    actions = shelf.actions()
+    assert actions["web@s1"] == ("trash", "flash/web@s1 and tank/web@s1 no longer exist")
     assert not lost.exists()
     assert kept.is_dir()
     (name,) = shelf.trashed()
@@ -49,28 +49,28 @@ def test_a_bundle_is_trashed_with_its_last_snapshot(shelf):
 
 
 def test_a_bundle_of_a_replica_depends_on_the_pool_of_the_copies(shelf):
-    """On the other machine there is no pool of the guest's."""
+    """The other machine has no pool of the guest."""
     bundle = shelf.take("s1")
     for name in ("tank/web@s1", "flash/web@s1"):
         shelf.pool.replicate(name, f"backup/{name.partition('@')[0].replace('/', '-')}")
     shelf.pool.exported |= {"tank", "flash"}
     (bundle / "copy.json").write_text('{"dataset": "backup/kvm"}')
-    assert shelf.fates()["web@s1"][0] == "keep"
+    assert shelf.actions()["web@s1"][0] == "keep"
     for dataset in ("tank", "flash"):
         shelf.pool.destroy_snapshots([f"backup/{dataset}-web@s1"])
-    assert shelf.fates()["web@s1"] == (
+    assert shelf.actions()["web@s1"] == (
         "trash",
         "backup/kvm/flash:web@s1 and backup/kvm/tank:web@s1 no longer exist",
     )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"dataset": 1}'])
-def test_a_copy_that_does_not_say_of_what_stays(shelf, text):
+def test_a_copy_that_does_not_name_the_dataset_of_its_snapshots_stays(shelf, text):
     bundle = shelf.take("s1")
     (bundle / "copy.json").write_text(text)
     shelf.lose("s1")
-    fate, reason = shelf.fates()[f"{bundle.parent.name}/{bundle.name}"]
-    assert fate == "keep"
+    action, reason = shelf.actions()[f"{bundle.parent.name}/{bundle.name}"]
+    assert action == "keep"
     assert "does not name the dataset that the copies are below" in reason
 
 
@@ -97,42 +97,42 @@ def test_without_grace_it_is_deleted_at_once(shelf):
     assert shelf.trashed() == []
 
 
-def test_a_name_that_came_back_is_another_snapshot(shelf):
+def test_a_new_snapshot_of_the_same_name_is_another_snapshot(shelf):
     shelf.take("s1")
     for dataset in ("tank/web", "flash/web"):
         shelf.pool.remake(f"{dataset}@s1")
-    assert shelf.fates()["web@s1"][0] == "trash"
+    assert shelf.actions()["web@s1"][0] == "trash"
 
 
 def test_a_renamed_dataset_keeps_its_bundles(shelf):
     shelf.take("s1")
     shelf.lose("s1", "flash/web")
     shelf.pool.rename("tank/web", "tank/old/web")
-    assert shelf.fates()["web@s1"] == ("keep", "its snapshot exists as tank/old/web@s1")
+    assert shelf.actions()["web@s1"] == ("keep", "its snapshot exists as tank/old/web@s1")
 
 
 def test_a_replica_keeps_the_bundle(shelf):
     shelf.take("s1")
     shelf.pool.replicate("tank/web@s1", "backup/web")
     shelf.lose("s1", "tank/web", "flash/web")
-    assert shelf.fates()["web@s1"] == ("keep", "its snapshot exists as backup/web@s1")
+    assert shelf.actions()["web@s1"] == ("keep", "its snapshot exists as backup/web@s1")
 
 
-def test_a_pool_that_is_not_imported_keeps_the_bundle_and_is_named(shelf):
+def test_a_pool_that_is_not_imported_keeps_the_bundle_and_is_reported(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1", "tank/web")
     shelf.pool.exported.add("flash")
-    assert shelf.fates()["web@s1"] == ("keep", "the pool flash is not imported")
+    assert shelf.actions()["web@s1"] == ("keep", "the pool flash is not imported")
     assert bundle.is_dir()
 
 
-def test_what_is_in_the_trash_stays_there_while_its_pool_is_away(shelf):
+def test_a_trashed_bundle_stays_while_its_pool_is_not_imported(shelf):
     shelf.take("s1")
     shelf.lose("s1")
     shelf.prune()
     shelf.age(400)
     shelf.pool.exported.add("flash")
-    assert shelf.fates()["web@s1"] == ("keep", "the pool flash is not imported")
+    assert shelf.actions()["web@s1"] == ("keep", "the pool flash is not imported")
     assert len(shelf.trashed()) == 1
 
 
@@ -146,7 +146,7 @@ def test_a_bundle_in_the_trash_returns_with_its_snapshot(shelf):
     assert not bundle.exists()
     shelf.age(400)
     shelf.pool.exported.clear()
-    assert shelf.fates()["web@s1"] == ("put-back", "backup/web@s1 is back")
+    assert shelf.actions()["web@s1"] == ("put-back", "backup/web@s1 is back")
     assert contents(bundle) == before
     assert shelf.trashed() == []
 
@@ -159,15 +159,15 @@ def test_a_bundle_does_not_return_over_another(shelf):
     shelf.prune()
     shelf.pool.exported.clear()
     bundle.mkdir()
-    fate, reason = shelf.fates()["web@s1"]
-    assert (fate, reason) == ("keep", "backup/web@s1 is back, but so is another bundle of it")
+    action, reason = shelf.actions()["web@s1"]
+    assert (action, reason) == ("keep", "backup/web@s1 is back, but so is another bundle of it")
     assert os.listdir(bundle) == []
 
 
 # -- listings that must not be believed ---------------------------------------------------------
 
 
-def test_a_listing_that_fails_touches_nothing(shelf):
+def test_a_listing_that_fails_changes_nothing(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "no"))
@@ -176,7 +176,7 @@ def test_a_listing_that_fails_touches_nothing(shelf):
     assert bundle.is_dir()
 
 
-def test_an_empty_listing_touches_nothing(shelf):
+def test_an_empty_listing_changes_nothing(shelf):
     bundle = shelf.take("s1")
     shelf.pool.exported |= {"tank", "flash"}
     with pytest.raises(PoolError, match="lists nothing"):
@@ -184,60 +184,60 @@ def test_an_empty_listing_touches_nothing(shelf):
     assert bundle.is_dir()
 
 
-def test_a_pool_exported_between_two_looks_counts_as_not_imported(shelf):
+def test_a_pool_exported_between_two_listings_counts_as_not_imported(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
-    looks = []
+    listings = []
 
     def export_after_the_first():
-        looks.append(1)
-        if len(looks) == 2:
+        listings.append(1)
+        if len(listings) == 2:
             shelf.pool.exported.add("flash")
 
     shelf.world.hooks.at["pool.census"] = export_after_the_first
-    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "the pool flash is not imported")
+    assert shelf.actions(trash_days=0)["web@s1"] == ("keep", "the pool flash is not imported")
     assert bundle.is_dir()
 
 
-def test_snapshots_seen_by_the_second_look_alone_keep_the_bundle(shelf):
+def test_snapshots_of_the_second_listing_alone_keep_the_bundle(shelf):
     bundle = shelf.take("s1")
     shelf.pool.rename("tank/web", "elsewhere/web")  # as an incomplete listing shows it
     shelf.lose("s1", "flash/web")
     shelf.pool.create("tank/other")
     shelf.pool.exported.add("elsewhere")
-    looks = []
+    listings = []
 
     def whole_the_second_time():
-        looks.append(1)
-        if len(looks) == 2:
+        listings.append(1)
+        if len(listings) == 2:
             shelf.pool.exported.clear()
 
     shelf.world.hooks.at["pool.census"] = whole_the_second_time
-    assert shelf.fates(trash_days=0)["web@s1"][0] == "keep"
-    assert len(looks) == 2
+    assert shelf.actions(trash_days=0)["web@s1"][0] == "keep"
+    assert len(listings) == 2
     assert bundle.is_dir()
 
 
-def test_what_the_second_look_alone_misses_stays_for_now(shelf):
+def test_a_bundle_whose_snapshot_only_the_second_listing_lacks_stays_for_now(shelf):
     shelf.take("s1")
     other = shelf.take("s2")
     shelf.lose("s1")
-    looks = []
+    listings = []
 
     def lose_before_the_second():
-        looks.append(1)
-        if len(looks) == 2:
+        listings.append(1)
+        if len(listings) == 2:
             shelf.lose("s2")
 
     shelf.world.hooks.at["pool.census"] = lose_before_the_second
-    fates = shelf.fates()
-    assert (fates["web@s1"][0], fates["web@s2"][0]) == ("trash", "keep")
+    actions = shelf.actions()
+    assert (actions["web@s1"][0], actions["web@s2"][0]) == ("trash", "keep")
     assert other.is_dir()
-    assert shelf.fates()["web@s2"][0] == "trash"
+    assert shelf.actions()["web@s2"][0] == "trash"
 
 
-def test_a_bundle_sealed_while_pruning_looks_around_is_not_even_seen(shelf):
-    """Its snapshots are younger than the listing might be; so the store is looked at first."""
+def test_a_bundle_sealed_during_a_prune_is_not_looked_at(shelf):
+    """Its snapshots may be younger than the listing, so the store is scanned first."""
     shelf.take("s1")
     shelf.lose("s1")
     sealed = []
@@ -248,7 +248,7 @@ def test_a_bundle_sealed_while_pruning_looks_around_is_not_even_seen(shelf):
             sealed[0] = shelf.take("s2")
 
     shelf.world.hooks.at["pool.census"] = seal
-    assert list(shelf.fates()) == ["web@s1"]
+    assert list(shelf.actions()) == ["web@s1"]
     assert sealed[0].is_dir()
 
 
@@ -260,7 +260,7 @@ def test_a_run_with_a_journal_keeps_its_bundle(shelf):
     shelf.lose("s1")
     journal = shelf.world.paths.journal / f"{bundle.name}.jsonl"
     journal.write_text("whatever a later snaporch writes")
-    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "its run is under way")
+    assert shelf.actions(trash_days=0)["web@s1"] == ("keep", "its run is under way")
     assert bundle.is_dir()
 
 
@@ -272,30 +272,30 @@ def test_a_domain_that_is_held_keeps_its_bundles(shelf):
         held.write(b'{"doing": "restore", "pid": 1, "since": "now"}')
         held.flush()
         fcntl.flock(held, fcntl.LOCK_EX)
-        fate, reason = shelf.fates(trash_days=0)["web@s1"]
-    assert fate == "keep"
+        action, reason = shelf.actions(trash_days=0)["web@s1"]
+    assert action == "keep"
     assert reason == "its domain is held by restore"
     assert bundle.is_dir()
-    assert shelf.fates(trash_days=0)["web@s1"][0] == "delete"
+    assert shelf.actions(trash_days=0)["web@s1"][0] == "delete"
 
 
-def test_a_run_that_begins_meanwhile_keeps_its_bundle(shelf):
+def test_a_run_that_begins_during_a_prune_keeps_its_bundle(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     journal = shelf.world.paths.journal / f"{bundle.name}.jsonl"
-    looks = []
+    listings = []
 
     def begin():
-        looks.append(1)
-        if len(looks) == 2:
+        listings.append(1)
+        if len(listings) == 2:
             journal.write_text("{}")
 
     shelf.world.hooks.at["pool.census"] = begin
-    assert shelf.fates(trash_days=0)["web@s1"][0] == "keep"
+    assert shelf.actions(trash_days=0)["web@s1"][0] == "keep"
     assert bundle.is_dir()
 
 
-def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkeypatch):
+def test_a_run_that_begins_before_prune_has_the_lock_keeps_its_bundle(shelf, monkeypatch):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     real = prune_module._held
@@ -305,7 +305,7 @@ def test_a_run_that_begins_before_the_lock_is_had_keeps_its_bundle(shelf, monkey
         return real(found)
 
     monkeypatch.setattr(prune_module, "_held", begin_first)
-    assert shelf.fates(trash_days=0)["web@s1"] == ("keep", "its run is under way")
+    assert shelf.actions(trash_days=0)["web@s1"] == ("keep", "its run is under way")
     assert bundle.is_dir()
 
 
@@ -348,7 +348,7 @@ def test_an_old_safety_copy_is_deleted(shelf, safety):
 
 @pytest.fixture
 def base(shelf, safety):
-    """The copy follows upon a snapshot, which is held."""
+    """The safety copy is incremental to a snapshot, which is held."""
     entry = next(each for each in shelf.pool.snapshots() if each.dataset == "tank/web")
     described = {"dataset": entry.dataset, "name": entry.name, "guid": entry.guid, "createtxg": 1}
     record = {"manifest": {"snapshots": [described]}, "kept": []}
@@ -357,7 +357,7 @@ def base(shelf, safety):
     return entry.full_name
 
 
-def test_with_a_safety_copy_the_hold_of_its_base_is_released(shelf, safety, base):
+def test_the_hold_of_the_base_is_released_with_the_safety_copy(shelf, safety, base):
     shelf.prune(safety_days=7)
     assert shelf.pool.holds(base) == [UNDO_HOLD]
     shelf.age(7)
@@ -366,21 +366,19 @@ def test_with_a_safety_copy_the_hold_of_its_base_is_released(shelf, safety, base
     assert shelf.pool.holds(base) == []
 
 
-def test_a_safety_copy_whose_hold_cannot_be_let_go_stays(shelf, safety, base):
+def test_a_safety_copy_whose_hold_cannot_be_released_stays(shelf, safety, base):
     shelf.prune(safety_days=7)
     shelf.age(7)
-    shelf.pool.hooks.at["pool.release"] = failing(PoolError("zfs release", "trouble"))
+    shelf.pool.hooks.at["pool.release"] = failing(PoolError("zfs release", "dataset is busy"))
     done = shelf.prune(safety_days=7)
-    assert "trouble" in done.failures[0].line()
+    assert "dataset is busy" in done.failures[0].line()
     assert safety.is_dir()
     assert shelf.pool.holds(base) == [UNDO_HOLD]
 
 
 @pytest.mark.parametrize("record", ["", "[]", '{"manifest": {"snapshots": []}}'])
-def test_a_safety_copy_that_does_not_say_what_it_needs_stays_with_all_it_may_need(
-    shelf, safety, base, record
-):
-    """What the other copy follows upon, and what is in the trash."""
+def test_an_unreadable_safety_copy_stays_with_all_that_it_may_need(shelf, safety, base, record):
+    """It may need the base of the other copy, and the bundle in the trash."""
     other = safety.with_name("safety-20250602T120000.000000Z")
     other.mkdir()
     (other / "undo.json").write_text(record)
@@ -389,10 +387,10 @@ def test_a_safety_copy_that_does_not_say_what_it_needs_stays_with_all_it_may_nee
     first = shelf.prune()
     shelf.age(8)
     second = shelf.prune()
-    trouble = f"{other}/undo.json: does not describe the copy"
+    reason = f"{other}/undo.json: does not describe the copy"
     for done in (first, second):
-        assert [each.found.path for each in done.verdicts if each.reason == trouble] == [other]
-    assert trouble in second.failures[0].line()
+        assert [each.found.path for each in done.verdicts if each.reason == reason] == [other]
+    assert reason in second.failures[0].line()
     assert other.is_dir()
     assert (safety.is_dir(), shelf.pool.holds(base)) == (True, [UNDO_HOLD])
     assert [name for name in shelf.trashed() if lost.name in name] == shelf.trashed() != []
@@ -402,7 +400,7 @@ def test_a_safety_copy_that_does_not_say_what_it_needs_stays_with_all_it_may_nee
     assert (safety.is_dir(), shelf.trashed()) == (False, [])
 
 
-def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
+def test_a_safety_copy_stays_while_its_guest_may_be_barred(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(7)
     (kept,) = (
@@ -419,8 +417,8 @@ def test_a_safety_copy_stays_that_a_barred_guest_needs(shelf, safety):
 def test_a_young_safety_copy_stays_and_is_reported(shelf, safety):
     shelf.prune(safety_days=7)
     shelf.age(6.9)
-    fate, reason = shelf.fates(safety_days=7)[f"web/{safety.name}"]
-    assert fate == "keep"
+    action, reason = shelf.actions(safety_days=7)[f"web/{safety.name}"]
+    assert action == "keep"
     assert reason.startswith("undoes a restore; stays until ")
     assert safety.is_dir()
 
@@ -428,7 +426,7 @@ def test_a_young_safety_copy_stays_and_is_reported(shelf, safety):
 # -- what is not snaporch's ---------------------------------------------------------------------
 
 
-def test_foreign_things_are_neither_followed_nor_removed(shelf, tmp_path):
+def test_foreign_files_are_neither_followed_nor_removed(shelf, tmp_path):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     precious = tmp_path / "precious"
@@ -442,8 +440,8 @@ def test_foreign_things_are_neither_followed_nor_removed(shelf, tmp_path):
     (shelf.root / "lost+found").mkdir()
     (shelf.root / "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d").symlink_to(domain)
     before = contents(tmp_path) | {"link": (domain / "20250601T120000Z-00000003").is_symlink()}
-    fates = shelf.fates()
-    assert {title: fate for title, (fate, _) in fates.items()} == {
+    actions = shelf.actions()
+    assert {title: action for title, (action, _) in actions.items()} == {
         "web@s1": "trash",
         "web/notes": "keep",  # it could be a bundle without its manifest
     }
@@ -483,8 +481,8 @@ def test_a_manifest_that_cannot_be_read_keeps_the_bundle(shelf, text):
     assert bundle.is_dir()
 
 
-def test_a_manifest_of_another_domain_keeps_it(shelf):
-    """Were it believed, that domain's snapshots would say what becomes of this one's RAM."""
+def test_a_bundle_with_a_manifest_of_another_domain_stays(shelf):
+    """Otherwise the other domain's snapshots would decide whether this one's RAM is deleted."""
     other = shelf.world.add_guest("mail", disks={"vda": "tank/mail"})
     bundle = shelf.take("s1")
     moved = shelf.root / other.uuid / bundle.name
@@ -496,7 +494,7 @@ def test_a_manifest_of_another_domain_keeps_it(shelf):
     assert "is of another bundle" in kept.reason
 
 
-def test_a_manifest_of_another_bundle_keeps_it(shelf):
+def test_a_bundle_with_a_manifest_of_another_bundle_stays(shelf):
     first, second = shelf.take("s1"), shelf.take("s2")
     shelf.lose("s1")
     (second / "manifest.json").write_bytes((first / "manifest.json").read_bytes())
@@ -506,7 +504,7 @@ def test_a_manifest_of_another_bundle_keeps_it(shelf):
     assert not first.exists()
 
 
-def test_a_manifest_that_is_a_pipe_does_not_hold_pruning_up(shelf):
+def test_a_manifest_that_is_a_pipe_does_not_block_pruning(shelf):
     bundle = shelf.take("s1")
     (bundle / "manifest.json").unlink()
     os.mkfifo(bundle / "manifest.json")
@@ -523,7 +521,7 @@ def test_a_trash_that_is_a_link_is_refused(shelf, tmp_path):
     assert bundle.is_dir()
 
 
-def test_what_is_put_into_the_trash_by_hand_stays(shelf):
+def test_files_put_into_the_trash_by_hand_stay(shelf):
     shelf.take("s1")
     shelf.trash.mkdir()
     (shelf.trash / "mine").mkdir()
@@ -536,10 +534,10 @@ def test_what_is_put_into_the_trash_by_hand_stays(shelf):
 
 
 class Killed(BaseException):
-    """As SIGKILL would end it."""
+    """The process ends as by SIGKILL."""
 
 
-def test_killed_between_rename_and_delete_the_next_prune_finishes(shelf, monkeypatch):
+def test_a_prune_killed_between_rename_and_delete_is_finished_by_the_next(shelf, monkeypatch):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     with monkeypatch.context() as patched:
@@ -555,7 +553,7 @@ def test_killed_between_rename_and_delete_the_next_prune_finishes(shelf, monkeyp
     assert shelf.trashed() == []
 
 
-def test_killed_in_the_middle_of_deleting_the_next_prune_finishes(shelf, monkeypatch):
+def test_a_prune_killed_while_it_deletes_is_finished_by_the_next(shelf, monkeypatch):
     shelf.take("s1")
     shelf.lose("s1")
     shelf.prune()
@@ -578,7 +576,7 @@ def test_killed_in_the_middle_of_deleting_the_next_prune_finishes(shelf, monkeyp
     assert shelf.trashed() == []
 
 
-def test_remains_with_something_foreign_in_them_stay(shelf):
+def test_remains_with_a_foreign_file_stay(shelf):
     shelf.take("s1")
     uuid = next(p.name for p in shelf.root.iterdir() if p.name[0] != ".")
     remains = shelf.trash / f"20250601T120000Z.{uuid}.r1.deleting"
@@ -588,7 +586,7 @@ def test_remains_with_something_foreign_in_them_stay(shelf):
     assert (remains / "mine").is_dir()
 
 
-def test_what_cannot_be_moved_is_said_and_the_others_still_go(shelf, monkeypatch):
+def test_a_bundle_that_cannot_be_moved_is_reported_and_stops_no_other(shelf, monkeypatch):
     first, second = shelf.take("s1"), shelf.take("s2")
     shelf.lose("s1")
     shelf.lose("s2")
@@ -611,11 +609,11 @@ def test_what_cannot_be_moved_is_said_and_the_others_still_go(shelf, monkeypatch
 def test_an_item_that_another_process_moved_is_no_error(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
-    looks = []
+    listings = []
 
     def move():
-        looks.append(1)
-        if len(looks) == 2:
+        listings.append(1)
+        if len(listings) == 2:
             bundle.rename(bundle.with_name("elsewhere"))
 
     shelf.world.hooks.at["pool.census"] = move
@@ -643,7 +641,7 @@ def test_the_rename_is_on_stable_storage_before_anything_is_deleted(shelf, monke
 # -- choosing -----------------------------------------------------------------------------------
 
 
-def test_a_dry_run_does_nothing(shelf):
+def test_a_dry_run_changes_nothing(shelf):
     shelf.take("s1")
     shelf.lose("s1")
     before = contents(shelf.root)
@@ -654,12 +652,12 @@ def test_a_dry_run_does_nothing(shelf):
 
 
 @pytest.mark.parametrize("by", ["name", "uuid"])
-def test_one_domain_alone(shelf, by):
+def test_a_prune_of_one_domain_touches_no_other(shelf, by):
     other = shelf.world.add_guest("mail", disks={"vda": "tank/mail"})
     mail, web = shelf.take("m1", "mail"), shelf.take("s1")
     shelf.lose("m1")
     shelf.lose("s1")
-    assert list(shelf.fates(domain="mail" if by == "name" else other.uuid)) == ["mail@m1"]
+    assert list(shelf.actions(domain="mail" if by == "name" else other.uuid)) == ["mail@m1"]
     assert not mail.exists()
     assert web.is_dir()
 
@@ -669,12 +667,12 @@ def test_an_empty_store_needs_no_zfs(shelf):
     assert shelf.prune().verdicts == []
 
 
-def test_bundles_asked_for_are_first_looked_for_at_hand(shelf):
-    """While their own datasets have them, no pool is listed as a whole."""
+def test_snapshots_of_given_bundles_are_searched_in_their_own_datasets_first(shelf):
+    """While their own datasets have them, no pool is listed completely."""
     bundle = shelf.take("s1")
     reference = f"{bundle.parent.name}/{bundle.name}"
     shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs", "no"))
-    assert shelf.fates(only=[reference])["web@s1"][0] == "keep"
+    assert shelf.actions(only=[reference])["web@s1"][0] == "keep"
     shelf.lose("s1")
     with pytest.raises(PoolError):
         shelf.prune(only=[reference])
@@ -689,19 +687,19 @@ def failing_with(error):
 
 
 @pytest.mark.parametrize("trash_days", [0, 3])
-def test_what_an_undo_brings_back_stays_as_long_as_its_copy(shelf, trash_days):
+def test_a_bundle_that_an_undo_brings_back_stays_as_long_as_the_safety_copy(shelf, trash_days):
     """An undo on the fourth day brings the snapshot back with its RAM."""
     shelf.take("s1")
     bundle = shelf.take("s2")
     plan = make_restore_plan(shelf.world.context, "web", "s1", discard_newer=True)
     restore(shelf.world.context, plan, safety=True)
-    assert shelf.fates(trash_days=trash_days)["web@s2"][0] == "trash"
+    assert shelf.actions(trash_days=trash_days)["web@s2"][0] == "trash"
     (name,) = shelf.trashed()
     shelf.age(6)
-    fate, reason = shelf.fates(trash_days=trash_days)["web@s2"]
-    assert (fate, reason.endswith("; an undo may bring it back")) == ("keep", True)
+    action, reason = shelf.actions(trash_days=trash_days)["web@s2"]
+    assert (action, reason.endswith("; an undo may bring it back")) == ("keep", True)
     copy = choose_copy(shelf.world.context, "web", None)
     restore(shelf.world.context, make_undo_plan(shelf.world.context, copy), safety=False)
-    assert shelf.fates(trash_days=trash_days)["web@s2"][0] == "put-back"
+    assert shelf.actions(trash_days=trash_days)["web@s2"][0] == "put-back"
     assert bundle.is_dir()
     assert not (shelf.trash / name).exists()

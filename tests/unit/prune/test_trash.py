@@ -13,7 +13,7 @@ def marked(tmp_path):
     return path
 
 
-def test_files_go_with_their_directory(marked):
+def test_a_directory_is_removed_with_its_files(marked):
     remove(marked)
     assert not marked.exists()
 
@@ -24,7 +24,7 @@ def test_a_missing_directory_is_no_error(marked):
 
 
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("/etc", path)])
-def test_what_is_no_plain_file_stays(marked, make):
+def test_anything_but_plain_files_stays(marked, make):
     foreign = marked / "foreign"
     make(foreign)
     with pytest.raises(OSError, match="not empty"):

@@ -96,7 +96,7 @@ def test_the_next_replication_copies_only_new_snapshots(shop):
     assert shop.there.hooks.log[-1] == f"replica.store {new.uuid}/{new.run}"
     assert shop.there.hooks.acts().count("replica.store") == 1
     assert "replica.send_from_bookmark" not in shop.there.hooks.acts(), (
-        "both have a snapshot to go on from"
+        "both sides have a snapshot to continue from"
     )
     marked = [line for line in shop.there.hooks.log if line.startswith("replica.mark")]
     assert marked == ["replica.mark flash/web@s2 tank/web@s2"]
@@ -107,11 +107,11 @@ def test_each_dataset_and_bundle_is_reported(shop):
     shop.take("s1")
     shop.world.heard.steps.clear()
     shop.ship()
-    told = "; ".join(shop.world.heard.steps)
-    assert all(word in told for word in ("flash/web", "tank/web", "bundle of @s1"))
+    reported = "; ".join(shop.world.heard.steps)
+    assert all(word in reported for word in ("flash/web", "tank/web", "bundle of @s1"))
 
 
-def test_what_is_known_of_other_replicas_is_not_said_there(shop):
+def test_marks_of_other_replicas_are_not_copied(shop):
     shop.take("s1")
     shop.ship("nas")
     shop.ship("usb")
@@ -119,7 +119,7 @@ def test_what_is_known_of_other_replicas_is_not_said_there(shop):
     assert not any("replicated" in copy.properties for copy in copies)
 
 
-def test_what_is_marked_is_not_marked_again(shop):
+def test_a_marked_snapshot_is_not_marked_again(shop):
     shop.take("s1")
     shop.ship("nas")
     shop.ship("usb")
@@ -129,7 +129,7 @@ def test_what_is_marked_is_not_marked_again(shop):
 
 
 def test_one_bundle_of_two_snapshots_of_a_run_is_copied_once(shop):
-    """As where sanoid takes an hourly and a daily one at the same instant."""
+    """sanoid takes such an hourly and a daily snapshot at the same instant."""
     shop.take("s1")
     pool = shop.world.pool
     for each in pool.snapshots(["tank/web", "flash/web"]):
@@ -140,7 +140,7 @@ def test_one_bundle_of_two_snapshots_of_a_run_is_copied_once(shop):
     assert shop.there.hooks.acts().count("replica.store") == 1
 
 
-def test_each_replica_counts_for_itself(shop):
+def test_each_replica_has_its_own_marks(shop):
     shop.take("s1")
     shop.ship("nas")
     assert names(shop.ship("usb")) == ["s1"]
@@ -161,7 +161,7 @@ def test_a_signal_ends_it_at_once(shop):
     assert len(tried) == 1
 
 
-def test_encrypted_datasets_go_raw(shop):
+def test_encrypted_datasets_are_sent_raw(shop):
     shop.world.add_guest("secret", {"vda": "tank/secret"})
     shop.world.pool.create("tank/secret", encrypted=True)
     take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), SnapshotRequest("s1"))
@@ -170,7 +170,7 @@ def test_encrypted_datasets_go_raw(shop):
     assert "replica.send tank/secret raw" in shop.there.hooks.log
 
 
-def test_they_go_raw_from_a_bookmark_too(shop):
+def test_encrypted_datasets_are_sent_raw_from_a_bookmark(shop):
     shop.world.add_guest("secret", {"vda": "tank/secret"})
     shop.world.pool.create("tank/secret", encrypted=True)
     secret = shop.context.hypervisor.domain("secret")
@@ -189,7 +189,7 @@ def test_they_go_raw_from_a_bookmark_too(shop):
     assert line.endswith("tank/secret@s3 raw")
 
 
-def test_pages_of_ram_go_with_the_bundle_that_needs_them(shop):
+def test_pages_of_ram_are_copied_with_the_bundle_that_needs_them(shop):
     shop.world.with_pages()
     shop.configure()
     (record,) = shop.take("s1")
@@ -201,7 +201,7 @@ def test_pages_of_ram_go_with_the_bundle_that_needs_them(shop):
     assert copy.properties["ram-pools"] == "flash,tank"
 
 
-def test_without_its_pages_nothing_has_arrived(shop):
+def test_a_bundle_without_its_pages_has_not_arrived(shop):
     shop.world.with_pages()
     shop.configure()
     (record,) = shop.take("s1")
@@ -231,7 +231,7 @@ def test_an_interrupted_replication_does_not_count_and_continues(shop, place):
     ("place", "error"),
     [("replica.store", ReplicaError("nas", "away")), ("replica.stored", OSError(28, "No space"))],
 )
-def test_a_bundle_that_fails_does_not_keep_the_others(shop, place, error):
+def test_a_bundle_that_fails_does_not_stop_the_others(shop, place, error):
     shop.take("s1", "s2")
     shop.there.hooks.at[place] = failing_once(error)
     with pytest.raises(ReplicaError):
@@ -242,7 +242,7 @@ def test_a_bundle_that_fails_does_not_keep_the_others(shop, place, error):
     assert len(shop.bundles()) == 2
 
 
-def test_a_dataset_that_fails_does_not_keep_the_others(shop):
+def test_a_dataset_that_fails_does_not_stop_the_others(shop):
     shop.take("s1")
     shop.there.hooks.at["replica.send"] = failing_once(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError, match="nas: away"):
@@ -250,7 +250,7 @@ def test_a_dataset_that_fails_does_not_keep_the_others(shop):
     assert shop.there.names() == ["tank/web@s1"]
 
 
-def test_a_failure_here_does_not_count_either(shop):
+def test_a_snapshot_that_could_not_be_marked_is_replicated_again(shop):
     shop.take("s1")
     shop.world.hooks.at["pool.set_properties"] = failing(PoolError("tank", "is suspended"))
     with pytest.raises(PoolError):
@@ -282,7 +282,7 @@ def test_a_signal_between_two_bundles(shop):
 # -- bookmarks ----------------------------------------------------------------------------------
 
 
-def test_what_both_have_is_bookmarked_so_that_it_may_be_deleted_here(shop):
+def test_a_snapshot_that_both_have_is_bookmarked_so_that_it_may_be_deleted_here(shop):
     shop.take("s1")
     shop.ship()
     shop.take("s2", "s3")
@@ -292,7 +292,7 @@ def test_what_both_have_is_bookmarked_so_that_it_may_be_deleted_here(shop):
 
 
 def test_it_continues_from_the_bookmark_although_both_have_an_older_snapshot(shop):
-    """As retention leaves it: the newest hourly is destroyed here, and a daily still exists."""
+    """As after retention: the newest hourly is destroyed here, and a daily still exists."""
     shop.take("s1", "s2")
     shop.ship()
     for dataset in ("tank/web", "flash/web"):
@@ -309,7 +309,7 @@ def test_it_continues_from_the_bookmark_although_both_have_an_older_snapshot(sho
         ]
 
 
-def test_a_place_is_given_up_only_for_a_newer_one(shop):
+def test_a_bookmark_is_destroyed_only_after_a_newer_one_exists(shop):
     shop.take("s1")
     shop.ship()
     bookmarks = shop.world.pool.bookmarks
@@ -333,8 +333,8 @@ def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
     assert shop.world.pool.bookmarks("tank/web") == before
 
 
-def test_what_has_arrived_is_bookmarked_before_its_copies_are_marked(shop):
-    """Retention may be next here, and the replica away for long."""
+def test_a_snapshot_is_bookmarked_before_its_copies_are_marked(shop):
+    """Retention may run next here, and the replica may be away for a long time."""
     shop.take("s1")
     shop.there.hooks.at["replica.mark"] = failing(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError):
@@ -343,7 +343,7 @@ def test_what_has_arrived_is_bookmarked_before_its_copies_are_marked(shop):
     assert shop.world.pool.bookmarks("flash/web")
 
 
-def test_one_dataset_that_is_behind_does_not_keep_the_others_places(shop):
+def test_a_dataset_that_fails_does_not_delay_bookmarks_of_the_others(shop):
     shop.take("s1", "s2")
     shop.ship()
     behind = shop.world.pool.bookmarks("flash/web")
@@ -394,7 +394,7 @@ def test_there_is_one_bookmark_for_each_replica(shop):
 # -- what cannot be there as a whole ------------------------------------------------------------
 
 
-def test_a_bundle_that_is_not_whole_is_not_copied(shop):
+def test_an_incomplete_bundle_is_not_copied(shop):
     broken, good = shop.take("s1", "s2")
     (shop.context.store.path(f"{broken.uuid}/{broken.run}") / "ram.save").unlink()
     shipped = shop.ship()
@@ -417,8 +417,8 @@ def test_a_bundle_that_is_pruned_meanwhile_is_no_failure(shop):
     assert [record.snapshot for record in shipped.missing] == ["s1"]
 
 
-def test_a_bundle_that_is_lost_here_is_no_bundle_that_never_was(shop):
-    """The store may only not be mounted."""
+def test_a_missing_bundle_is_a_failure_and_not_a_snapshot_without_bundle(shop):
+    """The store may merely not be mounted."""
     first, _ = shop.take("s1", "s2")
     away = shop.world.paths.bundles.rename(shop.world.root / "away")
     with pytest.raises(ReplicaError, match=r"web@s[12]: its bundle here is not whole"):
@@ -440,11 +440,11 @@ def test_a_snapshot_that_never_had_a_bundle_has_none_to_copy(shop):
     assert names(shop.ship()) == ["s1"]
     assert shop.bundles() == []
     shop.take("s2")
-    assert names(shop.ship()) == ["s2"], "nothing is missed of what it never had"
+    assert names(shop.ship()) == ["s2"], "no bundle is missing of a snapshot that never had one"
 
 
 @pytest.mark.parametrize("unmarked", ["tank/web", "flash/web"])
-def test_a_bundle_that_not_all_snapshots_name_is_copied(shop, unmarked):
+def test_a_bundle_that_only_some_snapshots_name_is_copied(shop, unmarked):
     (record,) = shop.take("s1")
     shop.world.pool.inherit(f"{unmarked}@s1", "snaporch:bundle")
     assert names(shop.ship()) == ["s1"]
@@ -452,7 +452,7 @@ def test_a_bundle_that_not_all_snapshots_name_is_copied(shop, unmarked):
 
 
 def test_a_bundle_whose_snapshots_have_lost_all_their_marks_is_copied(shop):
-    """Its manifest knows them."""
+    """Its manifest names the snapshots."""
     (record,) = shop.take("s1")
     for each in shop.world.pool.snapshots(["tank/web", "flash/web"]):
         for key in each.properties:
@@ -477,8 +477,8 @@ def test_a_replica_that_has_lost_its_bundles_is_reported_and_filled_again(shop):
     assert len(shop.bundles()) == 2
 
 
-def test_what_a_run_is_still_at_waits(shop):
-    """Its bundle may yet change: RAM is moved into pages when everything else is done."""
+def test_a_snapshot_of_a_run_under_way_is_copied_later(shop):
+    """Its bundle may still change: RAM is moved into pages as the run's last work."""
     first, second = shop.take("s1", "s2")
     with domain_lock(
         shop.context.config.paths.runtime, "web", second.uuid, "snapshot", wait=0,
@@ -500,7 +500,7 @@ def test_guests_that_share_a_dataset_do_not_count_for_each_other(shop):
     assert shop.replicated() == {"s1": (), "d1": ("nas",)}
 
 
-def test_a_snapshot_that_another_guests_run_marked_says_nothing_of_this_ones_copies(shop):
+def test_marks_of_another_guests_run_do_not_count_for_this_guest(shop):
     """As where sanoid takes one snapshot of a dataset for both of them."""
     pool = shop.world.pool
     shop.world.add_guest("db", {"vda": "tank/db", "vdb": "tank/web"})
@@ -562,7 +562,7 @@ def test_a_local_copy_is_not_copied_on_when_its_original_is_destroyed(shop):
     assert sent == ["replica.send flash/web", "replica.send tank/web"]
 
 
-def test_of_a_snapshot_that_has_lost_a_part_the_rest_is_copied(shop):
+def test_of_an_incomplete_snapshot_the_rest_is_copied(shop):
     shop.take("s1", "s2")
     shop.world.pool.destroy_snapshots(["flash/web@s1"])
     assert names(shop.ship()) == ["s1", "s2"]
@@ -578,7 +578,7 @@ def test_a_snapshot_deleted_meanwhile_has_not_arrived_and_is_no_failure(shop, lo
 
 
 def test_a_snapshot_that_the_replica_dropped_is_not_sent_again_and_no_failure(shop):
-    """It prunes by its own rules: only the newest must be there."""
+    """The replica prunes by its own rules: only the newest snapshot must be there."""
     shop.take("s1")
     shop.ship()
     shop.take("s2")
@@ -604,14 +604,14 @@ def test_a_copy_below_its_original_is_refused(shop, dataset):
     assert shop.there.hooks.log == []
 
 
-def test_a_dataset_of_the_same_name_on_another_machine_is_none_of_this_one(shop):
+def test_the_same_dataset_name_on_another_machine_is_not_refused(shop):
     shop.configure(dataset="tank")
     shop.take("s1")
     assert names(shop.ship()) == ["s1"]
     assert shop.there.names() == ["flash/web@s1", "tank/web@s1"]
 
 
-def test_a_name_that_only_begins_like_it_is_none(shop):
+def test_a_dataset_whose_name_only_begins_like_the_original_is_not_refused(shop):
     shop.configure(host="", dataset="tank/web-copies")
     shop.take("s1")
     assert names(shop.ship()) == ["s1"]
@@ -620,7 +620,7 @@ def test_a_name_that_only_begins_like_it_is_none(shop):
 # -- two at once --------------------------------------------------------------------------------
 
 
-def test_what_is_being_copied_or_deleted_is_busy(shop):
+def test_a_domain_whose_snapshots_are_copied_or_deleted_is_busy(shop):
     (record,) = shop.take("s1")
     lock = domain_lock(
         shop.context.config.paths.runtime,
@@ -637,14 +637,16 @@ def test_what_is_being_copied_or_deleted_is_busy(shop):
 
 def test_the_lock_names_replication_as_its_holder(shop):
     (record,) = shop.take("s1")
-    told = []
+    holders = []
     lock = replication_lock_name(record.uuid)
-    shop.there.hooks.at["replica.store"] = lambda: told.append(held_by(default_paths.LOCKS, lock))
+    shop.there.hooks.at["replica.store"] = lambda: holders.append(
+        held_by(default_paths.LOCKS, lock)
+    )
     shop.ship()
-    assert [each.doing for each in told] == ["replicate"]
+    assert [each.doing for each in holders] == ["replicate"]
 
 
-def test_what_is_copied_of_one_guest_does_not_keep_another_waiting(shop):
+def test_replication_of_one_guest_does_not_block_another(shop):
     shop.take("s1")
     runtime = shop.context.config.paths.runtime
     with domain_lock(
@@ -663,7 +665,7 @@ def test_snapshots_are_taken_meanwhile(shop):
     assert names(shop.ship()) == ["s2"]
 
 
-def test_nothing_of_the_journal_or_the_guest_is_touched(shop):
+def test_replication_changes_neither_the_journal_nor_the_guest(shop):
     shop.take("s1")
     shop.there.hooks.at["replica.store"] = failing(ReplicaError("nas", "away"))
     with suppress(ReplicaError):

@@ -42,7 +42,7 @@ def begun(clock):
     return transfer
 
 
-def test_nothing_for_an_hour_is_standing_still(clock):
+def test_a_transfer_that_moves_nothing_for_an_hour_is_stalled(clock):
     transfer = begun(clock)
     clock.passes(3570)
     assert not transfer.is_stalled()
@@ -50,8 +50,8 @@ def test_nothing_for_an_hour_is_standing_still(clock):
     assert transfer.is_stalled()
 
 
-def test_it_is_looked_at_now_and_then(clock):
-    """However often it is called: each check reads all processes of the host."""
+def test_counters_are_read_at_intervals(clock):
+    """However often ``is_stalled`` is called: a reading looks at all processes of the host."""
     transfer = StallDetector(1)
     for _ in range(600):
         clock.now += 0.1
@@ -59,7 +59,7 @@ def test_it_is_looked_at_now_and_then(clock):
     assert clock.looks in (1, 2)
 
 
-def test_a_connection_that_is_only_kept_alive_stands_still(clock):
+def test_a_connection_that_is_only_kept_alive_is_stalled(clock):
     transfer = begun(clock)
     for _ in range(119):
         clock.passes(30, moving=100)
@@ -69,8 +69,8 @@ def test_a_connection_that_is_only_kept_alive_stands_still(clock):
 
 
 @pytest.mark.parametrize("moved", [1 << 20, -(1 << 20)])
-def test_what_moves_now_and_then_does_not(clock, moved):
-    """Of what has ended the bytes are not known any more."""
+def test_a_transfer_that_moves_now_and_then_is_not_stalled(clock, moved):
+    """The count also falls: the bytes of processes that ended are no longer counted."""
     transfer = begun(clock)
     for _ in range(5):
         clock.passes(3600)
@@ -96,7 +96,7 @@ def test_a_kernel_without_counters(monkeypatch):
 
 
 def put(proc, name, group, read=None, written=0):
-    """A process as proc(5) has it; without what it moved when it ends before that is asked for."""
+    """A process as in proc(5); without its counters if it ends before they are read."""
     process = proc / name
     process.mkdir()
     (process / "stat").write_text(f"7 (a (b) c) S 1 {group} 99 0\n")
@@ -117,8 +117,8 @@ def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])
-def test_what_of_a_process_cannot_be_read_any_more_is_nothing(tmp_path, monkeypatch, error):
-    """It may end between the opening of a file of it and the reading."""
+def test_counters_that_cannot_be_read_count_as_nothing(tmp_path, monkeypatch, error):
+    """The process may end after its file is opened and before it is read."""
     monkeypatch.setattr(stall_detector, "Path", lambda _proc: tmp_path)
     for name in ("11", "12", "13"):
         put(tmp_path, name, 10, 300, 20)

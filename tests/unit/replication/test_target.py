@@ -49,11 +49,11 @@ def test_a_stalled_transfer_is_ended_and_reported(tmp_path, monkeypatch):
         there._run(["sleep", "1000"], counted=True)
 
 
-def test_a_transfer_that_moves_may_take_its_time(tmp_path):
+def test_a_transfer_that_moves_data_may_take_long(tmp_path):
     assert to(tmp_path)._run(["sleep", "0.5"], counted=True) == (0, [])
 
 
-def test_nothing_is_known_of_what_moves_in_the_kernel_alone(tmp_path, monkeypatch):
+def test_a_transfer_inside_the_kernel_is_not_watched(tmp_path, monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
     assert there._run(["sleep", "1"], counted=False) == (0, [])
@@ -151,7 +151,7 @@ def to(tmp_path, *, interrupt=None, **more):
     return ReplicaDestination("nas", replica, interrupt or Interrupt())
 
 
-def test_datasets_are_named_as_here(tmp_path, monkeypatch):
+def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
     asked = []
 
     def snapshots(names):
@@ -182,7 +182,7 @@ def test_the_dataset_of_copies_is_made_once(tmp_path, tools):
     ]
 
 
-def test_syncoid_makes_no_snapshot_and_takes_nothing_back(tmp_path, tools):
+def test_syncoid_makes_no_snapshot_and_rolls_back_nothing(tmp_path, tools):
     to(tmp_path).send("tank/web", raw=False)
     (words,) = tools.called("syncoid")
     assert words == [
@@ -200,7 +200,7 @@ def test_syncoid_makes_no_snapshot_and_takes_nothing_back(tmp_path, tools):
 
 
 @pytest.mark.parametrize(("raw", "options"), [(True, "w"), (False, "Lce")])
-def test_what_is_encrypted_is_sent_as_it_lies(tmp_path, tools, raw, options):
+def test_encrypted_datasets_are_sent_raw(tmp_path, tools, raw, options):
     to(tmp_path).send("tank/web", raw=raw)
     (words,) = tools.called("syncoid")
     assert f"--sendoptions={options}" in words
@@ -215,7 +215,7 @@ def test_syncoid_gets_the_rate_and_the_destination(tmp_path, tools, rate, limit)
 
 
 @pytest.mark.parametrize("installed", [True, False])
-def test_what_syncoid_moves_is_watched_where_mbuffer_moves_it(
+def test_a_transfer_of_syncoid_is_watched_if_it_uses_mbuffer(
     tmp_path, tools, counted, monkeypatch, installed
 ):
     if not installed:
@@ -233,7 +233,7 @@ def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeyp
     )
 
 
-def test_words_that_syncoid_says_when_all_is_well_are_none(tmp_path, tools):
+def test_output_of_a_successful_syncoid_is_no_error(tmp_path, tools):
     tools.put("syncoid", "echo NEWEST SNAPSHOT: s1")
     to(tmp_path).send("tank/web", raw=False)
 
@@ -313,7 +313,7 @@ def test_an_interrupted_transfer_is_left_to_syncoid(tmp_path, tools):
     assert len(tools.called("zfs")) == 1
 
 
-def test_a_snapshot_that_does_not_go_is_named(tmp_path, tools):
+def test_a_snapshot_that_cannot_be_sent_is_named(tmp_path, tools):
     tools.put("zfs", 'test "$1" = get && echo - && exit; echo cannot do that >&2; exit 1')
     with pytest.raises(ReplicaError) as caught:
         to(tmp_path).send_from_bookmark("tank/web#place", "tank/web@s2", raw=False)
@@ -323,7 +323,7 @@ def test_a_snapshot_that_does_not_go_is_named(tmp_path, tools):
 # -- bundles ------------------------------------------------------------------------------------
 
 
-def test_bundles_are_those_that_are_whole(tmp_path):
+def test_only_complete_copies_are_listed_as_bundles(tmp_path):
     there = to(tmp_path)
     assert there.bundles("u") == frozenset()
     store = tmp_path / "bundles" / "u"
@@ -365,7 +365,7 @@ def test_a_bundle_that_does_not_arrive_gets_no_name(tmp_path, tools, said, reaso
 
 
 def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
-    """Its file system may not be mounted, and what lies below be in the clear."""
+    """Its file system may not be mounted, and the directory below may be unencrypted."""
     tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
     (tmp_path / "bundle").mkdir()
     there = ReplicaDestination(
@@ -433,7 +433,7 @@ def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):
 # -- the end of a transfer ----------------------------------------------------------------------
 
 
-def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatch):
+def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(destination, "_END_SECONDS", 0.3)
     script = tmp_path / "transfer"
     script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
@@ -445,7 +445,7 @@ def test_a_transfer_that_does_not_end_when_asked_is_made_to(tmp_path, monkeypatc
         os.kill(int((tmp_path / "begun").read_text()), 0)
 
 
-def test_one_that_has_just_ended_needs_no_end(monkeypatch):
+def test_a_transfer_that_has_just_ended_needs_no_signal(monkeypatch):
     monkeypatch.setattr(destination, "_END_SECONDS", 0)
     ended = subprocess.Popen(["true"], start_new_session=True)
     ended.wait()
@@ -453,7 +453,7 @@ def test_one_that_has_just_ended_needs_no_end(monkeypatch):
 
 
 def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
-    """What it says is looked through for words; it may name files by any bytes."""
+    """Its output is searched for words, and may contain names of files with any bytes."""
     say = "printf 'failed: \\377 %s %s'"
     tools.put("rsync", f'{say} "$LC_ALL" "$(readlink /proc/$$/fd/0)"; exit 3')
     (tmp_path / "bundle").mkdir()

@@ -38,7 +38,7 @@ def remaining(scheduled):
     return [r.run for r in all_records(scheduled.context.store, scheduled.world.pool.snapshots())]
 
 
-def test_snapshots_go_in_every_pool_and_their_bundles_with_them(scheduled):
+def test_retention_deletes_snapshots_in_every_pool_and_their_bundles(scheduled):
     scheduled.world.add_guest("two", {"vda": "tank/two", "vdb": "flash/two"})
     old, *new = scheduled.hours_ago(3, 2, 1, guest="two")
     done = clean_up(scheduled)
@@ -48,13 +48,13 @@ def test_snapshots_go_in_every_pool_and_their_bundles_with_them(scheduled):
     assert (done.failures, done.busy) == ([], [])
 
 
-def test_a_second_time_nothing_is_left_to_do(scheduled):
+def test_retention_deletes_nothing_the_second_time(scheduled):
     scheduled.hours_ago(3, 2, 1)
     clean_up(scheduled)
     assert clean_up(scheduled).deleted == []
 
 
-def test_what_a_restore_has_rolled_away_meanwhile_changes_the_verdict(scheduled):
+def test_a_snapshot_that_a_restore_destroyed_meanwhile_changes_the_decision(scheduled):
     old, _, newest = scheduled.hours_ago(3, 2, 1)
     foreseen = make_forecasts(scheduled.context, NOW)
     scheduled.world.pool.destroy_snapshots([f"tank/web@{newest.snapshot}"])
@@ -63,7 +63,7 @@ def test_what_a_restore_has_rolled_away_meanwhile_changes_the_verdict(scheduled)
     assert old.run in remaining(scheduled)
 
 
-def test_a_locked_domain_is_left_for_the_next_time(scheduled):
+def test_snapshots_of_a_locked_domain_are_deleted_the_next_time(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     runtime = scheduled.context.config.paths.runtime
     with domain_lock(runtime, "web", old.uuid, "restore", wait=0, interrupt=Interrupt()):
@@ -72,8 +72,8 @@ def test_a_locked_domain_is_left_for_the_next_time(scheduled):
     assert old.run in remaining(scheduled)
 
 
-def test_snapshots_that_are_being_copied_wait(scheduled):
-    """Whatever ZFS would say: those in the middle of a stream are needed too."""
+def test_snapshots_are_not_deleted_while_they_are_copied(scheduled):
+    """Even if ZFS would destroy them: the stream needs also the snapshots in its middle."""
     old, *_ = scheduled.hours_ago(3, 2, 1)
     runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
     with domain_lock(runtime, "web", name, "replicate", wait=0, interrupt=Interrupt()):
@@ -83,7 +83,7 @@ def test_snapshots_that_are_being_copied_wait(scheduled):
     assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
 
 
-def test_a_mounted_snapshot_is_left_for_the_next_time(scheduled):
+def test_a_mounted_snapshot_is_deleted_the_next_time(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     pool = scheduled.world.pool
     pool.foreign = [ForeignMount(f"tank/web@{old.snapshot}", "the guest db")]
@@ -97,7 +97,7 @@ def test_a_mounted_snapshot_is_left_for_the_next_time(scheduled):
     assert [verdict.taken.run for _, verdict in clean_up(scheduled).deleted] == [old.run]
 
 
-def test_a_snapshot_that_cannot_be_destroyed_does_not_keep_others(scheduled):
+def test_a_snapshot_that_cannot_be_destroyed_does_not_stop_the_others(scheduled):
     world = scheduled.world
     world.add_guest("mail")
     for guest in ("web", "mail"):
@@ -109,7 +109,7 @@ def test_a_snapshot_that_cannot_be_destroyed_does_not_keep_others(scheduled):
     assert len(clean_up(scheduled).deleted) == 4
 
 
-def test_no_policys_snapshot_is_touched_but_its_own(scheduled):
+def test_snapshots_by_hand_or_of_other_programs_are_not_deleted(scheduled):
     hand = scheduled.hours_ago(9, policy=None)
     world = scheduled.world
     world.pool.snapshot(["tank/web@autosnap_2026-01-01_00:00:00_hourly"], {})
@@ -128,8 +128,8 @@ def test_a_domain_that_libvirt_does_not_know_keeps_its_snapshots(scheduled):
     assert remaining(scheduled) == [record.run for record in taken]
 
 
-def test_the_lock_is_not_held_for_long(scheduled, monkeypatch):
-    """A snapshot that is due waits for it, and not for ever."""
+def test_retention_holds_the_lock_for_a_limited_time(scheduled, monkeypatch):
+    """A due snapshot waits for the lock, but not for ever."""
     scheduled.hours_ago(6, 5, 4, 3, 2, 1)
     clock = iter(range(0, 10_000, 40))
     monkeypatch.setattr(retire_module.time, "monotonic", lambda: next(clock))
@@ -155,8 +155,8 @@ def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
 
 
 @pytest.mark.parametrize("taken", [True, False])
-def test_what_the_domain_did_not_go_along_with_is_left_alone(scheduled, taken):
-    """A clone that was promoted has the snapshots now; or a copy of the pool was imported."""
+def test_snapshots_of_a_dataset_that_the_domain_does_not_use_are_not_deleted(scheduled, taken):
+    """A promoted clone has the snapshots now; or a copy of the pool was imported."""
     scheduled.hours_ago(3, 2, 1)
     world = scheduled.world
     world.pool.rename("tank/web", "tank/web2")
@@ -185,13 +185,13 @@ def aged(scheduled):
     return copy
 
 
-def test_safety_copies_go_without_a_prune_by_hand(scheduled, aged):
+def test_safety_copies_are_deleted_without_a_prune_by_hand(scheduled, aged):
     done = prune_store(scheduled)
     assert (done.failures, aged.exists()) == ([], False)
     assert [(each.fate, each.found.path) for each in done.pruned] == [(PruneAction.DELETE, aged)]
 
 
-def test_what_is_moved_to_the_trash_and_put_back_is_reported(scheduled):
+def test_a_bundle_that_is_trashed_or_put_back_is_reported(scheduled):
     (record,) = scheduled.hours_ago(1)
     pool, mark = scheduled.world.pool, scheduled.context.config.paths.schedule / "pruned"
     pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
@@ -205,7 +205,7 @@ def test_what_is_moved_to_the_trash_and_put_back_is_reported(scheduled):
     assert Path(record.bundle).exists()
 
 
-def test_what_cannot_be_moved_or_judged_is_a_failure(scheduled, aged, monkeypatch):
+def test_an_item_that_cannot_be_removed_or_judged_is_a_failure(scheduled, aged, monkeypatch):
     def refuse(_path):
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_moved_or_judged_is_a_failure(scheduled, aged, monkeypatc
     assert undecided_items.exit_code == ExitCode.ATTENTION
 
 
-def test_that_is_done_once_a_day_whatever_the_clock_does(scheduled, aged):
+def test_the_store_is_pruned_once_a_day_whatever_the_clock_does(scheduled, aged):
     mark = scheduled.context.config.paths.schedule / "pruned"
     mark.parent.mkdir()
     mark.touch()
@@ -239,13 +239,13 @@ def test_a_store_that_cannot_be_judged_is_reported_once_a_day(scheduled, aged):
     assert aged.exists()
 
 
-def test_a_copy_stays_while_its_guest_may_need_it(scheduled, aged):
+def test_a_safety_copy_stays_while_its_guest_may_need_it(scheduled, aged):
     scheduled.world.hooks.at["hypervisor.find"] = failing(PoolError("libvirt", "away"))
     prune_store(scheduled)
     assert aged.exists()
 
 
-def test_it_ends_between_two_things_when_it_is_to_stop(scheduled, aged):
+def test_a_stop_ends_pruning_between_two_items(scheduled, aged):
     other = aged.with_name(".20260601T100000Z-0123abcd.partial")
     other.mkdir()
     asked = iter([False, False, True])
@@ -254,7 +254,7 @@ def test_it_ends_between_two_things_when_it_is_to_stop(scheduled, aged):
     assert aged.exists() != other.exists()
 
 
-def test_retention_by_itself_leaves_the_rest_of_the_store_alone(scheduled, aged):
-    """It is done while others wait."""
+def test_retention_alone_does_not_prune_the_store(scheduled, aged):
+    """Other processes wait for retention."""
     clean_up(scheduled)
     assert aged.exists()

@@ -1,4 +1,4 @@
-"""What the schedule says of cron's rules against :mod:`fakes.calendar`, which knows only clocks.
+"""Compares the schedule of cron's rules with :mod:`fakes.calendar`, which knows only clocks.
 
 ``make calendar`` prints a table of all zones.
 """

@@ -31,11 +31,11 @@ class Crowd:
         condition = self.limiter._changed
         wait_for = condition.wait_for
 
-        def told(predicate):
-            arrived.set()  # it has the lock: whoever looks at the limiter now sees what came of it
+        def wait(predicate):
+            arrived.set()  # this thread has the lock, so other threads see the limiter's decision
             return wait_for(predicate)
 
-        condition.wait_for = told
+        condition.wait_for = wait
         try:
             with self.limiter.through(each):
                 self.leave[each.key].wait(30)
@@ -91,7 +91,7 @@ def test_ram_in_flight_is_limited_and_a_plain_snapshot_is_not():
     assert crowd.inside() == ["a", "c", "d"]
 
 
-def test_a_guest_larger_than_the_limit_is_taken_alone_of_its_kind():
+def test_a_guest_with_more_ram_than_the_limit_is_taken_without_another_ram_snapshot():
     crowd = Crowd(jobs=9, jobs_per_pool=9, ram_in_flight_mib=100)
     crowd.come(capture("big", ram=500))
     crowd.come(capture("small", ram=1))

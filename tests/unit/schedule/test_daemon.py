@@ -26,7 +26,7 @@ PATIENCE = 60
 
 
 class Taker(Subprocesses):
-    """Takes snapshots with the world's own run, in the scheduler's thread, and says so."""
+    """Takes snapshots of the world in the scheduler's thread, and records them in ``taken``."""
 
     def __init__(self, scheduled):
         super().__init__(ConcurrencyLimiter(scheduled.context.config.schedule), lambda _: [])
@@ -61,7 +61,7 @@ class Taker(Subprocesses):
 
 
 class Heard:
-    """What whoever watches over the daemon is told."""
+    """An observer of the daemon: what the daemon reports to it."""
 
     def __init__(self):
         self.looks, self.outcomes, self.errors = (queue.SimpleQueue() for _ in range(3))
@@ -77,17 +77,17 @@ class Heard:
 
 
 @pytest.fixture
-def told(monkeypatch):
-    """What systemd hears."""
+def await_line(monkeypatch):
+    """Waits for the next line to systemd that starts so; returns it."""
     lines = queue.SimpleQueue()
     monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])
 
-    def await_line(start):
+    def wait(start):
         while not (line := lines.get(timeout=PATIENCE)).startswith(start):
             pass
         return line
 
-    return await_line
+    return wait
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def serving(scheduled):
         def serve():
             try:
                 made.run()
-            except ZeroDivisionError as error:  # as whoever started it would see it
+            except ZeroDivisionError as error:  # as the caller of ``run`` would see it
                 made.ended.put(error)
 
         thread = threading.Thread(target=serve, daemon=True)
@@ -121,21 +121,21 @@ def serving(scheduled):
     return run
 
 
-def test_what_is_due_is_taken_at_once_and_once(scheduled, serving, told):
+def test_a_due_snapshot_is_taken_at_once_and_only_once(scheduled, serving, await_line):
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        await_line("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
-        assert "1 scheduled, next web (hourly)" in told("STATUS=1 scheduled")
+        assert "1 scheduled, next web (hourly)" in await_line("STATUS=1 scheduled")
     assert daemon.taker.taken.empty()
     assert len(scheduled.world.pool.names()) == 1
 
 
-def test_what_is_not_due_waits_for_its_time(scheduled, serving, told):
+def test_a_snapshot_that_is_not_due_waits_for_its_time(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         (job,) = daemon._scheduler.get_jobs()
         when = times(
             scheduled.context.config, "hourly", scheduled.context.hypervisor.domain("web").uuid
@@ -144,73 +144,73 @@ def test_what_is_not_due_waits_for_its_time(scheduled, serving, told):
     assert daemon.taker.taken.empty()
 
 
-def test_missed_times_are_made_up_for_once(scheduled, serving, told):
+def test_missed_times_are_made_up_for_once(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC) - timedelta(hours=30))
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        await_line("READY=1")
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
     assert daemon.taker.taken.empty()
 
 
-def test_guests_that_appear_and_go_are_noticed(scheduled, serving, told):
+def test_guests_that_are_defined_and_undefined_are_noticed(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         mail = scheduled.world.add_guest("mail")
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
-        told("STATUS=2 scheduled")
+        await_line("STATUS=2 scheduled")
         del scheduled.context.hypervisor.guests[mail.uuid]
         daemon.reload()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
 
 
-def test_what_libvirt_tells_is_seen_at_once(scheduled, serving, told):
-    """Long before the next look: that is five minutes away."""
+def test_an_event_of_libvirt_leads_to_a_forecast_at_once(scheduled, serving, await_line):
+    """Not only at the next periodic forecast, which is five minutes away."""
     scheduled.taken(datetime.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         scheduled.world.add_guest("mail")
         for _ in range(9):
             scheduled.world.hypervisor.happen()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "mail"
-        told("STATUS=2 scheduled")
+        await_line("STATUS=2 scheduled")
     looks = [daemon.heard.looks.get() for _ in range(daemon.heard.looks.qsize())]
     assert len(looks) in (2, 3)  # at the start, after the swarm, maybe after the snapshot
 
 
-def test_a_libvirt_that_tells_nothing_is_a_note(scheduled, serving, told):
+def test_a_libvirt_that_refuses_events_is_a_note(scheduled, serving, await_line):
     scheduled.world.hooks.at["hypervisor.on_change"] = failing(HypervisorError("libvirt", "no"))
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        await_line("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
     assert "libvirt: no" in scheduled.world.heard.notes
 
 
-def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, told):
+def test_a_failure_is_remembered_and_tried_again_later(scheduled, serving, await_line):
     with serving() as daemon:
         daemon.taker.statuses["web"] = 5
         daemon.thread.start()
-        told("READY=1")
+        await_line("READY=1")
         daemon.taker.taken.get(timeout=PATIENCE)
         while not (failed := read_failed(scheduled.context.config.paths.schedule)):
-            told("STATUS=")
+            await_line("STATUS=")
         (failed,) = failed.values()
         assert failed.reason == "status 5"
         while daemon._scheduler.get_jobs()[0].next_run_time != failed.at + timedelta(minutes=10):
-            told("STATUS=")
+            await_line("STATUS=")
     assert daemon.taker.taken.empty()
     assert scheduled.world.heard.notes == ["hourly: status 5"]
     assert daemon.heard.outcomes.get(timeout=PATIENCE) == ("web", 5)
     assert daemon.heard.looks.get(timeout=PATIENCE) == ["web"]
 
 
-def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, told):
+def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, await_line):
     now = datetime.now(UTC)
     old = scheduled.taken(now - timedelta(hours=9))
     for hours in (7, 5, 0):
@@ -220,7 +220,7 @@ def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, told):
     (Path(old.bundle) / "stranger").touch()
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         assert "holds stranger" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     text = f"deleted {partial.name}: its run ended without finishing it"
@@ -228,7 +228,7 @@ def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, told):
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 
 
-def test_a_long_prune_delays_no_forecast(scheduled, serving, told, monkeypatch):
+def test_a_long_prune_delays_no_forecast(scheduled, serving, await_line, monkeypatch):
     begun, go_on = threading.Event(), threading.Event()
 
     def prune(_context, stopped):
@@ -245,11 +245,11 @@ def test_a_long_prune_delays_no_forecast(scheduled, serving, told, monkeypatch):
             daemon.heard.looks.get(timeout=PATIENCE)
             daemon.reload()
         daemon.stop()
-        told("STOPPING=1")
+        await_line("STOPPING=1")
         go_on.set()
 
 
-def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
+def test_a_reload_brings_other_policies_and_limits(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
     paths = scheduled.context.config.paths
     new = Config(
@@ -259,17 +259,17 @@ def test_a_reload_brings_other_policies_and_limits(scheduled, serving, told):
     )
     with serving(load=lambda: new) as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         daemon.reload()
-        told("RELOADING=1")
-        assert told("MONOTONIC_USEC=")
-        told("READY=1")
+        await_line("RELOADING=1")
+        assert await_line("MONOTONIC_USEC=")
+        await_line("READY=1")
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
-        told("STATUS=1 scheduled, next web (daily)")
+        await_line("STATUS=1 scheduled, next web (daily)")
         assert daemon.taker.limiter._limits.jobs == 7
 
 
-def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told):
+def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
 
     def load():
@@ -277,28 +277,28 @@ def test_a_configuration_that_is_wrong_changes_nothing(scheduled, serving, told)
 
     with serving(load=load) as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         daemon.reload()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
     (note,) = [n for n in scheduled.world.heard.notes if "TOML" in n]
     assert note == "snaporch.toml: is not TOML; keeping the old configuration"
 
 
-def test_a_stop_in_the_middle_waits_for_the_snapshot_under_way(scheduled, serving, told):
+def test_a_stop_in_the_middle_waits_for_the_snapshot_under_way(scheduled, serving, await_line):
     with serving() as daemon:
         daemon.taker.held = threading.Event()
         daemon.thread.start()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web begins"
         daemon.stop()
-        told("STOPPING=1")
+        await_line("STOPPING=1")
         daemon.thread.join(PATIENCE)
         assert not daemon.thread.is_alive()
     assert "hourly: stopped by SIGTERM" in scheduled.world.heard.notes
     assert read_failed(scheduled.context.config.paths.schedule) == {}
 
 
-def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, told):
-    """As it may not while RAM is saved; it answers again when that has been stopped."""
+def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, await_line):
+    """libvirt may not answer while it saves RAM, and answers again when that has been stopped."""
     scheduled.taken(datetime.now(UTC))
     looking, answer = threading.Event(), threading.Event()
 
@@ -309,33 +309,33 @@ def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, told
     with serving() as daemon:
         daemon.taker.stop = answer.set
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         scheduled.world.hooks.at["pool.survey"] = hang
         daemon.reload()
         assert looking.wait(PATIENCE)
         daemon.stop()
-        told("STOPPING=1")
+        await_line("STOPPING=1")
         daemon.thread.join(PATIENCE)
         assert not daemon.thread.is_alive()
 
 
-def test_libvirt_or_zfs_away_for_a_while_is_no_end(scheduled, serving, told):
+def test_the_daemon_continues_when_zfs_answers_again(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
     hooks = scheduled.world.hooks
     hooks.at["pool.survey"] = failing(UnavailableError("zfs", "does not answer"))
     with serving() as daemon:
         daemon.thread.start()
-        assert told("STATUS=") == "STATUS=zfs: does not answer"
+        assert await_line("STATUS=") == "STATUS=zfs: does not answer"
         assert daemon.heard.errors.get(timeout=PATIENCE) == "zfs: does not answer"
         del hooks.at["pool.survey"]
         daemon.reload()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
 
 
 def wants_bulk_job(scheduled, bulk_job):
-    wish = {"verify": {"verify": "weekly"}, "replicate": {"replicate": ["offsite"]}}[bulk_job]
+    options = {"verify": {"verify": "weekly"}, "replicate": {"replicate": ["offsite"]}}[bulk_job]
     scheduled.configure(
-        policy={"hourly": {"every": "1h"} | wish},
+        policy={"hourly": {"every": "1h"} | options},
         defaults={"policies": ["hourly"]},
         replica={"offsite": {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup"}},
     )
@@ -351,72 +351,74 @@ every_bulk_job = pytest.mark.parametrize("bulk_job", ["verify", "replicate"])
 
 
 @every_bulk_job
-def test_what_is_to_be_done_is_done_in_its_time(scheduled, serving, told, bulk_job):
+def test_a_bulk_job_runs_once_and_then_at_its_next_time(scheduled, serving, await_line, bulk_job):
     wants_bulk_job(scheduled, bulk_job)
     with serving() as daemon:
         daemon.thread.start()
         done, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
         assert done == bulk_job
-        told("STATUS=1 scheduled, next web (hourly)")
+        await_line("STATUS=1 scheduled, next web (hourly)")
         daemon.reload()
-        told("RELOADING=1")
-        told("STATUS=1 scheduled, next web (hourly)")
+        await_line("RELOADING=1")
+        await_line("STATUS=1 scheduled, next web (hourly)")
         while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=5)):
-            told("STATUS=")
+            await_line("STATUS=")
     assert daemon.taker.bulk_jobs_done.empty()
     assert f"{bulk_job}: web@s  passed" in scheduled.world.heard.steps
 
 
 @every_bulk_job
-def test_a_failed_bulk_job_is_reported_and_not_retried_at_once(scheduled, serving, told, bulk_job):
+def test_a_failed_bulk_job_is_reported_and_not_retried_at_once(
+    scheduled, serving, await_line, bulk_job
+):
     wants_bulk_job(scheduled, bulk_job)
     with serving() as daemon:
         daemon.taker.answer = 8, ("web@s  FAILED",), ("it failed: why",)
         daemon.thread.start()
         _, begun = daemon.taker.bulk_jobs_done.get(timeout=PATIENCE)
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         daemon.reload()
-        told("RELOADING=1")
-        told("STATUS=1 scheduled")
+        await_line("RELOADING=1")
+        await_line("STATUS=1 scheduled")
         while not is_put_off(daemon, bulk_job, begun + timedelta(minutes=10)):
-            told("STATUS=")
+            await_line("STATUS=")
     assert daemon.taker.bulk_jobs_done.empty()
     assert "it failed: why" in scheduled.world.heard.notes
 
 
-def test_what_need_not_be_verified_any_more_is_not(scheduled, serving, told):
+def test_a_reload_without_policies_removes_the_verification(scheduled, serving, await_line):
     record = wants_bulk_job(scheduled, "verify")
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     text = VerificationResult(datetime.now(UTC), passed=True, reached=VerifyDepth.RESUMED).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
     with serving(load=lambda: Config(paths=scheduled.context.config.paths)) as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         assert daemon._scheduler.get_job("verify") is not None
         daemon.reload()
-        told("STATUS=no policy")
+        await_line("STATUS=no policy")
         assert daemon._scheduler.get_job("verify") is None
     assert daemon.taker.bulk_jobs_done.empty()
 
 
-def test_what_is_replicated_needs_no_bulk_job(scheduled, serving, told):
+def test_replicated_snapshots_need_no_bulk_job(scheduled, serving, await_line):
     record = wants_bulk_job(scheduled, "replicate")
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     scheduled.world.pool.set_properties(names, {"snaporch:replicated": "offsite,usb"})
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         assert daemon._scheduler.get_job("replicate") is None
     assert daemon.taker.bulk_jobs_done.empty()
 
 
-def test_the_watchdog_is_fed(scheduled, serving, told, monkeypatch):
+def test_the_watchdog_is_fed(scheduled, serving, await_line, monkeypatch):
     scheduled.taken(datetime.now(UTC))
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     with serving() as daemon:
         daemon.thread.start()
         for _ in range(5):
-            told("WATCHDOG=1")
+            await_line("WATCHDOG=1")
 
 
 def test_a_trigger_makes_up_for_missed_times_with_one(scheduled):
@@ -432,17 +434,19 @@ def bug():
 
 
 @pytest.mark.parametrize("place", ["pool.survey", "hypervisor.find"])
-def test_an_unexpected_error_ends_the_daemon(scheduled, serving, told, place):
-    """systemd starts it again: better than to be there and take nothing."""
+def test_an_unexpected_error_ends_the_daemon(scheduled, serving, await_line, place):
+    """systemd starts it again; a daemon that runs and takes no snapshots would be worse."""
     scheduled.world.hooks.at[place] = bug
     with serving() as daemon:
         daemon.thread.start()
         assert isinstance(daemon.ended.get(timeout=PATIENCE), ZeroDivisionError)
-        told("STOPPING=1")
+        await_line("STOPPING=1")
 
 
-def test_times_that_cannot_be_worked_out_end_it(scheduled, serving, told, monkeypatch):
-    """In the thread of the scheduler's, which would be the end of all times."""
+def test_an_error_in_the_calculation_of_times_ends_the_daemon(
+    scheduled, serving, await_line, monkeypatch
+):
+    """The error is raised in the scheduler's thread, and without it no time would come."""
     scheduled.taken(datetime.now(UTC) - timedelta(hours=2))
     monkeypatch.setattr(PolicyTrigger, "get_next_fire_time", lambda *_arguments: bug())
     with serving() as daemon:
@@ -450,31 +454,31 @@ def test_times_that_cannot_be_worked_out_end_it(scheduled, serving, told, monkey
         assert isinstance(daemon.ended.get(timeout=PATIENCE), ZeroDivisionError)
 
 
-def test_a_libvirt_that_is_away_when_the_time_has_come_is_a_failure(scheduled, serving, told):
+def test_a_libvirt_that_does_not_answer_at_a_due_time_is_a_failure(scheduled, serving, await_line):
     away = failing(UnavailableError("libvirt", "does not answer"))
     scheduled.world.hooks.at["hypervisor.find"] = away
     with serving() as daemon:
         daemon.thread.start()
         assert daemon.heard.outcomes.get(timeout=PATIENCE) == ("web", 7)
         while not (failed := read_failed(scheduled.context.config.paths.schedule)):
-            told("STATUS=")
+            await_line("STATUS=")
     (failed,) = failed.values()
     assert failed.reason == "libvirt: does not answer"
 
 
-def test_it_is_ready_before_the_first_forecast(scheduled, serving, told):
-    """Looking may mean to delete for hours."""
+def test_the_daemon_is_ready_before_the_first_forecast(scheduled, serving, await_line):
+    """A forecast may take hours, because retention deletes snapshots."""
     answer = threading.Event()
     scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
     with serving() as daemon:
         daemon.thread.start()
-        told("READY=1")
+        await_line("READY=1")
         assert daemon.heard.looks.empty()
         answer.set()
 
 
 def heard(lines, seconds):
-    """What comes next; nothing if nothing comes so long."""
+    """The next line; None if none comes in this time."""
     try:
         return lines.get(timeout=seconds)
     except queue.Empty:
@@ -499,8 +503,8 @@ def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, monk
             pass
 
 
-def test_a_full_disk_keeps_nothing_from_being_deleted_nor_a_try_from_waiting(
-    scheduled, serving, told
+def test_a_full_disk_stops_neither_retention_nor_the_delay_before_a_retry(
+    scheduled, serving, await_line
 ):
     now = datetime.now(UTC)
     old, *_ = [scheduled.taken(now - timedelta(hours=hours)) for hours in (9, 7, 5)]
@@ -509,15 +513,17 @@ def test_a_full_disk_keeps_nothing_from_being_deleted_nor_a_try_from_waiting(
         daemon.taker.statuses["web"] = 5
         daemon.thread.start()
         daemon.taker.taken.get(timeout=PATIENCE)
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         while daemon._scheduler.get_jobs()[0].next_run_time < now + timedelta(minutes=9):
-            told("STATUS=")
+            await_line("STATUS=")
         assert "schedule" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     assert daemon.taker.taken.empty()
 
 
-def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypatch):
+def test_a_clock_that_is_put_forward_wakes_the_scheduler(
+    scheduled, serving, await_line, monkeypatch
+):
     scheduled.taken(datetime.now(UTC))
     ahead = timedelta(0)
     asked = queue.SimpleQueue()
@@ -532,16 +538,16 @@ def test_a_clock_that_is_put_forward_wakes_it(scheduled, serving, told, monkeypa
     monkeypatch.setattr(daemon_module, "datetime", Clock)
     with serving() as daemon:
         daemon.thread.start()
-        told("STATUS=1 scheduled")
+        await_line("STATUS=1 scheduled")
         while heard(asked, seconds=1):
             pass
-        ahead = timedelta(hours=2)  # the scheduler sleeps until a time of the clock before
+        ahead = timedelta(hours=2)  # the scheduler sleeps until a time of the old clock
         daemon.reload()
         assert daemon.taker.taken.get(timeout=PATIENCE) == "web"
 
 
-def test_a_guest_that_a_run_may_hold_has_a_guardian_again(scheduled, serving, told):
-    """Its own was killed while the daemon was there."""
+def test_a_guest_that_a_run_may_hold_gets_another_guardian(scheduled, serving, await_line):
+    """Its guardian was killed while the daemon was running."""
     domain = scheduled.context.hypervisor.domain("web")
     facts = make_plan(scheduled.context, domain, SnapshotRequest(level="paused")).facts
     journal = Journal(scheduled.context.config.paths.journal, facts)

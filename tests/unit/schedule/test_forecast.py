@@ -42,7 +42,7 @@ def test_snapshots_by_hand_do_not_count(scheduled):
     assert the_next(scheduled).due(NOW)
 
 
-def test_a_name_alone_is_no_mark_nor_is_a_property(scheduled):
+def test_a_name_or_an_inherited_property_does_not_mark_a_snapshot(scheduled):
     scheduled.configure(policy={"manual-ish": HOURLY}, defaults={"policies": ["manual-ish"]})
     scheduled.world.pool.set_properties(["tank/web"], {"snaporch:retention": "manual-ish"})
     scheduled.hours_ago(0, policy=None)
@@ -61,7 +61,7 @@ def test_a_clock_that_went_back_does_not_stop_snapshots(scheduled):
     assert the_next(scheduled, earlier + timedelta(minutes=31)).due(earlier + timedelta(minutes=31))
 
 
-def test_a_failed_try_is_made_again_later(scheduled):
+def test_a_failed_snapshot_is_retried_later(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     write_failed(
@@ -81,26 +81,26 @@ def test_a_failed_attempt_from_the_future_is_ignored(scheduled):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": ["x", "y"]}'])
-def test_what_is_remembered_may_be_damaged(tmp_path, text):
+def test_a_damaged_file_of_failures_is_read_as_empty(tmp_path, text):
     (tmp_path / "failed.json").write_text(text)
     assert read_failed(tmp_path) == {}
 
 
-def test_what_is_remembered_comes_back(tmp_path):
+def test_failures_are_read_as_they_were_written(tmp_path):
     known = {"u/p": FailedAttempt(NOW, "why")}
     write_failed(tmp_path / "new", known)
     write_failed(tmp_path / "new", known)
     assert read_failed(tmp_path / "new") == known
 
 
-def test_retention_is_foreseen_with_names(scheduled):
+def test_a_forecast_names_the_snapshots_to_delete(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     (each,) = make_forecasts(scheduled.context, NOW)
     assert [v.taken.run for v in each.to_delete] == [old.run]
     assert each.names[old.run] == (f"tank/web@{old.snapshot}",)
 
 
-def test_held_cloned_and_incomplete_ones_stay_with_their_reason(scheduled):
+def test_held_cloned_and_incomplete_snapshots_stay_and_have_a_reason(scheduled):
     held, cloned, torn, *_ = scheduled.hours_ago(7, 6, 5, 2, 1, 0)
     pool = scheduled.world.pool
     pool.hold([f"tank/web@{held.snapshot}"], "mine")
@@ -113,8 +113,8 @@ def test_held_cloned_and_incomplete_ones_stay_with_their_reason(scheduled):
     assert reasons[torn.run].startswith("incomplete")
 
 
-def test_one_that_is_torn_counts_for_nothing(scheduled):
-    """Neither is it what the policy wanted, nor does it take another one's place."""
+def test_a_torn_snapshot_does_not_count(scheduled):
+    """It is no snapshot of its policy's time, and it displaces no other snapshot."""
     _, second, first, torn = scheduled.hours_ago(3, 2, 1, 0)
     full = f"tank/web@{torn.snapshot}"
     scheduled.world.pool.set_properties([full], {"snaporch:torn": "yes"})
@@ -131,7 +131,7 @@ def test_a_policy_without_keep_deletes_nothing(scheduled):
     assert make_forecasts(scheduled.context, NOW)[0].to_delete == []
 
 
-def test_one_listing_however_many_domains(scheduled):
+def test_a_forecast_lists_zfs_once_for_all_domains(scheduled):
     scheduled.world.add_guest("mail")
     scheduled.hours_ago(1)
     listings = []
@@ -141,12 +141,12 @@ def test_one_listing_however_many_domains(scheduled):
     assert [each.domain.name for each in make_forecasts(scheduled.context, NOW, "mail")] == ["mail"]
 
 
-def test_a_domain_that_there_is_not(scheduled):
+def test_a_domain_that_does_not_exist(scheduled):
     with pytest.raises(NotFoundError):
         make_forecasts(scheduled.context, NOW, "wbe")
 
 
-def test_a_run_that_failed_after_its_zfs_snapshots_is_tried_again(scheduled):
+def test_a_run_that_failed_after_its_zfs_snapshots_is_retried(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     scheduled.hours_ago(2)
     (failed,) = scheduled.hours_ago(0.25)
@@ -160,7 +160,7 @@ def test_a_run_that_failed_after_its_zfs_snapshots_is_tried_again(scheduled):
     assert (found.at, found.failed.reason) == (NOW - timedelta(minutes=4), "store full")
 
 
-def test_one_that_did_not_read_back_is_tried_again(scheduled):
+def test_a_snapshot_that_failed_to_read_back_is_retried(scheduled):
     policy = {"hourly": HOURLY | {"verify": True}}
     scheduled.configure(policy=policy, defaults={"policies": ["hourly"]})
     (failed,) = scheduled.hours_ago(0)
@@ -172,7 +172,7 @@ def test_one_that_did_not_read_back_is_tried_again(scheduled):
     assert the_next(scheduled).due(NOW)
 
 
-def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(scheduled):
+def test_a_failed_verification_makes_no_snapshot_due_before_its_time(scheduled):
     (failed,) = scheduled.hours_ago(0)
     write_result(
         scheduled.context,
@@ -184,7 +184,7 @@ def test_a_test_restore_that_failed_asks_for_no_snapshot_before_its_time(schedul
     assert verdict.taken.passed is False
 
 
-def test_what_could_not_be_written_in_its_place_is_known_until_it_can(tmp_path):
+def test_failures_are_kept_in_the_spare_directory_until_their_own_can_be_written(tmp_path):
     place, spare = tmp_path / "place", tmp_path / "spare"
     place.write_text("no directory")
     known = {"u/p": FailedAttempt(NOW, "disk full")}
@@ -201,7 +201,7 @@ def found_unchanged(scheduled, record, moment):
     scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(moment)})
 
 
-def test_a_time_is_kept_where_nothing_was_there_to_take(scheduled):
+def test_an_unchanged_check_counts_as_a_snapshot_of_its_time(scheduled):
     (record,) = scheduled.hours_ago(30)
     found_unchanged(scheduled, record, NOW - timedelta(minutes=15))
     assert the_next(scheduled).at == NOW + timedelta(minutes=30)
@@ -209,13 +209,13 @@ def test_a_time_is_kept_where_nothing_was_there_to_take(scheduled):
     assert the_next(scheduled, later).due(later)
 
 
-def test_an_unchanged_check_from_the_future_meets_no_time(scheduled):
+def test_an_unchanged_check_from_the_future_does_not_count(scheduled):
     (record,) = scheduled.hours_ago(30)
     found_unchanged(scheduled, record, NOW + timedelta(hours=9))
     assert the_next(scheduled).due(NOW)
 
 
-def test_a_failed_try_is_over_when_nothing_is_there_to_take(scheduled):
+def test_an_unchanged_check_ends_a_failed_attempt(scheduled):
     uuid = scheduled.context.hypervisor.domain("web").uuid
     directory = scheduled.context.config.paths.schedule
     (record,) = scheduled.hours_ago(30)
@@ -237,8 +237,8 @@ def test_an_unchanged_check_from_the_future_ends_no_failed_attempt(scheduled):
     assert the_next(scheduled).failed.reason == "no zfs"
 
 
-def test_what_a_guest_had_when_it_was_shut_off_stays(scheduled):
-    """Hourly looks for a month that find nothing new push nothing out."""
+def test_snapshots_of_a_guest_that_is_off_stay(scheduled):
+    """A month of unchanged checks displaces no snapshot."""
     scheduled.hours_ago(900, 899, 720)
     scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
     (off,) = scheduled.hours_ago(719)

@@ -32,7 +32,7 @@ def due(scheduled, now=NOW):
     return due_captures(scheduled.context, make_forecasts(scheduled.context, now), now)
 
 
-def test_a_group_is_due_once_with_all_it_burdens(pair):
+def test_a_group_is_due_once_with_the_pools_and_ram_of_all_members(pair):
     captures = {capture.label: capture for capture in due(pair)}
     assert set(captures) == {"group pair", "other"}
     group = captures["group pair"]
@@ -44,7 +44,7 @@ def test_a_group_is_due_once_with_all_it_burdens(pair):
     )
 
 
-def test_its_domains_have_the_same_times(pair):
+def test_domains_of_a_group_have_the_same_times(pair):
     snapshot_group(pair.context, "pair", SnapshotRequest(level="crash", policy="hourly"))
     now = datetime.now(UTC)
     next_snapshots = {
@@ -55,7 +55,7 @@ def test_its_domains_have_the_same_times(pair):
     assert next_snapshots["web"] - when.after(now) in (timedelta(0), timedelta(hours=-1))
 
 
-def test_a_failure_is_remembered_for_all_of_them(pair):
+def test_a_failure_is_remembered_for_all_members(pair):
     (group,) = [capture for capture in due(pair) if capture.group]
     failed = changed_by({}, [CaptureOutcome(group, 5, "no")], NOW)
     assert set(failed) == group.keys
@@ -68,22 +68,22 @@ def test_the_run_reports_a_missing_member(pair):
     assert group.others == ()
 
 
-def test_a_group_counts_as_all_its_domains():
+def test_a_group_counts_as_so_many_jobs_as_it_has_domains():
     limiter = ConcurrencyLimiter(Schedule(jobs=2, jobs_per_pool=9))
     pair = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
     other = PolicyCapture("w", "other", "hourly", frozenset({"tank"}), 0)
     member = PolicyCapture("v", "mail", "daily", frozenset({"flash"}), 0)
     with limiter.through(other):
         assert not limiter._room(pair)
-    with limiter.through(pair):  # it is let in although it alone is as many as there may be
+    with limiter.through(pair):  # it may begin, although it alone reaches the limit
         assert not limiter._room(other)
         limiter.limit(Schedule(jobs=9, jobs_per_pool=9))
         assert limiter._room(other)
         assert not limiter._room(member)
 
 
-def test_what_stays_of_a_group_is_of_one_instant(pair):
-    """A snapshot of one alone must not take the place of one of all."""
+def test_retention_keeps_snapshots_of_a_group_together(pair):
+    """A snapshot of one member must not displace a snapshot of all members."""
     keep = {"hourly": {"every": "1h", "keep": {"last": 2}}}
     pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_what_stays_of_a_group_is_of_one_instant(pair):
     assert apply_retention(pair.context, forecasts, now).deleted == []
 
 
-def test_a_group_snapshot_that_no_rule_keeps_is_deleted_everywhere(pair):
+def test_a_group_snapshot_that_no_rule_keeps_is_deleted_for_all_members(pair):
     keep = {"hourly": {"every": "1h", "keep": {"last": 1}}}
     pair.configure(policy=keep, defaults={"policies": ["hourly"]}, group=GROUP)
     for _ in range(2):

@@ -3,13 +3,15 @@ import pytest
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.schedule.policy_assignment import assign
 
+EARLIER = ["section", "metadata", "property"]
+"""The places that come before patterns of domains."""
 POLICIES = {"a": {}, "b": {}, "c": {}, "d": {}, "e": {}}
 METADATA = '<metadata><s:policy xmlns:s="urn:snaporch">{}</s:policy></metadata><memory'
 
 
 @pytest.fixture
-def told(scheduled):
-    """Everybody says something; tests take one voice after the other away."""
+def assigned(scheduled):
+    """Assigns policies to a guest for which every place names one; tests remove places."""
     world = scheduled.world
     guest = world.guest()
     state = {
@@ -28,8 +30,8 @@ def told(scheduled):
             defaults={"policies": said.get("defaults", [])},
         )
         if "metadata" in said:
-            told = METADATA.format(said["metadata"])
-            guest.inactive = guest.live.replace("<memory", told, 1)
+            metadata = METADATA.format(said["metadata"])
+            guest.inactive = guest.live.replace("<memory", metadata, 1)
         else:
             guest.inactive = guest.live
         properties = {"tank/web": said["property"]} if "property" in said else {}
@@ -38,18 +40,18 @@ def told(scheduled):
     return ask
 
 
-def test_the_first_place_that_says_anything_counts(told):
+def test_the_first_place_with_policies_counts(assigned):
     order = ["section", "metadata", "property", "domains", "defaults"]
     for index, policy in enumerate("abcde"):
-        found = told(without=order[:index])
+        found = assigned(without=order[:index])
         assert (found.policies, found.unknown) == ((policy,), ())
         assert found.source
-    assert told(without=order).policies == ()
+    assert assigned(without=order).policies == ()
 
 
-def test_a_section_may_be_of_a_uuid(told, scheduled):
+def test_a_section_may_be_named_by_a_uuid(assigned, scheduled):
     uuid = scheduled.world.hypervisor.domain("web").uuid
-    assert told(section={uuid: {"policies": ["a"]}}).policies == ("a",)
+    assert assigned(section={uuid: {"policies": ["a"]}}).policies == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -61,34 +63,34 @@ def test_a_section_may_be_of_a_uuid(told, scheduled):
         ("property", "none"),
     ],
 )
-def test_nothing_is_an_answer_too(told, place, nothing):
+def test_a_place_may_assign_no_policy(assigned, place, nothing):
     earlier = {"section": (), "metadata": ("section",), "property": ("section", "metadata")}
-    assert told(without=earlier[place], **{place: nothing}).policies == ()
+    assert assigned(without=earlier[place], **{place: nothing}).policies == ()
 
 
-def test_several_policies_by_comma_or_blank(told):
-    found = told(without=["section"], metadata="c, a b,a")
+def test_several_policies_by_comma_or_blank(assigned):
+    found = assigned(without=["section"], metadata="c, a b,a")
     assert found.policies == ("c", "a", "b")
 
 
-def test_a_policy_that_there_is_not_is_named(told):
-    found = told(without=["section", "metadata"], property="c,weekly")
+def test_a_policy_that_does_not_exist_is_reported(assigned):
+    found = assigned(without=["section", "metadata"], property="c,weekly")
     assert (found.policies, found.unknown) == (("c",), ("weekly",))
     assert found.source == "snaporch:policy of tank/web"
 
 
-def test_a_section_without_policies_says_nothing(told):
-    assert told(section={"web": {"wait": "3s"}}).policies == ("b",)
+def test_a_section_without_policies_does_not_count(assigned):
+    assert assigned(section={"web": {"wait": "3s"}}).policies == ("b",)
 
 
 @pytest.mark.parametrize("pattern", ["web", "w*", "we?", "[vw]eb"])
-def test_patterns(told, pattern):
-    assert told(without=["section", "metadata", "property"], domains=[pattern]).policies == ("d",)
+def test_patterns(assigned, pattern):
+    assert assigned(without=EARLIER, domains=[pattern]).policies == ("d",)
 
 
 @pytest.mark.parametrize("pattern", ["WEB", "we", "*x", "tank/web"])
-def test_patterns_that_do_not_match(told, pattern):
-    assert told(without=["section", "metadata", "property"], domains=[pattern]).policies == ("e",)
+def test_patterns_that_do_not_match(assigned, pattern):
+    assert assigned(without=EARLIER, domains=[pattern]).policies == ("e",)
 
 
 def test_a_guest_on_an_overlay_keeps_the_policy_of_its_dataset(scheduled):
@@ -108,8 +110,8 @@ def test_a_clone_has_the_policies_of_its_own_section_alone(scheduled):
     guest = scheduled.world.guest()
     scheduled.configure(policy=POLICIES, defaults={"policies": ["e"]})
     mark = f'<c:clone xmlns:c="{NAMESPACE}" uuid="{guest.uuid}" of="origin@s"/>'
-    told = METADATA.format("b").replace("</metadata>", f"{mark}</metadata>")
-    guest.inactive = guest.live.replace("<memory", told, 1)
+    metadata = METADATA.format("b").replace("</metadata>", f"{mark}</metadata>")
+    guest.inactive = guest.live.replace("<memory", metadata, 1)
     domain = scheduled.context.hypervisor.domain("web")
     found = assign(scheduled.context, domain, {"tank/web": "c"})
     assert (found.policies, found.source) == ((), "it is a clone of origin@s")

@@ -58,7 +58,7 @@ def test_the_next_time_is_later_and_none_lies_between(moment, policy, stagger, u
 
 
 def a_week(start):
-    """When a snapshot follows the other."""
+    """The times of a week, if each snapshot is taken a few seconds after its time."""
     moment, found = start, []
     for _ in range(6):
         moment = when(cron="30 2 * * *").after(moment) + timedelta(seconds=7)
@@ -66,7 +66,7 @@ def a_week(start):
     return found
 
 
-def test_a_time_that_the_clock_leaves_out_comes_an_hour_later():
+def test_a_time_that_the_clock_skips_comes_an_hour_later():
     assert a_week(datetime(2026, 3, 27, 12, tzinfo=UTC))[:3] == [
         "28 02:30 +0100",
         "29 03:30 +0200",
@@ -91,14 +91,14 @@ def test_stagger_spreads_domains_and_keeps_their_places():
     assert max(offsets) < timedelta(minutes=10)
 
 
-def test_the_zone_is_the_hosts_or_the_one_that_is_named():
+def test_the_zone_is_that_of_the_host_unless_one_is_configured():
     assert zone_of(Config.model_validate({"schedule": {"timezone": "Asia/Tokyo"}})) == ZoneInfo(
         "Asia/Tokyo"
     )
     assert zone_of(Config()).utcoffset(MONDAY) == datetime.now().astimezone().utcoffset()
 
 
-def test_a_zone_that_is_changed_meanwhile(scheduled, monkeypatch):
+def test_a_forecast_uses_a_zone_that_was_changed_meanwhile(scheduled, monkeypatch):
     for name in ("Asia/Tokyo", "Europe/Berlin"):
         monkeypatch.setenv("TZ", name)
         make_forecasts(scheduled.context, NOW)

@@ -21,23 +21,23 @@ def wanted(records, failed=None, policies=("hourly",)):
     return next_replication("nas", policies, records, failed or {}, RETRY, NOW)
 
 
-def test_nothing_while_there_are_no_snapshots():
+def test_nothing_is_due_without_snapshots():
     assert wanted([]) is None
     assert wanted([taken(1, policy="other"), taken(0, policy=None)]) is None
 
 
-def test_at_once_when_nothing_has_arrived():
+def test_replication_is_due_at_once_when_nothing_has_arrived():
     found = wanted([taken(3), taken(2, "usb")])
     assert (found.at, found.last, found.since) == (NOW, None, NOW - timedelta(hours=3))
     assert found.reason == "nothing copied yet"
     assert found.due(NOW)
 
 
-def test_nothing_once_all_are_there():
+def test_nothing_is_due_when_all_snapshots_have_arrived():
     assert wanted([taken(3, "nas"), taken(2, "nas", "usb")]) is None
 
 
-def test_an_older_one_that_did_not_arrive_is_still_wanted():
+def test_an_older_snapshot_that_did_not_arrive_is_still_due():
     found = wanted([taken(4), taken(3, "nas"), taken(2), taken(1, policy="other"), taken(1)])
     assert found.reason == "3 not copied yet"
     assert found.last == NOW - timedelta(hours=3)
@@ -46,24 +46,24 @@ def test_an_older_one_that_did_not_arrive_is_still_wanted():
     assert (found.reason, found.since) == ("1 not copied yet", NOW - timedelta(hours=3))
 
 
-def test_an_older_one_that_is_not_whole_can_never_arrive():
+def test_an_older_snapshot_without_its_bundle_is_not_due():
     torn = replace(taken(3), state=BundleState.MISSING)
     assert wanted([torn, taken(2, "nas")]) is None
     assert wanted([taken(3, "nas"), replace(taken(2), state=BundleState.MISSING)]) is not None
 
 
-def test_one_that_is_torn_is_not_wanted():
+def test_a_torn_snapshot_is_not_due():
     torn = replace(taken(2), level=Level.TORN, state=BundleState.INCOMPLETE)
     assert wanted([torn]) is None
     assert wanted([taken(3, "nas"), torn]) is None
     assert wanted([taken(3), torn]).reason == "nothing copied yet"
 
 
-def test_another_policys_newest_is_no_reason():
+def test_the_newest_snapshot_of_another_policy_is_not_due():
     assert wanted([taken(3, "nas"), taken(1, policy="other")]) is None
 
 
-def test_of_several_policies_all_count():
+def test_snapshots_of_all_given_policies_count():
     records = [taken(3, "nas"), taken(1, policy="other")]
     assert wanted(records, policies=("hourly", "other")).reason == "1 not copied yet"
 
@@ -76,7 +76,7 @@ def test_of_several_policies_all_count():
         (timedelta(days=1), NOW),
     ],
 )
-def test_after_a_failure_it_waits_a_while(ago, at):
+def test_a_failed_replication_is_retried_later(ago, at):
     records = [taken(3, "nas"), taken(2)]
     failed = {f"{RECORD.uuid}/nas": FailedAttempt(NOW - ago, "nas: away")}
     found = wanted(records, failed)
@@ -84,7 +84,7 @@ def test_after_a_failure_it_waits_a_while(ago, at):
     assert found.due(NOW) == (at == NOW)
 
 
-def test_a_failure_of_the_future_or_of_another_is_none():
+def test_a_failure_from_the_future_or_of_another_replica_is_ignored():
     failed = {
         f"{RECORD.uuid}/nas": FailedAttempt(NOW + timedelta(hours=1), "the clock went back"),
         f"{RECORD.uuid}/usb": FailedAttempt(NOW, "away"),

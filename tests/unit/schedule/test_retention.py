@@ -46,7 +46,7 @@ def test_last_keeps_the_newest():
     assert kept(hourly(5), {"last": 2}) == moments[-2:]
 
 
-def test_the_newest_of_an_hour_stands_for_it():
+def test_the_newest_snapshot_of_an_hour_is_kept_for_it():
     early, late = taken(at("2026-06-10 10:05")), taken(at("2026-06-10 10:35"))
     assert kept([early, late], {"hourly": 5}) == [late.created]
 
@@ -59,7 +59,7 @@ def test_the_newest_of_an_hour_stands_for_it():
         ("monthly", "2025-06-10 10:30"),
     ],
 )
-def test_the_same_hour_day_or_month_of_another_is_another(rule, earlier):
+def test_the_same_hour_day_or_month_of_another_period_counts_separately(rule, earlier):
     moments = [at(earlier), at("2026-06-10 10:30")]
     assert kept([taken(moment) for moment in moments], {rule: 2}) == moments
 
@@ -90,18 +90,18 @@ def test_days_are_those_of_the_zone():
     assert deleted([first, second], {"daily": 9}, zone=UTC) == []
 
 
-def test_the_hour_the_clock_shows_twice_is_two():
+def test_an_hour_that_the_clock_shows_twice_counts_as_two():
     first, second = taken(at("2025-10-26 00:30")), taken(at("2025-10-26 01:30"))
     assert first.created.astimezone(BERLIN).hour == second.created.astimezone(BERLIN).hour
     assert deleted([first, second], {"hourly": 9}, zone=BERLIN) == []
 
 
-def test_the_hour_the_clock_leaves_out_is_no_snapshot_less():
+def test_an_hour_that_the_clock_skips_does_not_count():
     found = [taken(at("2026-03-29 00:30")), taken(at("2026-03-29 01:30"))]
     assert deleted(found, {"hourly": 2}, zone=BERLIN) == []
 
 
-def test_a_second_that_comes_twice_has_one_newest():
+def test_of_two_snapshots_of_one_second_one_is_the_newest():
     moment = at("2016-12-31 23:59:59")
     pair = [taken(moment, run="b"), taken(moment, run="a")]
     (verdict,) = [v for v in decide_retention(pair, {"p": Keep(last=1)}, NOW, UTC) if v.delete]
@@ -114,13 +114,13 @@ def test_the_last_good_ram_snapshot_stays_however_old():
     assert [v.reason for v in verdicts if v.taken is ram] == [LAST_RAM]
 
 
-def test_an_older_ram_snapshot_may_go_when_a_newer_one_is_there_whoever_took_it():
+def test_an_older_ram_snapshot_may_go_if_any_policy_has_a_newer_one():
     old, manual = taken(at("2020-01-01 00:00"), ram=True), taken(NOW, policy=None, ram=True)
     crash = taken(at("2026-01-01 00:00"))
     assert deleted([old, manual, crash], {"last": 1}) == [old.created]
 
 
-def test_what_is_from_the_future_stays_and_displaces_nothing():
+def test_a_snapshot_from_the_future_stays_and_displaces_no_other():
     future = [taken(NOW + timedelta(hours=n), ram=True) for n in range(1, 9)]
     present = [*hourly(3), taken(NOW, ram=True, run="z")]
     verdicts = decide_retention([*future, *present], {"p": Keep(last=4)}, NOW, UTC)
@@ -128,13 +128,13 @@ def test_what_is_from_the_future_stays_and_displaces_nothing():
     assert [v.reason for v in verdicts][-1] == "from the future: the clock was set back"
 
 
-def test_only_what_a_policy_took_is_ever_deleted():
+def test_a_policy_deletes_only_its_own_snapshots():
     found = [taken(NOW - timedelta(days=n), policy=None) for n in range(50)]
     found += [taken(NOW - timedelta(days=n), policy="other") for n in range(50)]
     assert deleted(found, {"last": 1}) == []
 
 
-def test_an_incomplete_one_stays_and_stands_for_nothing():
+def test_an_incomplete_snapshot_stays_and_does_not_count():
     good = taken(at("2026-06-10 10:05"))
     torn = taken(at("2026-06-10 10:35"), incomplete=True)
     verdicts = decide_retention([good, torn], {"p": Keep(hourly=1)}, NOW, UTC)
@@ -144,14 +144,14 @@ def test_an_incomplete_one_stays_and_stands_for_nothing():
     ]
 
 
-def test_a_held_one_stays_and_says_so():
+def test_a_held_snapshot_stays_and_has_that_reason():
     found = [*hourly(2), taken(at("2025-01-01 00:00"), pinned="held")]
     verdicts = decide_retention(found, {"p": Keep(last=1)}, NOW, UTC)
     assert verdicts[0].reason == "held, though not in last=1"
     assert [v.delete for v in verdicts] == [False, True, False]
 
 
-def test_two_policies_do_not_count_each_others():
+def test_two_policies_do_not_count_snapshots_of_each_other():
     mine, theirs = taken(NOW), taken(NOW - timedelta(hours=1), policy="q")
     verdicts = decide_retention([mine, theirs], {"p": Keep(last=1), "q": Keep(last=1)}, NOW, UTC)
     assert not any(v.delete for v in verdicts)
@@ -163,12 +163,12 @@ def test_ten_thousand_are_judged_once_each():
     assert [v.taken.created for v in verdicts] == sorted(each.created for each in found)
 
 
-def test_a_policy_that_keeps_nothing_is_no_policy():
+def test_a_policy_must_keep_something():
     with pytest.raises(ValueError, match="must keep something"):
         Keep()
 
 
-def test_one_that_failed_its_verification_is_not_the_last_good_one():
+def test_a_snapshot_that_failed_its_verification_is_not_the_last_good_one():
     whole, failed = taken(at("2026-06-10 10:05"), ram=True), taken(NOW, ram=True, passed=False)
     for keep in ({"last": 1}, {"daily": 1}):
         assert deleted([whole, failed], keep) == []
@@ -180,12 +180,12 @@ def test_one_that_failed_its_verification_is_not_the_last_good_one():
     assert reasons[failed.created] == "its verification failed, last 1 of 1"
 
 
-def test_one_that_failed_its_verification_is_deleted_no_earlier():
+def test_a_snapshot_that_failed_its_verification_is_deleted_no_earlier():
     failed = taken(at("2026-06-08 10:05"), ram=True, passed=False)
     assert deleted([failed, *hourly(2)], {"last": 2}) == [failed.created]
 
 
-def test_the_newest_that_passed_stays():
+def test_the_newest_snapshot_that_passed_its_verification_stays():
     passed = taken(at("2026-01-01 10:00"), ram=True, passed=True)
     older = taken(at("2025-12-31 10:00"), ram=True, passed=True)
     newer = taken(at("2026-06-09 10:00"), ram=True)
@@ -201,30 +201,30 @@ def judged(*, delete, group="g", **more):
     return RetentionDecision(taken(NOW, group_run=group, **more), delete, "by its own rules")
 
 
-def torn(**verdicts):
-    """Whether each is deleted after all, of domains that have one verdict each."""
+def deletions(**verdicts):
+    """Whether each snapshot is deleted, of members with one snapshot each."""
     together = keep_together({name: [verdict] for name, verdict in verdicts.items()})
     return {name: verdict.delete for name, (verdict,) in together.items()}
 
 
-def test_what_stays_of_one_member_stays_of_all():
+def test_a_group_snapshot_that_one_member_keeps_stays_for_all():
     app, db = judged(delete=False), judged(delete=True)
-    assert torn(app=app, db=db) == torn(db=db, app=app) == {"app": False, "db": False}
+    assert deletions(app=app, db=db) == deletions(db=db, app=app) == {"app": False, "db": False}
     together = keep_together({"app": [app], "db": [db]})
     assert together["app"] == [app]
     assert "app" in together["db"][0].reason
 
 
-def test_what_no_domain_keeps_is_deleted_for_all():
-    assert torn(app=judged(delete=True), db=judged(delete=True)) == {"app": True, "db": True}
+def test_a_group_snapshot_that_no_member_keeps_is_deleted_for_all():
+    assert deletions(app=judged(delete=True), db=judged(delete=True)) == {"app": True, "db": True}
 
 
-def test_an_incomplete_one_keeps_no_other():
+def test_an_incomplete_snapshot_keeps_no_other():
     broken = judged(delete=False, incomplete=True)
-    assert torn(app=broken, db=judged(delete=True)) == {"app": False, "db": True}
+    assert deletions(app=broken, db=judged(delete=True)) == {"app": False, "db": True}
 
 
 @pytest.mark.parametrize(("one", "other"), [("g", "h"), ("", ""), ("g", "")])
-def test_another_instant_keeps_no_other(one, other):
+def test_a_snapshot_of_another_instant_keeps_no_other(one, other):
     app, db = judged(delete=False, group=one), judged(delete=True, group=other)
-    assert torn(app=app, db=db) == {"app": False, "db": True}
+    assert deletions(app=app, db=db) == {"app": False, "db": True}

@@ -1,4 +1,4 @@
-"""What must hold of retention whatever exists, whatever is kept, whenever it is asked."""
+"""Properties of retention for any snapshots, any rules and any time."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -62,7 +62,7 @@ def test_every_snapshot_is_judged_once_with_a_reason(found, keep, now, zone):
 
 
 @given(snapshots(), keeps, moments, zones)
-def test_only_the_policys_own_free_whole_past_ones_go(found, keep, now, zone):
+def test_only_unpinned_complete_past_snapshots_of_the_policy_are_deleted(found, keep, now, zone):
     left = gone(found, keep, now, zone)
     for taken in found:
         if taken.run in left:
@@ -95,25 +95,25 @@ def test_the_newest_of_a_policy_is_never_deleted(found, keep, now, zone):
 
 
 @given(snapshots(), keeps, moments, zones)
-def test_those_that_failed_displace_no_other(found, keep, now, zone):
+def test_snapshots_that_failed_their_verification_displace_no_other(found, keep, now, zone):
     others = [taken for taken in found if taken.passed is not False]
     failed = {taken.run for taken in found if taken.passed is False}
     assert gone(found, keep, now, zone) - failed == gone(others, keep, now, zone)
 
 
 @given(snapshots(), keeps, moments, zones)
-def test_a_second_time_there_is_nothing_left_to_do(found, keep, now, zone):
+def test_retention_deletes_nothing_the_second_time(found, keep, now, zone):
     left = gone(found, keep, now, zone)
     assert gone([taken for taken in found if taken.run not in left], keep, now, zone) == set()
 
 
 @given(snapshots(), keeps, moments, st.timedeltas(timedelta(0), timedelta(days=900)), zones)
-def test_what_may_go_now_may_go_later(found, keep, now, later, zone):
+def test_a_snapshot_that_may_be_deleted_now_may_be_deleted_later(found, keep, now, later, zone):
     assert gone(found, keep, now, zone) <= gone(found, keep, now + later, zone)
 
 
 @given(snapshots(), snapshots(), keeps, moments, zones)
-def test_what_may_go_still_may_when_newer_ones_come(found, more, keep, now, zone):
+def test_a_snapshot_that_may_be_deleted_still_may_with_newer_ones(found, more, keep, now, zone):
     newest = max((taken.created for taken in found), default=now)
     added = [
         replace(taken, run=f"n{taken.run}", created=newest + abs(taken.created - newest))
@@ -124,13 +124,13 @@ def test_what_may_go_still_may_when_newer_ones_come(found, more, keep, now, zone
 
 
 @given(snapshots(), keeps, keeps, moments, zones)
-def test_keeping_less_never_keeps_more(found, keep, other, now, zone):
+def test_smaller_limits_never_keep_more(found, keep, other, now, zone):
     pairs = {rule: (getattr(keep, rule), getattr(other, rule)) for rule in RULES}
     more = Keep(**{rule: max(pair) for rule, pair in pairs.items()})
     assert gone(found, more, now, zone) <= gone(found, keep, now, zone)
 
 
 @given(st.permutations(range(12)), snapshots(), keeps, moments, zones)
-def test_the_order_they_are_listed_in_does_not_matter(order, found, keep, now, zone):
+def test_the_order_of_snapshots_does_not_matter(order, found, keep, now, zone):
     mixed = [found[place] for place in order if place < len(found)] + found[len(order) :]
     assert gone(mixed, keep, now, zone) == gone(found, keep, now, zone)

@@ -14,7 +14,7 @@ WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
 
 
 class Taker(Subprocesses):
-    """Says of each domain what it was told to."""
+    """Returns the given status for each domain, or 0."""
 
     def __init__(self, context, **statuses):
         super().__init__(ConcurrencyLimiter(context.config.schedule), lambda _: [])
@@ -28,7 +28,7 @@ class Taker(Subprocesses):
         return CaptureOutcome(capture, status, f"status {status}")
 
 
-def test_what_has_waited_longest_comes_first(scheduled):
+def test_the_capture_that_waited_longest_comes_first(scheduled):
     world = scheduled.world
     for name in ("mail", "new"):
         world.add_guest(name)
@@ -42,7 +42,7 @@ def test_what_has_waited_longest_comes_first(scheduled):
     ]
 
 
-def test_a_capture_knows_its_burden(scheduled):
+def test_a_capture_has_its_pools_and_ram(scheduled):
     world = scheduled.world
     domain = world.add_guest("two", {"vda": "tank/two", "vdb": "flash/two"})
     world.guest("two").ram = b"x" * (3 << 20)
@@ -73,9 +73,9 @@ def test_a_failure_stops_no_other_and_is_remembered(scheduled):
     context = scheduled.context
     wanted = due_captures(context, make_forecasts(context, NOW), NOW)
     taker = Taker(context, mail=8)
-    told = []
-    outcomes = take_all(context, taker, wanted, told.append)
-    assert told == outcomes
+    reported = []
+    outcomes = take_all(context, taker, wanted, reported.append)
+    assert reported == outcomes
     assert sorted(taker.taken) == ["mail", "web"]
     assert {outcome.capture.domain: outcome.status for outcome in outcomes} == {"mail": 8, "web": 0}
     remember(context, outcomes)
@@ -90,7 +90,7 @@ def test_nothing_due_writes_nothing(scheduled):
     assert not scheduled.context.config.paths.schedule.exists()
 
 
-def test_a_signal_lets_nothing_begin(scheduled):
+def test_after_a_signal_no_capture_begins(scheduled):
     scheduled.context.interrupt.signum = 15
     taker = Taker(scheduled.context)
     taker.limiter.close()
@@ -98,7 +98,7 @@ def test_a_signal_lets_nothing_begin(scheduled):
     assert (outcome.status, taker.taken) == (143, [])
 
 
-def test_what_is_remembered_of_a_try():
+def test_failures_that_are_remembered_after_an_attempt():
     before = {WEB.key: FailedAttempt(NOW - timedelta(hours=1), "old")}
     assert changed_by(before, [CaptureOutcome(WEB, 0, "done")], NOW) == {}
     assert changed_by({}, [CaptureOutcome(WEB, 6, "busy")], NOW) == {

@@ -61,12 +61,12 @@ def test_a_failure_has_its_last_line_as_the_reason():
     assert outcome.notes == ("web  note: first",)
 
 
-def test_one_that_is_killed_is_128_and_the_signal():
+def test_a_child_that_is_killed_has_status_128_and_the_signal():
     outcome = captures("import os; os.kill(os.getpid(), 9)").take(WEB)
     assert (outcome.status, outcome.text) == (137, "exited with status 137 without output")
 
 
-def test_one_that_cannot_be_started():
+def test_a_child_that_cannot_be_started():
     outcome = Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: ["/nonexistent/python"]).take(
         WEB
     )
@@ -90,7 +90,7 @@ def test_a_bulk_job_is_reported_line_by_line():
     assert stopped.run_bulk_job("verify").status == 143
 
 
-def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):
+def test_a_stop_terminates_running_children_and_starts_no_other(tmp_path):
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     made = captures(OBEDIENT, str(ready))
@@ -111,14 +111,14 @@ def test_stopping_asks_what_runs_to_end_and_begins_nothing(tmp_path):
     assert outcomes["mail"].status == 128 + signal.SIGTERM
 
 
-def test_nothing_begins_after_the_stop():
+def test_no_child_is_started_after_a_stop():
     made = captures("print('begun')")
     made.stop()
     assert made.take(WEB).text == "not started: stopped by a signal"
 
 
 def printed(tmp_path, *levels, single=False):
-    """What a child prints that has snapshotted a domain of each level."""
+    """The outcome of a child that prints a snapshot of each level."""
     documents = [
         replace(RECORD, domain=f"d{n}", level=level).as_json() for n, level in enumerate(levels)
     ]

@@ -26,8 +26,8 @@ def weekly(scheduled, monkeypatch):
     return scheduled
 
 
-def said(scheduled, record, at, *, passed=True, disks=False):
-    """A verdict on a snapshot."""
+def write_verified(scheduled, record, at, *, passed=True, disks=False):
+    """Write the result of a verification of a snapshot."""
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     text = VerificationResult(at, passed, VerifyDepth.RESUMED, disks).as_text()
     scheduled.world.pool.set_properties(names, {"snaporch:verified": text})
@@ -49,53 +49,53 @@ def test_the_newest_is_due_when_none_was_verified(weekly):
     assert (found.record.snapshot, found.due(NOW)) == (newest.snapshot, True)
 
 
-def test_an_older_one_that_passed_counts_until_its_time_is_over(weekly):
+def test_an_older_snapshot_that_passed_counts_until_its_time_is_over(weekly):
     old, newest = weekly.hours_ago(2, 1)
-    said(weekly, old, NOW - timedelta(hours=1))
+    write_verified(weekly, old, NOW - timedelta(hours=1))
     found = the_check(weekly)
     assert (found.at, found.record.snapshot) == (NEXT_MONDAY, newest.snapshot)
     assert the_check(weekly, NEXT_MONDAY).due(NEXT_MONDAY)
 
 
-def test_where_disks_are_to_be_read_only_that_counts(scheduled):
+def test_where_disks_must_be_read_only_a_verification_of_disks_counts(scheduled):
     policy = HOURLY | {"verify": "weekly", "verify_disks": True}
     scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
     old, _ = scheduled.hours_ago(2, 1)
-    said(scheduled, old, NOW - timedelta(hours=1))
+    write_verified(scheduled, old, NOW - timedelta(hours=1))
     found = the_check(scheduled)
     assert (found.at, found.disks) == (NOW, True)
-    said(scheduled, old, NOW - timedelta(hours=1), disks=True)
+    write_verified(scheduled, old, NOW - timedelta(hours=1), disks=True)
     assert the_check(scheduled).at == NEXT_MONDAY
 
 
-def test_one_that_failed_waits_for_a_newer_one_or_its_time(weekly):
+def test_after_a_failed_verification_the_next_is_of_a_newer_snapshot_or_at_its_time(weekly):
     (old,) = weekly.hours_ago(2)
-    said(weekly, old, NOW - timedelta(hours=1), passed=False)
+    write_verified(weekly, old, NOW - timedelta(hours=1), passed=False)
     assert the_check(weekly).at == NEXT_MONDAY
     (newer,) = weekly.hours_ago(0)
     found = the_check(weekly)
     assert (found.record.snapshot, found.due(NOW)) == (newer.snapshot, True)
 
 
-def test_a_verdict_from_the_future_is_none(weekly):
+def test_a_result_from_the_future_is_ignored(weekly):
     (old,) = weekly.hours_ago(2)
-    said(weekly, old, NOW + DAY)
+    write_verified(weekly, old, NOW + DAY)
     assert the_check(weekly).due(NOW)
 
 
-def test_snapshots_by_hand_and_of_other_policies_are_not_meant(weekly):
+def test_snapshots_by_hand_are_not_verified(weekly):
     weekly.hours_ago(1, policy=None)
     assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
-def test_what_is_still_being_made_is_not_looked_at(weekly):
+def test_a_snapshot_of_a_run_under_way_is_not_verified(weekly):
     (record,) = weekly.hours_ago(1)
     plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"))
     Journal(weekly.world.paths.journal, replace(plan.facts, run=record.run))
     assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
-def test_what_could_not_be_found_out_is_tried_again_later(weekly):
+def test_a_verification_without_a_result_is_retried_later(weekly):
     weekly.hours_ago(1)
     key = the_check(weekly).key
     place = weekly.context.config.paths.schedule
@@ -118,7 +118,7 @@ def all_due(scheduled):
     ]
 
 
-def test_what_is_due_is_verified_once(weekly):
+def test_a_due_verification_is_done_once(weekly):
     weekly.world.add_guest("mail")
     _, web = weekly.hours_ago(2, 1)
     (mail,) = weekly.hours_ago(3, guest="mail")
@@ -128,7 +128,7 @@ def test_what_is_due_is_verified_once(weekly):
     assert all_due(weekly) == []
 
 
-def test_the_disks_are_read_where_the_policy_wants_it(scheduled):
+def test_disks_are_read_where_the_policy_requires_it(scheduled):
     """The fakes show no files in a snapshot."""
     policy = HOURLY | {"verify": "weekly", "verify_disks": True}
     scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
@@ -137,7 +137,7 @@ def test_the_disks_are_read_where_the_policy_wants_it(scheduled):
     assert "the image is not in the snapshot" in outcome.failure.reason
 
 
-def test_a_failure_is_a_verdict_and_stops_no_other(weekly):
+def test_a_failed_verification_is_recorded_and_stops_no_other(weekly):
     weekly.world.add_guest("mail")
     (web,) = weekly.hours_ago(1)
     weekly.hours_ago(3, guest="mail")
@@ -147,7 +147,7 @@ def test_a_failure_is_a_verdict_and_stops_no_other(weekly):
     assert all_due(weekly) == []
 
 
-def test_no_memory_is_remembered_and_forgotten_again(weekly):
+def test_a_lack_of_memory_is_remembered_until_a_verification_succeeds(weekly):
     weekly.hours_ago(1)
     weekly.world.memory = 0
     ((_, error),) = all_due(weekly)
@@ -164,11 +164,11 @@ def test_no_memory_is_remembered_and_forgotten_again(weekly):
     assert read_failed(place, VERIFICATIONS) == {}
 
 
-def test_a_newer_one_that_comes_meanwhile_is_not_verified_too(weekly, monkeypatch):
+def test_a_newer_snapshot_that_is_taken_meanwhile_is_not_verified_too(weekly, monkeypatch):
     weekly.hours_ago(5)
 
-    def and_another(context, record, ordeal):
-        outcome = verify(context, record, ordeal)
+    def and_another(context, record, options):
+        outcome = verify(context, record, options)
         weekly.hours_ago(0)
         return outcome
 

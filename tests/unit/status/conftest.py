@@ -1,4 +1,4 @@
-"""A world with policies, and how it stands."""
+"""A world with policies, and its status."""
 
 import pytest
 from fakes.schedule import NOW, Scheduled
@@ -16,7 +16,7 @@ def scheduled(world, monkeypatch):
 
 @pytest.fixture
 def standing(scheduled):
-    """How it stands at a time."""
+    """Collects the status at a time."""
 
     def stand(now=NOW):
         return collect_status(scheduled.context, make_forecasts(scheduled.context, now), now)

@@ -50,17 +50,17 @@ def test_the_newest_of_each_level(scheduled, standing):
     # the snapshot is of 12:20; 13:00 may come until 13:30, and 14:00 until 14:30
     [(0, 0), (30, 0), (59, 0), (60, 0), (61, 1), (119, 1), (120, 1), (121, 2), (9999, 2)],
 )
-def test_times_that_went_by(scheduled, standing, minutes, missed):
+def test_times_that_were_missed(scheduled, standing, minutes, missed):
     scheduled.taken(NOW - timedelta(minutes=10))
     assert policy(standing(NOW + timedelta(minutes=minutes))).missed == missed
 
 
-def test_nothing_is_missed_before_the_first_one(standing):
+def test_nothing_is_missed_before_the_first_snapshot(standing):
     assert policy(standing()).missed == 0
     assert policy(standing()).last is None
 
 
-def test_a_failure_puts_the_time_off_but_what_was_missed_stays_missed(scheduled, standing):
+def test_a_failure_delays_the_next_time_but_missed_times_stay_missed(scheduled, standing):
     scheduled.taken(NOW - timedelta(hours=5))
     key = f"{scheduled.world.guest().uuid}/hourly"
     write_failed(scheduled.context.config.paths.schedule, {key: FailedAttempt(NOW, "no such luck")})
@@ -70,7 +70,7 @@ def test_a_failure_puts_the_time_off_but_what_was_missed_stays_missed(scheduled,
     assert found.missed == 2
 
 
-def test_a_snapshot_since_then_undoes_a_failure(scheduled, standing):
+def test_a_snapshot_after_a_failure_ends_it(scheduled, standing):
     key = f"{scheduled.world.guest().uuid}/hourly"
     before = NOW - timedelta(minutes=20)
     write_failed(
@@ -139,7 +139,7 @@ def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opene
 
 @pytest.mark.parametrize("doing", [None, "recover", "snapshot"])
 def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
-    """Whoever tries to let it go has not done so yet."""
+    """The process that is to resume it has not done so yet."""
     opened(Step.PREPARE).note(Note.SUSPENDED)
     with held(scheduled, doing) if doing else nullcontext():
         (run,) = standing().runs
@@ -205,10 +205,10 @@ def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatc
     assert standing().domains[0].stray == ()
 
 
-# -- who does it, and the store ------------------------------------------------------------------
+# -- the scheduler and the store -----------------------------------------------------------------
 
 
-def test_who_carries_policies_out(scheduled, standing):
+def test_the_scheduler_that_runs_is_shown(scheduled, standing):
     assert not standing().carrier.there
     runtime = scheduled.context.config.paths.runtime
     with domain_lock(runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()):
@@ -236,7 +236,7 @@ def test_the_store_is_measured(tmp_path):
     assert 0 < found.free_bytes < found.size_bytes
 
 
-def test_a_store_that_is_not_there_yet_has_the_room_it_will_have(tmp_path):
+def test_a_store_that_does_not_exist_yet_has_the_space_of_its_file_system(tmp_path):
     found = usage(tmp_path / "not" / "yet")
     assert found.bundles == 0
     assert found.size_bytes == usage(Path(tmp_path)).size_bytes
@@ -253,14 +253,14 @@ def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
     assert calls == [1]
 
 
-# -- nothing is taken, and nobody said so ----------------------------------------------------------
+# -- no snapshot is taken, and no failure is reported ---------------------------------------------
 
 
 def codes(scheduled, status):
     return [each.code for each in find_problems(status, scheduled.context.config.status)]
 
 
-def test_a_policy_that_never_took_anything(scheduled, standing):
+def test_a_policy_that_never_took_a_snapshot(scheduled, standing):
     assert "never" in codes(scheduled, standing())
     record_carried_out(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     later = NOW + timedelta(minutes=30)
@@ -268,14 +268,16 @@ def test_a_policy_that_never_took_anything(scheduled, standing):
     assert "never" in codes(scheduled, standing(later + timedelta(seconds=1)))
 
 
-def test_since_when_it_is_carried_out_does_not_move(scheduled, standing):
+def test_the_time_of_the_first_run_of_a_policy_does_not_move(scheduled, standing):
     for minutes in (0, 5, 31):
         moment = NOW + timedelta(minutes=minutes)
         record_carried_out(scheduled.context, make_forecasts(scheduled.context, moment), moment)
     assert "never" in codes(scheduled, standing(moment))
 
 
-def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(scheduled, standing):
+def test_a_clock_that_was_set_back_delays_the_problem_no_longer_than_a_first_run(
+    scheduled, standing
+):
     later = NOW + timedelta(days=3)
     record_carried_out(scheduled.context, make_forecasts(scheduled.context, later), later)
     assert "never" in codes(scheduled, standing())
@@ -283,13 +285,13 @@ def test_a_clock_that_went_back_excuses_no_longer_than_another_beginning(schedul
     assert "never" not in codes(scheduled, standing())
 
 
-def test_the_newest_snapshot_of_the_future_is_none(scheduled, standing):
+def test_a_snapshot_from_the_future_does_not_count(scheduled, standing):
     record_carried_out(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     scheduled.taken(NOW + timedelta(days=3))
     assert codes(scheduled, standing(NOW + timedelta(hours=1))) == ["never", "scheduler-inactive"]
 
 
-def test_snapshots_that_are_not_whole_are_none(scheduled, standing):
+def test_incomplete_snapshots_do_not_count(scheduled, standing):
     (record,) = scheduled.hours_ago(0)
     shutil.rmtree(record.bundle)
     status = standing()
@@ -308,13 +310,13 @@ def test_a_domain_that_was_renamed_out_of_its_policy(scheduled, standing):
     assert codes(scheduled, standing()) == ["no-policy", "unused-policy"]
 
 
-def test_a_configuration_that_is_gone(scheduled, standing):
+def test_a_configuration_without_policies(scheduled, standing):
     scheduled.hours_ago(0)
     scheduled.configure()
     assert codes(scheduled, standing()) == ["no-policy"]
 
 
-def test_a_domain_that_shall_have_no_policy_any_more(scheduled, standing):
+def test_a_domain_whose_policy_was_removed_on_purpose(scheduled, standing):
     scheduled.hours_ago(0)
     scheduled.configure(domain={"web": {"policies": []}})
     assert codes(scheduled, standing()) == []
@@ -332,7 +334,7 @@ def test_a_domain_in_a_policy_that_does_not_exist(scheduled, standing):
 
 
 def test_missed_times_use_the_stagger_of_the_group(scheduled, standing):
-    """Not by the domain's own, which may be earlier: then the next one would be missed too soon."""
+    """With the domain's own, which may be earlier, the next time would be missed too soon."""
     staggered = {"hourly": {"every": "1h", "stagger": "1h"}}
     scheduled.configure(
         policy=staggered, defaults={"policies": ["hourly"]}, group={"g": {"domains": ["web"]}}
@@ -370,7 +372,9 @@ def test_snapshots_that_are_mounted_elsewhere(scheduled, standing):
     ]
 
 
-def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(scheduled, standing):
+def test_a_guest_that_is_off_and_unchanged_is_no_problem_and_has_the_time_of_the_check(
+    scheduled, standing
+):
     (record,) = scheduled.hours_ago(300)
     scheduled.world.guest().live, scheduled.world.guest().state = None, DomainState.OFF
     looked = NOW - timedelta(minutes=10)
@@ -380,8 +384,8 @@ def test_a_guest_that_is_off_and_unchanged_is_no_trouble_and_says_since_when(sch
     assert (found.missed, found.unchanged) == (0, looked)
     assert found.last == NOW - timedelta(hours=300)
     assert [t for t in find_problems(standing(), StatusOptions()) if t.subject == "web"] == []
-    (told,) = standing().as_json()["domains"]
-    assert told["policies"][0]["unchanged"] == iso(looked)
+    (domain,) = standing().as_json()["domains"]
+    assert domain["policies"][0]["unchanged"] == iso(looked)
 
 
 def test_an_unchanged_check_from_the_future_is_not_shown(scheduled, standing):

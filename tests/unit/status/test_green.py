@@ -1,6 +1,6 @@
-"""Whatever happens, and in whatever order: all is well only if there is what the policy promises.
+"""After any events in any order the status is well only if the policy keeps its promise.
 
-The promise is worked out here from what the test itself did: a whole snapshot that is no older than
+The test calculates the promise from its own actions: a whole snapshot that is no older than
 the policy's hour and ``status.grace``; or none yet, if the policy was first carried out less than
 ``status.grace`` ago.
 """
@@ -28,7 +28,7 @@ EVENTS = st.one_of(
 
 
 class Host:
-    """A guest with a policy, and what became of it as the test knows."""
+    """A guest with a policy, and the snapshots that the test took of it."""
 
     def __init__(self, root, monkeypatch):
         world = World(root)
@@ -70,7 +70,7 @@ class Host:
         return any(guest.name == name for guest in self.world.hypervisor.guests.values())
 
     def take(self, *, fails):
-        if self.elsewhere:  # nobody takes any meanwhile
+        if self.elsewhere:  # no snapshot is taken while the store is away
             return
         record = self.scheduled.taken(self.now, level="crash")
         if fails:
@@ -94,7 +94,7 @@ class Host:
 
 @settings(max_examples=120)
 @given(events=st.lists(EVENTS, min_size=4, max_size=14))
-def test_all_is_well_only_when_there_is_what_is_promised(tmp_path_factory, events):
+def test_the_status_is_well_only_while_the_promise_is_kept(tmp_path_factory, events):
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(
             "snaporch.status.collect.unit_states", lambda: {"snaporch.service": "active"}
@@ -105,8 +105,8 @@ def test_all_is_well_only_when_there_is_what_is_promised(tmp_path_factory, event
             assert not host.is_well() or host.is_promised(), event
 
 
-def test_all_is_well_with_what_is_promised(tmp_path, monkeypatch):
-    """Or the other test would be none."""
+def test_the_status_is_well_while_the_promise_is_kept(tmp_path, monkeypatch):
+    """Otherwise the test above would prove nothing."""
     monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host = Host(tmp_path, monkeypatch)
     host.happen("look", 0)

@@ -14,7 +14,7 @@ from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.metrics import as_text, registry, write_textfile
 from snaporch.status.model import Problem, ProblemGrade
 
-TROUBLE = Problem("missed", ProblemGrade.WARNING, "web", "text")
+PROBLEM = Problem("missed", ProblemGrade.WARNING, "web", "text")
 
 
 def samples(status, problems=()):
@@ -27,9 +27,9 @@ def samples(status, problems=()):
     }
 
 
-def test_what_prometheus_reads():
+def test_metrics_as_prometheus_reads_them():
     runs = (RUN, replace(RUN, held=False))
-    found = samples(replace(WELL, runs=runs, barred=(("db", "why"),)), [TROUBLE])
+    found = samples(replace(WELL, runs=runs, barred=(("db", "why"),)), [PROBLEM])
     assert found["snaporch_info", __version__] == 1
     assert found["snaporch_status_timestamp_seconds",] == NOW.timestamp()
     assert found["snaporch_carrier_active",] == 1
@@ -50,7 +50,7 @@ def test_what_prometheus_reads():
     assert found["snaporch_store_free_bytes",] == 900 << 30
 
 
-def test_what_is_unknown_is_left_out():
+def test_unknown_values_are_left_out():
     found = samples(with_policy(last=None, next=None))
     assert ("snaporch_policy_newest_snapshot_timestamp_seconds", "hourly", "web") not in found
     assert ("snaporch_policy_next_run_timestamp_seconds", "hourly", "web") not in found
@@ -58,7 +58,7 @@ def test_what_is_unknown_is_left_out():
 
 @pytest.mark.parametrize("snapshots", [True, False])
 def test_a_snapshot_that_fails_is_late_however_often_it_is_tried(snapshots):
-    """Its alert looks at nothing else."""
+    """Its alert uses only this metric."""
     due, retry = NOW - timedelta(hours=3), NOW + timedelta(minutes=5)
     failed = FailedAttempt(NOW, "no")
     wanted, since = (due, None) if snapshots else (None, due)

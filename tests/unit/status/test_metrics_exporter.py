@@ -12,7 +12,7 @@ from snaporch.status.metrics_exporter import MetricsExporter
 
 @pytest.fixture
 def place():
-    """A free address of the loopback, for as long as nobody else takes it."""
+    """A free address of the loopback, unless another process takes it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -41,7 +41,7 @@ def test_metrics_of_the_last_forecast_are_served(scheduled, place):
     assert scheduled.world.heard.notes == []
 
 
-def test_an_address_that_is_taken_is_a_note(scheduled, place):
+def test_an_address_in_use_is_a_note(scheduled, place):
     first, second = MetricsExporter(), MetricsExporter()
     with (
         first.serving(scheduled.context, MetricsOptions(listen=place)),

@@ -114,7 +114,7 @@ def test_nothing_needs_attention(status):
         (filled(95), ("store-full", "critical")),
     ],
 )
-def test_each_trouble(status, expected):
+def test_each_problem(status, expected):
     assert codes(status) == [expected]
 
 
@@ -122,7 +122,7 @@ def test_limits_are_the_configured_ones():
     assert codes(filled(60), store_warning=50, store_critical=70) == [("store-full", "warning")]
 
 
-def test_the_critical_comes_first():
+def test_critical_problems_come_first():
     status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
     problems = find_problems(status, StatusOptions())
     assert [each.grade for each in problems] == [ProblemGrade.CRITICAL, ProblemGrade.WARNING]
@@ -140,7 +140,7 @@ def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
     assert problem.text.endswith("run: snaporch recover u")
 
 
-def test_what_to_do_is_said():
+def test_texts_of_interrupted_and_missed_snapshots():
     (problem,) = find_problems(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
     assert problem.text == "a snapshot was interrupted while frozen; run: snaporch recover u"
     wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))

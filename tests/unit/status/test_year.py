@@ -1,14 +1,14 @@
-"""A host through its year: at every minute, green only with what the policies promise.
+"""A year of a host: at every minute the status is green only while the promise is kept.
 
-The clock is the test's: it jumps, the host sleeps, is off, its pools come late; the store fills up
-or is not mounted; the guest is renamed; whoever carries policies out is the daemon, the timer or
-nobody. What is promised is worked out from what happened and from a zone's clock, and from nothing
-that snaporch says: a whole snapshot since each policy's last time that is over by more than
-``status.grace``; or none yet, of a policy that was first carried out less than that ago.
+The test has its own clock, and the clock jumps. The host sleeps, is off, or imports its pools late.
+The store fills up or is not mounted. The guest is renamed. The daemon, the timer or neither takes
+the snapshots. The test calculates the promise from these events and the clock of a zone, and from
+no output of snaporch. Promised is a whole snapshot since each policy's last time that is over by
+more than ``status.grace``; or none yet, of a policy that was first carried out less than that ago.
 
-Of a whole year (``LONG=1``; a few days of it in other runs) those minutes are looked at in which an
-answer can change: at first after something has happened or was mended, and about the times of the
-policies, and when their grace is over. Around changes of the clock every minute is.
+``LONG=1`` runs a whole year, other runs a few days of it. The test looks at the minutes in which an
+answer can change: first after an event or its repair, around the times of the policies, and when
+their grace is over. Around changes of the clock it looks at every minute.
 """
 
 import os
@@ -40,7 +40,7 @@ POLICIES = {
 }
 LONG = bool(os.environ.get("LONG"))
 OFTEN, RARELY = 80, 720
-"""About how many minutes are between two things that happen."""
+"""About how many minutes are between two events."""
 SPRING, AUTUMN = datetime(2026, 3, 28, 22, tzinfo=UTC), datetime(2026, 10, 24, 22, tzinfo=UTC)
 HOURS = 72 if LONG else 8
 PERIODS = (
@@ -48,12 +48,12 @@ PERIODS = (
     (AUTUMN, HOURS * 60, OFTEN, 2),
     (datetime(2026, 1, 1, tzinfo=UTC), (365 if LONG else 3) * 24 * 60, RARELY, 3),
 )
-AFTER_EVENT, AFTER_MEND = 45, 45
-"""How many minutes are looked at, each of them."""
+AFTER_EVENT, AFTER_REPAIR = 45, 45
+"""After an event or a repair, the test looks at each of so many minutes."""
 
 
 def is_time_of(policy, moment):
-    """Whether a zone's clock shows a time of the policy, or has just left one out."""
+    """Whether a zone's clock shows a time of the policy, or has just skipped one."""
     if policy == "hourly":
         return moment.minute == 0
     shown = moment.astimezone(ZONE).replace(tzinfo=None)
@@ -64,7 +64,7 @@ def is_time_of(policy, moment):
 
 
 def matters(moment):
-    """Whether a time has just come, may be made up for by now, or is over by the grace."""
+    """Whether a policy's time is now, can be made up for by now, or is over by the grace."""
     if moment.minute in (0, 1, 6, 30, 31):
         return True
     nightly = is_time_of("night", moment.replace(minute=15))
@@ -82,7 +82,7 @@ class Host:
         self.scheduled.configure(
             policy=POLICIES,
             schedule={"timezone": "Europe/Berlin"},
-            prune={"trash_keep": "0s"},  # they are the real clock's
+            prune={"trash_keep": "0s"},  # its ages are of the real clock
             status={"store_warning": 100, "store_critical": 100},
         )
         self.now, self.by, self.ticks, self.is_full = now, "daemon", 0, False
@@ -101,20 +101,20 @@ class Host:
         )
 
     def units(self):
-        """What systemd says."""
+        """The states of the units, as systemd returns them."""
         unit = "snaporch.service" if self.by == "daemon" else "snaporch-run-due.timer"
         return {unit: "active" if self.by else "inactive"}
 
     def write(self, real, place, *what):
-        """The disk with the schedule's directory is the store's, too."""
+        """Fails when the disk is full: the schedule's directory is on the disk of the store."""
         if self.is_full and place == self.scheduled.context.config.paths.schedule:
             raise UnavailableError(str(place), "No space left on device")
         real(place, *what)
 
-    # -- what happens to it --------------------------------------------------------------------
+    # -- events --------------------------------------------------------------------------------
 
     def clock(self, draw):
-        """It is wrong, until it is set right."""
+        """The clock is wrong until it is repaired."""
         self.now -= self.wrong
         self.wrong = timedelta(minutes=draw.choice([-1500, -90, -20, 45, 200]))
         self.now += self.wrong
@@ -124,17 +124,17 @@ class Host:
         self.now += timedelta(minutes=draw.randint(5, 600))
 
     def off(self, draw):
-        """And begins anew; its pools may come late."""
+        """The host is off and boots again; its pools may be imported late."""
         self.suspend(draw)
         self.jobs, self.look_at = {}, self.ticks
         self.world.pool.exported |= {"tank"} if draw.random() < 1 / 2 else set()
 
     def full(self, _draw):
-        """The disk with the store and the schedule's directory."""
+        """The disk with the store and the schedule's directory is full."""
         self.is_full = True
 
     def store(self, _draw):
-        """It is not mounted; there is its mount point."""
+        """The store is not mounted; its mount point is empty."""
         if not self.elsewhere.exists() and self.world.paths.bundles.exists():
             self.world.paths.bundles.rename(self.elsewhere)
             self.world.paths.bundles.mkdir()
@@ -146,7 +146,7 @@ class Host:
             shutil.rmtree(self.directory(draw.choice(whole)))
 
     def rename(self, _draw):
-        """The policies' pattern does not mean the guest any more, or does again."""
+        """The policies' pattern stops matching the guest, or matches it again."""
         old, new = ("web", "shop") if self.name == "web" else ("shop", "web")
         guest = self.world.guest(old)
         for which in ("inactive", "live"):
@@ -155,12 +155,12 @@ class Host:
         guest.name = new
 
     def carrier(self, draw):
-        """Somebody else carries policies out, or nobody."""
+        """The daemon, the timer or neither takes snapshots from now on."""
         self.by = draw.choice(["daemon", "timer", "daemon", "timer", ""])
         self.jobs, self.look_at = {}, self.ticks
 
-    def mend(self, draw):
-        """Somebody sets everything right."""
+    def repair(self, draw):
+        """The admin repairs everything."""
         self.is_full, self.by = False, self.by or "daemon"
         self.now, self.wrong = self.now - self.wrong, timedelta(0)
         self.world.pool.exported.clear()
@@ -174,10 +174,10 @@ class Host:
     def name(self):
         return next(iter(self.world.hypervisor.guests.values())).name
 
-    # -- whoever carries policies out ----------------------------------------------------------
+    # -- the daemon or the timer ---------------------------------------------------------------
 
     def pass_over(self, most):
-        """Minutes in which nothing happens and nothing is due, at most so many; how many."""
+        """Skip minutes without an event or a due time, at most so many; return their number."""
         passed = 0
         while passed < most and not matters(self.now + MINUTE):
             self.now += MINUTE
@@ -201,7 +201,7 @@ class Host:
                 self.look()
 
     def look(self):
-        """The daemon's: it sets its clocks by what is there, which may be late or gone."""
+        """The daemon's forecast, which schedules snapshots; it fails while pools are missing."""
         context = self.scheduled.context
         try:
             forecasts = make_forecasts(context, self.now)
@@ -248,10 +248,10 @@ class Host:
         except UnavailableError:
             assert self.is_full
 
-    # -- what is, and what is said -------------------------------------------------------------
+    # -- the truth, and the status --------------------------------------------------------------
 
     def directory(self, taken):
-        """The bundle of one, which may be beside the store's place."""
+        """The bundle of a snapshot; it is elsewhere while the store is not mounted."""
         record = taken[1]
         return self.world.paths.bundles / record.uuid / record.run
 
@@ -269,7 +269,7 @@ class Host:
         slot = (self.now - GRACE).replace(second=0, microsecond=0)
         if slot < self.now - GRACE:
             slot += MINUTE
-        slot -= MINUTE  # one that came exactly that long ago may still be made up for
+        slot -= MINUTE  # a time exactly that long ago may still be made up for
         while not is_time_of(policy, slot):
             slot -= MINUTE
         own = self.taken[policy][-30:]
@@ -298,31 +298,33 @@ EVENTS = (
 
 @pytest.mark.timeout(0 if LONG else 600)
 @pytest.mark.parametrize(("start", "minutes", "between", "seed"), PERIODS)
-def test_green_only_with_what_is_promised(tmp_path, monkeypatch, start, minutes, between, seed):
+def test_the_status_is_green_only_while_the_promise_is_kept(
+    tmp_path, monkeypatch, start, minutes, between, seed
+):
     host, draw = Host(tmp_path, monkeypatch, start), random.Random(seed)
     minute = seen = green = 0
-    said, happened, mended, event_at = [], -AFTER_EVENT, -AFTER_MEND, draw.randrange(between)
+    events, happened, repaired, event_at = [], -AFTER_EVENT, -AFTER_REPAIR, draw.randrange(between)
     while minute < minutes:
         if minute >= event_at:
             event = draw.choice(EVENTS)
-            said.append((host.now, event.__name__))
+            events.append((host.now, event.__name__))
             event(host, draw)
-            happened, mended = minute, minute + draw.randint(5, 120)
+            happened, repaired = minute, minute + draw.randint(5, 120)
             event_at = minute + 1 + draw.randrange(2 * between)
-        if minute == mended:
-            said.append((host.now, "mend"))
-            host.mend(draw)
+        if minute == repaired:
+            events.append((host.now, "repair"))
+            host.repair(draw)
         host.tick()
         minute, seen = minute + 1, seen + 1
         if host.is_green():
             green += 1
-            assert host.is_promised(), (host.now, said[-8:])
+            assert host.is_promised(), (host.now, events[-8:])
         if (
             between == RARELY
             and minute > happened + AFTER_EVENT
-            and not (mended <= minute <= mended + AFTER_MEND)
+            and not (repaired <= minute <= repaired + AFTER_REPAIR)
         ):
-            following = [each for each in (event_at, mended, minutes) if each > minute]
+            following = [each for each in (event_at, repaired, minutes) if each > minute]
             minute += host.pass_over(min(following) - minute)
-    print(f"{len(said)} events, {seen} of {minutes} minutes looked at, {green} of them green")
-    assert green > seen / 10  # or this would be no test
+    print(f"{len(events)} events, {seen} of {minutes} minutes looked at, {green} of them green")
+    assert green > seen / 10  # otherwise the test would prove nothing

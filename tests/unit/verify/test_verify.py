@@ -83,7 +83,7 @@ def test_the_original_keeps_the_state_of_its_tpm(world, tmp_path, level):
 # -- passing ------------------------------------------------------------------------------------
 
 
-def test_a_whole_snapshot_passes_and_nothing_stays(original, world):
+def test_a_complete_snapshot_passes_and_its_clone_is_removed(original, world):
     outcome = check(world)
     assert (outcome.passed, outcome.reached, outcome.failure) == (True, VerifyDepth.RESUMED, None)
     assert nothing_of_it(world)
@@ -100,15 +100,15 @@ def test_the_clone_was_resumed_from_its_ram_without_a_network(original, world):
     assert (ram, inactive) == (original.ram, None)
 
 
-def test_the_verdict_is_on_every_snapshot_and_in_the_list(world):
+def test_the_result_is_on_every_zfs_snapshot_and_in_the_list(world):
     outcome = check(world)
     texts = {s.properties["verified"] for s in world.pool.snapshots() if s.name == "s1"}
     assert texts == {outcome.verdict.as_text()}
     assert record(world).verified.reached is VerifyDepth.RESUMED
 
 
-def test_a_snapshot_that_carries_another_guests_marks_gets_no_verdict(original, world):
-    """Of a dataset that two share: its `verified` is the other's."""
+def test_a_snapshot_with_marks_of_another_guest_gets_no_result(original, world):
+    """Two guests share the dataset: its `verified` is of the other guest."""
     world.pool.set_properties(
         ["flash/web@s1"], {"snaporch:run": "another", "snaporch:verified": "x"}
     )
@@ -196,7 +196,7 @@ def test_an_image_that_is_not_in_the_snapshot_fails(world):
     assert "the image is not in the snapshot" in check(world, disks=True).failure.line()
 
 
-def test_what_hinders_reading_is_no_verdict(world, shown, monkeypatch):
+def test_an_error_of_the_host_while_reading_gives_no_result(world, shown, monkeypatch):
     shown(b"x")
 
     def hindered(*_):
@@ -208,7 +208,7 @@ def test_what_hinders_reading_is_no_verdict(world, shown, monkeypatch):
     assert record(world).verified is None
 
 
-def test_reading_obeys_a_signal(world, shown):
+def test_a_signal_interrupts_the_reading_of_disks(world, shown):
     shown(b"x")
 
     def signal(*_):
@@ -221,8 +221,8 @@ def test_reading_obeys_a_signal(world, shown):
 
 
 @pytest.mark.parametrize("level", ["ram", "paused", "crash"])
-def test_with_a_disk_that_is_not_in_the_snapshot_it_stays_on_paper(world, level):
-    """A boot without a disk it had proves nothing, and may fail for just that."""
+def test_without_all_disks_in_the_snapshot_no_clone_is_run(world, level):
+    """A boot without one of its disks proves nothing, and may fail for that reason alone."""
     (world.root / "z.img").touch()
     taken(world, "more", level, more=(DiskSpec("vdz", str(world.root / "z.img")),))
     outcome = check(world, "more@s1")
@@ -244,7 +244,7 @@ def test_the_agent_of_a_guest_that_had_one_has_to_answer(world):
     assert "the guest's agent answers" in check(world, "talks@s1").proof
 
 
-def test_a_picture_is_kept(world, tmp_path):
+def test_a_screenshot_is_stored(world, tmp_path):
     def show(guest):
         guest.screen = b"picture"
 
@@ -254,7 +254,7 @@ def test_a_picture_is_kept(world, tmp_path):
     assert Path(outcome.screenshot).read_bytes() == b"picture"
 
 
-def test_a_guest_without_a_screen_passes_all_the_same(world, tmp_path):
+def test_a_guest_without_a_screen_passes_too(world, tmp_path):
     outcome = check(world, screenshots=tmp_path)
     assert (outcome.passed, outcome.screenshot) == (True, None)
 
@@ -301,14 +301,14 @@ def test_a_missing_or_wrong_zfs_snapshot_fails(world, how):
     assert "flash/web@s1" in outcome.failure.line()
 
 
-def test_a_failed_verdict_follows_a_passed_one(original, world):
+def test_a_failed_result_replaces_a_passed_one(original, world):
     assert check(world).passed
     break_bundle(original, "flipped")
     check(world)
     assert not record(world).verified.passed
 
 
-def test_what_was_found_damaged_is_not_shown_as_ram_until_it_passes(original, world):
+def test_a_damaged_bundle_is_not_shown_as_ram_until_it_passes(original, world):
     kept = (Path(original.record.bundle) / "ram.save").read_bytes()
     break_bundle(original, "flipped")
     assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
@@ -320,7 +320,7 @@ def test_what_was_found_damaged_is_not_shown_as_ram_until_it_passes(original, wo
     assert (record(world).level, record(world).state) == (Level.RAM, BundleState.COMPLETE)
 
 
-def test_what_could_not_be_resumed_has_no_way_by_hand_that_resumes_it(original, world):
+def test_ram_that_could_not_be_resumed_has_no_commands_by_hand(original, world):
     assert describe(world.context, record(world)).by_hand
     world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
     assert check(world).reached is VerifyDepth.CHECKED
@@ -328,7 +328,7 @@ def test_what_could_not_be_resumed_has_no_way_by_hand_that_resumes_it(original, 
     assert describe(world.context, record(world)).by_hand == ()
 
 
-def test_what_libvirt_cannot_resume_fails(world):
+def test_ram_that_libvirt_cannot_resume_fails(world):
     world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
     outcome = check(world)
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.CHECKED)
@@ -336,7 +336,7 @@ def test_what_libvirt_cannot_resume_fails(world):
     assert nothing_of_it(world)
 
 
-def test_cpus_that_do_nothing_fail(world):
+def test_a_guest_whose_cpus_do_not_run_fails(world):
     def hang(guest):
         guest.hangs = True
 
@@ -359,20 +359,20 @@ def test_a_guest_that_crashes_fails(world):
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "reason"),
     [
         ("hypervisor.vitals", "its emulator exited"),
-        ("hypervisor.resume", "could not be resumed"),  # before it was let run
+        ("hypervisor.resume", "could not be resumed"),  # before it ran
     ],
 )
-def test_an_emulator_that_exits_fails_the_snapshot(world, place, told):
+def test_an_emulator_that_exits_fails_the_snapshot(world, place, reason):
     def vanish():
         for uuid, guest in list(world.hypervisor.guests.items()):
             if "verify" in guest.name:
                 del world.hypervisor.guests[uuid]
 
     world.hooks.at[place] = vanish
-    assert told in check(world).failure.line()
+    assert reason in check(world).failure.line()
     assert nothing_of_it(world)
 
 
@@ -381,7 +381,7 @@ def test_an_emulator_that_exits_fails_the_snapshot(world, place, told):
 
 @pytest.mark.parametrize("place", ["hypervisor.restore", "hypervisor.resume"])
 def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, world, place):
-    """Whatever led it there, and whether QEMU opens it before or after it was let run."""
+    """Whatever the reason, and whether QEMU opens the disk before or after the clone runs."""
     disk = original.domain.disks[0].source
 
     def open_it():
@@ -399,7 +399,7 @@ def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, wor
     assert ("hypervisor.resume" in world.hooks.acts()) is (place == "hypervisor.resume")
 
 
-def test_an_emulator_that_cannot_be_looked_at_proves_nothing(world, monkeypatch):
+def test_an_emulator_whose_files_cannot_be_read_gives_no_result(world, monkeypatch):
     def hidden(uuid):
         raise UnavailableError(uuid, "its emulator cannot be found")
 
@@ -433,14 +433,14 @@ def test_a_script_has_the_clone_in_its_environment(world, tmp_path):
     assert len(words[5]) == 36
 
 
-def test_a_script_that_says_no_fails_the_snapshot(world, tmp_path):
+def test_a_script_that_fails_fails_the_snapshot(world, tmp_path):
     outcome = check(world, script=script(tmp_path, "exit 3"))
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
     assert "exited with status 3" in outcome.failure.line()
     assert nothing_of_it(world)
 
 
-def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
+def test_a_script_that_hangs_is_killed_with_all_its_children(world, tmp_path):
     path = script(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/child; wait")
     outcome = check(world, script=path, script_seconds=1)
     assert "did not exit within 1 s" in outcome.failure.line()
@@ -450,7 +450,7 @@ def test_a_script_that_hangs_is_ended_with_all_its_children(world, tmp_path):
 
 
 @pytest.mark.parametrize("what", ["absent", "plain", "pictures"])
-def test_what_is_missing_is_said_first(tmp_path, what):
+def test_missing_scripts_and_directories_are_refused_first(tmp_path, what):
     (tmp_path / "plain").write_text("")
     options = {
         "absent": VerifyOptions(script=tmp_path / "absent"),
@@ -464,14 +464,14 @@ def test_what_is_missing_is_said_first(tmp_path, what):
 # -- what is not the snapshot's fault ------------------------------------------------------------
 
 
-def test_without_memory_there_is_no_verdict(world):
+def test_without_memory_there_is_no_result(world):
     world.memory = 0
     with pytest.raises(RefusedError, match="of memory"):
         check(world)
     assert record(world).verified is None
 
 
-def test_a_pool_that_fails_is_no_verdict(world):
+def test_a_pool_that_fails_gives_no_result(world):
     world.hooks.at["pool.clone"] = failing(PoolError("zfs", "no space"))
     with pytest.raises(PoolError):
         check(world)
@@ -480,7 +480,7 @@ def test_a_pool_that_fails_is_no_verdict(world):
 
 
 @pytest.mark.parametrize("place", [f"hypervisor.{act}" for act in ("restore", "resume", "vitals")])
-def test_a_libvirt_that_went_away_is_no_verdict(world, place):
+def test_a_lost_connection_to_libvirt_gives_no_result(world, place):
     world.hooks.at[place] = failing(LostLibvirtError("ram", "end of file"))
     with pytest.raises(UnavailableError, match="end of file"):
         check(world)
@@ -488,7 +488,7 @@ def test_a_libvirt_that_went_away_is_no_verdict(world, place):
     assert nothing_of_it(world)
 
 
-def test_a_signal_is_no_verdict(world):
+def test_a_signal_gives_no_result(world):
     def signal():
         world.context.interrupt.signum = 2
 
@@ -499,7 +499,7 @@ def test_a_signal_is_no_verdict(world):
     assert nothing_of_it(world)
 
 
-def test_one_that_cannot_be_found_out_does_not_stop_the_others(original, world):
+def test_a_verification_without_a_result_does_not_stop_the_others(original, world):
     original.snapshot("s2")
     records = [record(world), record(world, "web@s2")]
     world.hooks.at["pool.clone"] = failing_first(PoolError("zfs", "no"))
@@ -521,7 +521,7 @@ def failing_first(error):
 # -- choosing -----------------------------------------------------------------------------------
 
 
-def test_those_verified_longest_ago_come_first(original, world):
+def test_snapshots_verified_longest_ago_come_first(original, world):
     for name in ("s2", "s3"):
         original.snapshot(name)
     check(world, "web@s1")
@@ -534,12 +534,12 @@ def test_those_verified_longest_ago_come_first(original, world):
     assert [r.snapshot for r in longest_ago(records, 2)] == ["s3", "s2"]
 
 
-# -- what is not found out ----------------------------------------------------------------------
+# -- no result ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moment", ["sums", "header"])
-def test_no_verdict_while_its_ram_is_put_into_pages(world, monkeypatch, moment):
-    """Whenever that comes: a whole snapshot would be called damaged."""
+def test_no_result_while_its_ram_is_moved_into_pages(world, monkeypatch, moment):
+    """Whenever that happens: a complete snapshot would be reported as damaged."""
     world.guest().ram = streams.guest_stream()
     moves = [take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))]
     world.with_pages()
@@ -571,7 +571,7 @@ def test_no_result_for_a_damaged_bundle_while_another_run_works_on_the_guest(ori
     assert not check(world).passed
 
 
-def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
+def test_no_result_where_a_backing_file_cannot_be_read(original, world):
     path = Path(original.record.bundle) / MANIFEST_NAME
     manifest = read_manifest(path.parent)
     far = BackingFileEntry(path="/far/away/base.qcow2", inode=5, bytes=1000, mtime_ns=5)
@@ -583,12 +583,12 @@ def test_no_verdict_where_a_backing_file_cannot_be_looked_at(original, world):
     assert record(world).verified is None
 
 
-def test_a_backing_file_that_was_changed_fails_and_leaves_the_bundle_its_ram(world):
-    """`damaged` would take away the RAM by no option of a restore, for a file that is no part."""
+def test_a_changed_backing_file_fails_and_the_bundle_keeps_its_ram(world):
+    """If it were `damaged`, no restore could use its RAM, for a file that is no part of it."""
     base, top = world.image("flash/golden", "base.img"), world.image("tank/over", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     taken(world, "over", disks={}, more=(DiskSpec("vda", str(top), format="qcow2"),))
-    base.write_bytes(b"committed by somebody")
+    base.write_bytes(b"committed by another program")
     outcome = check(world, "over@s1")
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.CHECKED)
     assert f"{base}, which lies beneath vda" in outcome.failure.line()
