@@ -137,7 +137,7 @@ def test_a_missing_part(taken):
 def test_a_disk_snapshot_destroyed(guest):
     snapshot(guest, "--name", "half")
     must("zfs", "destroy", "flash/ok@half")
-    failed(verify("ok@half"), "flash/ok@half", "gone")
+    failed(verify("ok@half"), "flash/ok@half", "missing")
 
 
 def test_a_wrong_guid(guest):

@@ -190,7 +190,7 @@ def _make(target: Path, maker: Callable[[Path], None]) -> None:
 
 
 def run(*command: str | Path) -> None:
-    """Runs a command. If it fails, ends the program with its output."""
+    """Runs a command. Ends the program with what it said if it fails."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,

@@ -5,14 +5,14 @@
  *
  * - the first disk's first partition (ext4, at 1 MiB; LBA 1 and 2 are before it) is mounted on /mnt, and every count is
  *   also written, lazily, to /mnt/count: a guest whose file system is frozen stops counting, and a quiesced snapshot
- *   holds the count although no process synced it.  At power-on "FILE 0000002a" shows what was found there;
+ *   holds the count although nobody synced it.  At power-on "FILE 0000002a" tells what was found there;
  * - memory is kept dirty by a thread, which verifies every page before it writes it again;
  * - another thread watches the clock: "GAP 123" every 16 counts;
  * - the guest agent answers, or does not.
  *
  * Kernel command line: interval_ms= between counts (55), dirty_mib= (0), dirty_rate= pages a second (1000; 0: as fast
  * as it can), noise= percent of each of these pages that cannot be compressed (100), agent=running, stopped (the
- * channel is open, no agent answers) or none.
+ * channel is open, nobody answers) or none.
  */
 
 #define _GNU_SOURCE
@@ -67,7 +67,7 @@ static void say(const char *format, ...)
     int length = vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
     if (write(STDOUT_FILENO, line, (size_t)length) < 0)
-        return; /* no reader */
+        return; /* nobody to tell */
 }
 
 static uint64_t now(void)
@@ -160,7 +160,7 @@ static void check_disk(unsigned disk)
         seen[~count & 1].count);
 }
 
-/* Says which count was found and starts again from none. */
+/* Says which count was found and starts anew from none. */
 static void cold_disk(unsigned disk)
 {
     uint32_t last = 0;

@@ -1,8 +1,8 @@
 # BIOS probe: a boot sector that knows the truth about its own disks.
 #
 # It counts in RAM and keeps, on every hard disk the BIOS reports, two sectors: the one for even counts (LBA 1) and the
-# one for odd counts (LBA 2), so that a disk always holds the last count and the one before.  The serial port shows a
-# restore of RAM and disks to different instants.  One cycle:
+# one for odd counts (LBA 2), so that a disk always holds the last count and the one before.  Whoever restores RAM and
+# disks to different instants is told so on the serial port.  One cycle:
 #
 #   1. read both sectors of every disk: they must hold what this RAM wrote last, and before that      -> else BAD
 #   2. add one to the count in RAM
@@ -192,7 +192,7 @@ bad:
         mov     eax, [bx + SEEN + 8]
         jmp     put_line_end
 
-# Says which count was found and starts again from none.
+# Says which count was found and starts anew from none.
 cold:
         xor     eax, eax
         mov     bx, offset SEEN

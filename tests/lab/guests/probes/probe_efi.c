@@ -149,7 +149,7 @@ static void check_disk(unsigned disk)
     line(" prev=", seen[~count & 1].count);
 }
 
-/* Says which count was found and starts again from none. */
+/* Says which count was found and starts anew from none. */
 static void cold_disk(unsigned disk)
 {
     uint32_t last = 0;
