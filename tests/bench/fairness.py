@@ -34,7 +34,7 @@ COMMANDS = (("virsh", "list", "--all"), ("snaporch", "list"))
 
 
 def seal(image: Path, directory: Path, *, behind: bool) -> None:
-    """Seal the same image again and again, until killed; says so when it is at it."""
+    """Seal the same image repeatedly until killed; prints a line when it begins."""
     if behind:
         lower_priority("seal")
         wait_for_slice()
@@ -50,7 +50,7 @@ def seal(image: Path, directory: Path, *, behind: bool) -> None:
 
 
 def wait_for_slice() -> None:
-    """systemd moves the process in its own time."""
+    """Wait until systemd has moved the process."""
     end = time.monotonic() + PATIENCE
     while "/snaporch.slice/" not in Path("/proc/self/cgroup").read_text():
         if time.monotonic() > end:

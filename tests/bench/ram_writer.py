@@ -57,7 +57,7 @@ def snaporch_round(payload: bytes, directory: Path) -> float:
 
 
 def feed(pipe: Path, payload: bytes) -> None:
-    """As libvirt does: the unfinished image, then the finished header on a second open."""
+    """Write like libvirt: the unfinished image, then the finished header on a second open."""
     with pipe.open("wb", buffering=0) as stream:
         stream.write(header(PARTIAL_MAGIC) + XML)
         for start in range(0, len(payload), BLOCK):

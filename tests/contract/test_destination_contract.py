@@ -19,7 +19,7 @@ from snaporch.replication import stall_detector
 from snaporch.replication.target import ReplicaDestination, ReplicaError
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
-# pyzfs 2.3 on Python 3.13, when it words an error
+# pyzfs 2.3 warns on Python 3.13 when it formats an error
 pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
 
 
@@ -134,7 +134,9 @@ def test_it_continues_from_a_bookmark_despite_an_older_snapshot(there, scratch, 
     assert guids(there.snapshots([root])).items() >= guids(pool.snapshots([root])).items()
 
 
-def test_what_is_no_bookmark_of_the_newest_there_is_no_beginning(there, scratch, pool, root):
+def test_an_increment_begins_only_at_the_bookmark_of_the_newest_snapshot(
+    there, scratch, pool, root
+):
     take(scratch, "a", "b")
     there.send(root, raw=False)
     pool.bookmark(f"{root}@a", "old")
@@ -145,7 +147,7 @@ def test_what_is_no_bookmark_of_the_newest_there_is_no_beginning(there, scratch,
 
 
 def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root):
-    """In any order."""
+    """Whichever of them is sent first."""
     below = f"{root}/below"
     scratch.create(below)
     pool.snapshot([f"{root}@a", f"{below}@a"], {})
@@ -154,8 +156,8 @@ def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root
     assert sorted(names(there, root, below)) == [f"{below}@a", f"{root}@a"]
 
 
-def test_a_store_that_is_not_there_is_not_made(there, tmp_path):
-    """It may be the place of a file system that is not mounted."""
+def test_a_missing_store_is_not_created(there, tmp_path):
+    """It may be the mount point of a file system that is not mounted."""
     (tmp_path / "there").rename(tmp_path / "away")
     bundle = tmp_path / "bundle"
     bundle.mkdir()
@@ -189,7 +191,7 @@ def test_snapshots_of_the_replica_alone_stay(there, scratch, pool, root):
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
-def test_marks_are_those_of_each(there, scratch, root):
+def test_each_snapshot_gets_its_own_properties(there, scratch, root):
     take(scratch, "a", "b")
     there.send(root, raw=False)
     odd = 'it\'s a "web" $1 ünd; more'
@@ -199,7 +201,7 @@ def test_marks_are_those_of_each(there, scratch, root):
     assert second.properties == {"level": "ram"}
 
 
-def test_a_bundle_is_there_as_a_whole(there, tmp_path):
+def test_a_bundle_arrives_as_a_whole(there, tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir(mode=0o700)
     for name, size in (("manifest.json", 10), ("ram.save", 100_000)):
@@ -217,7 +219,7 @@ def test_a_bundle_is_there_as_a_whole(there, tmp_path):
     assert there.bundles(UUID) == {"run-1"}
 
 
-def test_a_part_of_a_bundle_is_none(there, tmp_path):
+def test_a_partial_bundle_is_not_listed(there, tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     (bundle / "manifest.json").write_bytes(b"{}")

@@ -100,7 +100,7 @@ class TestHypervisorContract:
         assert found.inactive_xml is not None
         assert found.emulator_owner is not None
 
-    def test_a_domain_that_is_not_there(self, hypervisor):
+    def test_a_missing_domain_is_not_found(self, hypervisor):
         with pytest.raises(NotFoundError):
             hypervisor.domain("no such guest")
         assert hypervisor.find(ABSENT) is None
@@ -118,9 +118,9 @@ class TestHypervisorContract:
         hypervisor.abort_job(host.uuid)
 
     def test_versions_are_reported(self, host, hypervisor):
-        told = hypervisor.versions(hypervisor.domain(NAME))
-        assert told.libvirt.count(".") == 2
-        assert told.machine.startswith("pc")
+        versions = hypervisor.versions(hypervisor.domain(NAME))
+        assert versions.libvirt.count(".") == 2
+        assert versions.machine.startswith("pc")
         assert isinstance(hypervisor.reads_zstd(), bool)
 
     def test_a_capture_switches_and_a_commit_brings_back(self, host, hypervisor):
@@ -141,10 +141,10 @@ class TestHypervisorContract:
         hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())  # done already
 
     def test_a_capture_reports_the_pause(self, host, hypervisor):
-        told = []
+        reported = []
         request = request_for(host, manual=("vda",))
-        pause = hypervisor.capture(request, nothing, lambda: told.append(True))
-        assert told
+        pause = hypervisor.capture(request, nothing, lambda: reported.append(True))
+        assert reported
         assert pause.since is not None
         assert hypervisor.paused_by(host.uuid) is not None
         hypervisor.resume(host.uuid)
@@ -158,7 +158,7 @@ class TestHypervisorContract:
         assert hypervisor.downtime_limit(ABSENT) is None
         hypervisor.limit_downtime(ABSENT, own)
 
-    def test_a_capture_that_is_broken_off_leaves_the_guest_on_its_base(self, host, hypervisor):
+    def test_an_aborted_capture_leaves_the_guest_on_its_base(self, host, hypervisor):
         """Even if the host saves RAM fast: no process reads the pipe."""
         overlay = host.overlay()
         pipe = host.directory / "ram.save"
@@ -239,8 +239,8 @@ class TestHypervisorContract:
         hypervisor.rebase_inactive(host.uuid, [overlay])
 
     def test_changes_of_domains_are_reported(self, host, hypervisor):
-        told = threading.Event()
-        hypervisor.on_change(told.set)
+        reported = threading.Event()
+        hypervisor.on_change(reported.set)
         xml = hypervisor.domain(host.uuid).inactive_xml
         acts = {
             "stop": lambda: hypervisor.destroy(host.uuid),
@@ -251,9 +251,9 @@ class TestHypervisorContract:
             "undefine": lambda: hypervisor.undefine(OTHER),
         }
         for name, act in acts.items():
-            told.clear()
+            reported.clear()
             act()
-            assert told.wait(60), name
+            assert reported.wait(60), name
 
     def test_an_invalid_definition_is_an_error(self, host, hypervisor):
         mine = hypervisor.domain(NAME).inactive_xml
@@ -315,7 +315,7 @@ class TestHypervisorContract:
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
         assert hypervisor.paused_by(host.uuid) is None
 
-    def test_a_manual_capture_that_is_broken_off_leaves_the_guest_running(self, host, hypervisor):
+    def test_an_aborted_manual_capture_leaves_the_guest_running(self, host, hypervisor):
         def stop():
             raise KeyboardInterrupt
 
@@ -346,7 +346,7 @@ class TestHypervisorContract:
         hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())
         assert sources(host) == (overlay.base, overlay.base)
 
-    def test_a_commit_without_patience_leaves_the_guest_running(self, host, hypervisor):
+    def test_a_commit_that_times_out_leaves_the_guest_running(self, host, hypervisor):
         overlay = host.overlay()
         hypervisor.capture(request_for(host, overlay), nothing)
         hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts(running=0))
@@ -356,26 +356,26 @@ class TestHypervisorContract:
     def test_a_commit_reports_its_stages(self, host, hypervisor):
         overlay, stages = host.overlay(), []
 
-        def told(stage):
+        def on_stage(stage):
             if stage is not CommitStage.WAITING and stage not in stages:
                 stages.append(stage)
                 if stage is CommitStage.PIVOTING:
                     assert sources(host) == (overlay.overlay, overlay.overlay)
 
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], told, CommitTimeouts())
+        hypervisor.commit(host.uuid, [overlay], on_stage, CommitTimeouts())
         assert stages == [CommitStage.PIVOTING]
         assert hypervisor.busy_disks(host.uuid) == set()
 
     def test_a_disk_that_is_being_committed_is_busy(self, host, hypervisor):
         overlay, busy = host.overlay(), []
 
-        def told(stage):
+        def on_stage(stage):
             if stage is CommitStage.PIVOTING:
                 busy.append(hypervisor.busy_disks(host.uuid))
 
         hypervisor.capture(request_for(host, overlay), nothing)
-        hypervisor.commit(host.uuid, [overlay], told, CommitTimeouts())
+        hypervisor.commit(host.uuid, [overlay], on_stage, CommitTimeouts())
         assert busy[0] == {"vda"}
 
     def test_a_commit_of_a_suspended_guest_leaves_it_suspended(self, host, hypervisor):
@@ -471,7 +471,7 @@ class TestHypervisorContract:
         hypervisor.destroy(host.uuid)
         assert hypervisor.find(host.uuid) is None
 
-    def test_a_network_that_is_not_there(self, hypervisor):
+    def test_a_missing_network_is_not_found(self, hypervisor):
         with pytest.raises(NotFoundError):
             hypervisor.network_is_isolated("no such network")
 
@@ -569,7 +569,7 @@ class TestHypervisorContract:
         assert hypervisor.misfit(domain.live_xml) == ""
         assert hypervisor.misfit(domain.inactive_xml) == ""
 
-    def test_a_machine_of_the_future_does_not(self, host, hypervisor):
+    def test_an_unknown_machine_does_not_fit(self, host, hypervisor):
         xml = hypervisor.domain(NAME).live_xml
         future = re.sub(r"machine=(['\"])[^'\"]*", r"machine=\1pc-q35-99.9", xml)
         assert "pc-q35-99.9" in hypervisor.misfit(future)

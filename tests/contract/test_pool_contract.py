@@ -8,7 +8,7 @@ from contract_pools import FakeScratch, ZfsScratch
 from snaporch.model import Dataset, DatasetKind
 from snaporch.zfs import Pool, PoolError
 
-# pyzfs 2.3 on Python 3.13, when it words an error
+# pyzfs 2.3 warns on Python 3.13 when it formats an error
 pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
 
 
@@ -60,7 +60,7 @@ def names(pool, *datasets):
 
 
 class TestSurvey:
-    def test_it_has_what_a_listing_has(self, pool, root):
+    def test_a_survey_equals_the_listings(self, pool, root):
         pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:retention": "hourly"})
         pool.snapshot([f"{root}@b"], {})
         mine = [s for s in pool.survey().snapshots if s.dataset == root]
@@ -90,7 +90,7 @@ class TestSurvey:
         assert found[f"{root}/own"] == "none"
         assert scratch.other not in found
 
-    def test_a_datasets_policy_is_no_mark_of_its_snapshots(self, pool, root):
+    def test_a_policy_of_a_dataset_is_not_a_property_of_its_snapshots(self, pool, root):
         pool.set_properties([root], {"snaporch:policy": "hourly"})
         pool.snapshot([f"{root}@by-hand"], {})
         (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
@@ -246,7 +246,7 @@ class TestPoolContract:
         pool.release([f"{root}@a"], "one")
         assert pool.holds(f"{root}@a") == ["two"]
 
-    def test_releasing_a_hold_that_is_not_there_is_fine(self, pool, root):
+    def test_releasing_a_missing_hold_is_fine(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         pool.release([f"{root}@a"], "never")
         assert pool.holds(f"{root}@a") == []
@@ -346,7 +346,7 @@ class TestPoolContract:
         assert names(pool, root) == [f"{root}@a", f"{root}@b"]
         assert scratch.read(root) == b"second"
 
-    def test_a_rollback_to_nowhere_is_an_error(self, pool, root):
+    def test_a_rollback_to_a_missing_snapshot_is_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.rollback(f"{root}@never")
 
@@ -360,7 +360,7 @@ class TestPoolContract:
         assert pool.newer(f"{root}@b") == [f"{root}@c"]
         assert pool.newer(f"{root}@c") == []
 
-    def test_newer_than_nothing_is_an_error(self, pool, root):
+    def test_newer_than_a_missing_snapshot_is_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.newer(f"{root}@never")
 
@@ -384,7 +384,7 @@ class TestPoolContract:
             pool.bookmark(f"{root}@never", "other")
         assert list(pool.bookmarks(root)) == [f"{root}#first"]
 
-    def test_a_bookmark_that_is_not_there_is_an_error(self, pool, root):
+    def test_a_missing_bookmark_is_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.destroy_bookmark(f"{root}#never")
 
@@ -398,7 +398,7 @@ class TestPoolContract:
         assert path.stat().st_mode & 0o777 == 0o600
         assert pool.increment_size(f"{root}@a", f"{root}@b") > 0
 
-    def test_an_increment_that_is_none_is_an_error_and_leaves_no_file(self, pool, root, tmp_path):
+    def test_an_impossible_increment_is_an_error_and_leaves_no_file(self, pool, root, tmp_path):
         pool.snapshot([f"{root}@a"], {})
         with pytest.raises(PoolError):
             pool.send_increment(f"{root}@a", f"{root}@never", tmp_path / "stream")
@@ -430,12 +430,12 @@ class TestPoolContract:
     def test_user_properties_of_snapshots_are_listed(self, scratch, pool, root):
         pool.snapshot([f"{root}@a"], {"org:note": "two words", "snaporch:run": "r"})
         pool.snapshot([f"{root}@b"], {})
-        told = pool.user_properties([f"{root}@a", f"{root}@b"])
-        assert told == {f"{root}@a": {"org:note": "two words", "snaporch:run": "r"}}
+        listed = pool.user_properties([f"{root}@a", f"{root}@b"])
+        assert listed == {f"{root}@a": {"org:note": "two words", "snaporch:run": "r"}}
         assert pool.user_properties([]) == {}
 
     @pytest.mark.timeout(60)
-    def test_no_value_drops_or_makes_up_another(self, scratch, pool, root):
+    def test_a_value_neither_hides_nor_forges_another(self, scratch, pool, root):
         """Tabs, line breaks and invalid characters arrive with streams."""
         forged = (
             f"x\n{root}@victim\tsnaporch:verified\tlocal\tpassed\n{root}@victim\t1\t2\t3\tpassed"
@@ -484,7 +484,7 @@ class TestPoolContract:
         pool.destroy_snapshots([f"{root}@a"])
         assert names(pool, root) == []
 
-    def test_a_snapshot_that_is_not_there_cannot_be_read(self, pool, root):
+    def test_a_missing_snapshot_cannot_be_read(self, pool, root):
         with pytest.raises(PoolError), pool.mounted_snapshot(f"{root}@a"):
             pass
 

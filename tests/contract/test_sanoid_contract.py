@@ -69,7 +69,7 @@ def assert_agreed(directories, tmp_path):
         theirs = as_text(answers[str(directory)])
         if isinstance(theirs, str):
             fatal += 1
-            assert isinstance(ours, str), f"sanoid dies of it: {theirs}\n{text_in(directory)}"
+            assert isinstance(ours, str), f"sanoid refuses it: {theirs}\n{text_in(directory)}"
         else:
             assert ours == theirs, text_in(directory)
     return fatal
@@ -86,7 +86,7 @@ def directory_with(parent, name, content):
     return directory
 
 
-def test_the_samples_are_resolved_alike_and_the_fatal_ones_are_fatal(tmp_path):
+def test_valid_samples_are_resolved_alike_and_invalid_ones_are_fatal_to_both(tmp_path):
     made = {
         kind: [
             directory_with(tmp_path, f"{kind}-{path.stem}", path.read_bytes())
@@ -131,7 +131,7 @@ def made_up(dice):
     return (end.join(lines) + dice.choice(("", end))).encode()
 
 
-def test_files_made_up_at_random_are_resolved_alike(tmp_path):
+def test_random_files_are_resolved_alike(tmp_path):
     dice = random.Random(20)
     made = [directory_with(tmp_path, f"{n}", made_up(dice)) for n in range(MADE_UP)]
     fatal = assert_agreed(made, tmp_path)

@@ -1,1 +1,1 @@
-"""Stand-ins for ZFS and libvirt, held to the real ones by tests/contract; builders for tests."""
+"""Stand-ins for ZFS and libvirt, compared with the real ones by tests/contract; test builders."""

@@ -1,4 +1,4 @@
-"""Times of cron by an oracle that knows nothing but clocks: minute by minute, as they show.
+"""Times of cron by an oracle that only reads clocks, minute by minute.
 
 It goes through every minute and reads the zone's clock; what the clock jumps over comes as many
 minutes after the jump. All zones of the host's database are asked whose clock is ever changed.

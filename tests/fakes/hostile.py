@@ -1,4 +1,4 @@
-"""What an emulator that its guest has taken over may leave where snaporch will look as root.
+"""Files that a compromised emulator may leave where snaporch will read them as root.
 
 Planted by a child that is the emulator's user (or swtpm's), so that the kernel refuses what that
 user may not do; a case then shows that it may not.
@@ -190,7 +190,7 @@ def as_user(user: str, act: Callable[[], None]) -> bool:
 
 @dataclass(frozen=True)
 class Seen:
-    """The state of a file."""
+    """The state of one file."""
 
     digest: str
     owner: tuple[int, int]

@@ -400,11 +400,11 @@ class FakeHypervisor:
             return False
         self.hooks.act("hypervisor.rebase_managed_save")
         xml, ram = _load(self.managed_saves[uuid])
-        mended = domain_xml.with_bases(xml, disks)
-        if mended is not None:
-            image = images.image(f"{mended}\0".encode(), ram, running=1)
+        rebased = domain_xml.with_bases(xml, disks)
+        if rebased is not None:
+            image = images.image(f"{rebased}\0".encode(), ram, running=1)
             self.managed_saves[uuid].write_bytes(image)
-        return mended is not None
+        return rebased is not None
 
     def unpause_managed_save(self, uuid: str) -> None:
         """See the protocol."""
@@ -635,7 +635,7 @@ class FakeHypervisor:
         self.happen()
 
     def vitals(self, uuid: str) -> Vitals:
-        """See the protocol: CPUs of a guest that runs have run whenever one looks."""
+        """See the protocol: CPUs of a running guest have used time at each query."""
         self.hooks.reach("hypervisor.vitals")
         guest = self._guest(uuid)
         if guest.state is DomainState.RUNNING and not guest.hangs:

@@ -16,7 +16,7 @@ def _join(threads: list[threading.Thread]) -> None:
 
 
 def _open_files() -> set[str]:
-    """What is open, as ``number -> what``; the descriptor of the look itself is not among it."""
+    """The open files as ``number -> path``, without the descriptor of this query itself."""
     found = set()
     for number in os.listdir("/proc/self/fd"):
         try:

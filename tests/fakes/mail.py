@@ -100,9 +100,9 @@ class MailSink(socketserver.ThreadingTCPServer):
     """A real SMTP server on a free port of the loopback address.
 
     Attributes:
-        mails: what was taken.
-        lines: every line that was said to it, and whether it came encrypted.
-        refuse: its answer to a verb, instead of taking it.
+        mails: the accepted mails.
+        lines: every line that it received, and whether it came encrypted.
+        refuse: the answer to a verb that it refuses.
         hang: verbs it never answers, until ``released`` is set.
         tls: a file with key and certificate, to offer STARTTLS.
     """

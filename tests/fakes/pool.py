@@ -257,7 +257,7 @@ class FakePool:
         return sorted(self._find(name)[1].holds)
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
-        """See the protocol; whoever listens at ``mounted`` makes its files."""
+        """See the protocol; ``mounted`` is called to make its files."""
         self.hooks.act("pool.clone", origin, dataset)
         source, snapshot = self._find(origin)
         if dataset in self._datasets:
@@ -268,7 +268,7 @@ class FakePool:
         self.mounted(made.name, source.name, Path(made.properties.get("mountpoint", "/nowhere")))
 
     def create_filesystem(self, dataset: str, properties: Mapping[str, str]) -> None:
-        """See the protocol; whoever listens at ``created`` makes its directory."""
+        """See the protocol; ``created`` is called to make its directory."""
         self.hooks.act("pool.create_filesystem", dataset)
         if dataset in self._datasets:
             raise PoolError(dataset, "dataset already exists")
@@ -352,7 +352,7 @@ class FakePool:
         return found
 
     def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
-        """See the protocol: what lies between, as JSON."""
+        """See the protocol: the changes between both, as JSON."""
         self.hooks.act("pool.send_increment", origin, snapshot)
         dataset, first = self._find(origin)
         _, last = self._find(snapshot)
@@ -373,7 +373,7 @@ class FakePool:
 
     @contextmanager
     def mounted_snapshot(self, snapshot: str) -> Iterator[Path]:
-        """See the protocol; whoever gives ``snapshot_files`` says where its files are."""
+        """See the protocol; ``snapshot_files`` returns the directory of its files."""
         self.hooks.reach("pool.mounted_snapshot")
         dataset, found = self._find(snapshot)
         if dataset.kind is not DatasetKind.FILESYSTEM:

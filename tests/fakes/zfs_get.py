@@ -11,7 +11,7 @@ _UNSET = ("-", "-")
 def answer(words: Sequence[str], table: Mapping[str, Values]) -> str:
     """What it prints for ``get -Hp [OPTION VALUE]... -o COLUMNS PROPERTIES [NAME...]``.
 
-    ``-t`` tells snapshots from other datasets only. With names, those and their snapshots.
+    ``-t`` selects either snapshots or other datasets. With names, those and their snapshots.
     """
     assert list(words[:2]) == ["get", "-Hp"], words
     rest, options = list(words[2:]), dict[str, str]()

@@ -1,4 +1,4 @@
-"""The real zstd and pigz undo what we wrote, as libvirt would have them do."""
+"""The real zstd and pigz decompress snaporch's output, called as libvirt calls them."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ def test_the_program_libvirt_would_call_undoes_it(tmp_path, method, threads, siz
     writer.write(images.image(XML, payload))
     writer.finish()
     with path.open("rb") as stream:
-        # libvirt hands its descriptor on, standing behind header and XML
+        # libvirt passes its descriptor, positioned behind header and XML
         stream.seek(92 + read_header(path).data_length)
         done = subprocess.run(
             PROGRAMS[method], stdin=stream, capture_output=True, check=True, timeout=60

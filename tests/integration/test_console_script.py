@@ -13,7 +13,7 @@ SCRIPT = Path(sys.executable).with_name("snaporch")
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs the command; nothing of this host's configuration or ``zfs`` is seen."""
+    """Runs the command, which finds neither this host's configuration nor its ``zfs``."""
     config = tmp_path / "snaporch.toml"
     config.write_text(f"[paths]\nbundles = '{tmp_path}/b'\njournal = '{tmp_path}/j'\n")
 
@@ -86,7 +86,7 @@ def test_a_configuration_that_cannot_be_read(run, tmp_path, kind):
 def test_a_configuration_that_may_not_be_read(run, tmp_path):
     path = tmp_path / "secret.toml"
     path.touch(mode=0o000)
-    if os.access(path, os.R_OK):  # root reads everything, so it is an empty file to it
+    if os.access(path, os.R_OK):  # root can read it, so for root it is an empty file
         assert run("list", SNAPORCH_CONFIG=str(path)).returncode == 7
     else:
         done = run("list", SNAPORCH_CONFIG=str(path))
@@ -103,8 +103,8 @@ def test_help_and_version_need_nothing(run):
     ("words", "code"),
     [(["--help"], 8), (["list", "-h"], 8), (["--version"], 8), ([], 2), (["snapshot", "-h"], 0)],
 )
-def test_what_is_asked_for_and_cannot_be_written_is_told(words, code):
-    """On a full disk; the parser's help goes another way than results."""
+def test_output_that_cannot_be_written_is_reported(words, code):
+    """On a full disk; the parser prints its help by other code than results."""
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [sys.executable, SCRIPT, *words],
@@ -120,7 +120,7 @@ def test_what_is_asked_for_and_cannot_be_written_is_told(words, code):
 
 
 def test_the_version_costs_no_more_than_python(run):
-    """Told by what is imported, which no machine is too busy for."""
+    """Measured by the imported modules, which do not depend on the load of the machine."""
     code = (
         "import json, sys; before = set(sys.modules)\n"
         "sys.argv = ['snaporch', '--version']\n"
@@ -135,7 +135,7 @@ def test_the_version_costs_no_more_than_python(run):
     assert set(json.loads(modules)) == {"snaporch", "snaporch.__main__"}
 
 
-def test_wrong_usage_is_one_line(run):
+def test_wrong_usage_is_reported_in_one_line(run):
     done = run("snapshot")
     assert done.returncode == 2
     only_line(done)

@@ -12,8 +12,8 @@ SCRIPT = Path(sys.executable).with_name("snaporch")
 HOOKS = Path(__file__).parents[2] / "hooks"
 PHASES = ("pre", "post", "pre-prune", "prune")
 ROUND = {
-    "SANOID_TARGET": "tank/nobody",
-    "SANOID_TARGETS": "tank/nobody",
+    "SANOID_TARGET": "tank/unused",
+    "SANOID_TARGETS": "tank/unused",
     "SANOID_SNAPNAME": "autosnap_x_daily",
     "SANOID_SNAPNAMES": "autosnap_x_daily",
     "SANOID_TYPES": "daily",
@@ -52,13 +52,13 @@ def run(*words, env):
     )
 
 
-def told(phase):
+def variables(phase):
     return ROUND | {} if phase == "pre-prune" else ROUND | {"SANOID_SCRIPT": phase}
 
 
 @pytest.mark.parametrize("phase", ["pre", "post"])
-def test_a_dataset_without_a_guest_costs_next_to_nothing(environment, phase, monkeypatch):
-    """Told by what is imported, which no machine is too busy for.
+def test_a_dataset_without_a_guest_imports_few_modules(environment, phase, monkeypatch):
+    """Measured by the imported modules, which do not depend on the load of the machine.
 
     The dataset is mounted, or ``zfs`` would be asked for it.
     """
@@ -68,7 +68,9 @@ def test_a_dataset_without_a_guest_costs_next_to_nothing(environment, phase, mon
         "HookHost.check_exist = lambda host, datasets: None\n"
         "main()\n",
     )
-    done = run(sys.executable, "-c", code, "hook", "sanoid", phase, env=environment | told(phase))
+    done = run(
+        sys.executable, "-c", code, "hook", "sanoid", phase, env=environment | variables(phase)
+    )
     assert (done.returncode, done.stderr) == (0, "")
     modules = json.loads(done.stdout)
     assert "libvirt" in modules
@@ -80,19 +82,19 @@ def test_a_dataset_without_a_guest_costs_next_to_nothing(environment, phase, mon
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_the_executables_are_the_command(environment, phase):
-    done = run(str(HOOKS / f"sanoid-{phase}"), env=environment | told(phase))
-    same = run(str(SCRIPT), "hook", "sanoid", phase, env=environment | told(phase))
+    done = run(str(HOOKS / f"sanoid-{phase}"), env=environment | variables(phase))
+    same = run(str(SCRIPT), "hook", "sanoid", phase, env=environment | variables(phase))
     assert (done.returncode, done.stdout) == (same.returncode, same.stdout) == (0, "")
 
 
 def test_the_executables_take_arguments(environment, tmp_path):
     words = [str(HOOKS / "sanoid-pre"), "--config", str(tmp_path / "absent.toml")]
-    done = run(*words, env=environment | told("pre"))
+    done = run(*words, env=environment | variables("pre"))
     assert done.returncode == 3
     assert "absent.toml: no such file" in done.stderr
 
 
-def test_the_executables_prefer_the_snaporch_they_came_with(environment, tmp_path):
+def test_the_executables_prefer_the_snaporch_of_their_own_installation(environment, tmp_path):
     """cron's PATH is /usr/bin:/bin."""
     (tmp_path / "bin").mkdir()
     hooks = tmp_path / "share" / "snaporch" / "hooks"
@@ -117,12 +119,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("phase", ["pre", "post"])
-@pytest.mark.parametrize("told", HOSTILE.values(), ids=HOSTILE)
-def test_what_sanoid_would_never_say_touches_nothing(environment, tmp_path, phase, told):
+@pytest.mark.parametrize("hostile", HOSTILE.values(), ids=HOSTILE)
+def test_variables_that_sanoid_never_sets_change_nothing(environment, tmp_path, phase, hostile):
     before = sorted(os.listdir(tmp_path))
     done = subprocess.run(
         [SCRIPT, "hook", "sanoid", phase],
-        env=environment | told,
+        env=environment | hostile,
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -141,18 +143,20 @@ def test_libvirt_that_does_not_answer_is_one_line(environment, tmp_path):
     config = tmp_path / "other.toml"
     config.write_text(f'libvirt_uri = "qemu+unix:///system?socket={tmp_path}/none"\n')
     named = {"SNAPORCH_CONFIG": str(config)}
-    done = run(str(SCRIPT), "hook", "sanoid", "pre", env=environment | told("pre") | named)
+    done = run(str(SCRIPT), "hook", "sanoid", "pre", env=environment | variables("pre") | named)
     assert done.returncode == 7
     (line,) = done.stderr.splitlines()
     assert "libvirt does not answer" in line
 
 
 @pytest.mark.parametrize("text", ["libvirt_uri = 3", "[paths]\nruntime = 7", "paths = 1", "{", ""])
-def test_a_configuration_with_a_mistake_is_what_it_always_is(environment, tmp_path, text):
+def test_a_configuration_with_a_mistake_is_reported_as_by_other_commands(
+    environment, tmp_path, text
+):
     config = tmp_path / "bad.toml"
     config.write_text(text)
     named = {"SNAPORCH_CONFIG": str(config)}
-    done = run(str(SCRIPT), "hook", "sanoid", "pre", env=environment | told("pre") | named)
+    done = run(str(SCRIPT), "hook", "sanoid", "pre", env=environment | variables("pre") | named)
     listed = run(str(SCRIPT), "list", env=environment | named)
     if text:
         assert (done.returncode, done.stderr) == (listed.returncode, listed.stderr)

@@ -31,7 +31,7 @@ def guest_xml(*disks, uuid=UUID, name=NAME):
     )
 
 
-def test_the_drivers_guest_is_seen(hypervisor):
+def test_the_drivers_guest_is_listed(hypervisor):
     (domain,) = hypervisor.domains()
     assert (domain.name, domain.state) == ("test", DomainState.RUNNING)
     assert domain.active
@@ -46,8 +46,8 @@ def test_a_domain_is_found_by_name_and_uuid(hypervisor):
 
 
 def test_an_unknown_domain_is_not_found(hypervisor):
-    with pytest.raises(NotFoundError, match="nobody: no such domain"):
-        hypervisor.domain("nobody")
+    with pytest.raises(NotFoundError, match="absent: no such domain"):
+        hypervisor.domain("absent")
     assert hypervisor.find(UUID) is None
     assert hypervisor.sources(UUID) == (None, None)
     assert hypervisor.state(UUID) is DomainState.OFF
@@ -65,7 +65,7 @@ def test_a_definition_arrives_with_its_disks(hypervisor):
     assert [found.name for found in hypervisor.domains()] == sorted([NAME, "test"])
 
 
-def test_a_definition_that_libvirt_refuses_is_told_in_its_words(hypervisor):
+def test_a_definition_that_libvirt_refuses_is_reported_in_its_words(hypervisor):
     with pytest.raises(HypervisorError) as caught:
         hypervisor.define("<domain type='test'/>")
     assert "name" in str(caught.value)
@@ -90,31 +90,31 @@ def test_a_guest_is_stopped_and_started(hypervisor):
     assert hypervisor.paused_by(domain.uuid) is None
 
 
-def test_starting_twice_is_told_in_libvirts_words(hypervisor):
+def test_starting_twice_is_reported_in_libvirts_words(hypervisor):
     domain = hypervisor.domain("test")
     with pytest.raises(HypervisorError, match="start: "):
         hypervisor.start(domain.uuid, paused=False)
 
 
 def test_versions_are_dotted(hypervisor):
-    told = hypervisor.versions(hypervisor.domain("test"))
-    assert all(part.isdigit() for part in told.libvirt.split("."))
+    versions = hypervisor.versions(hypervisor.domain("test"))
+    assert all(part.isdigit() for part in versions.libvirt.split("."))
 
 
-def test_nobody_answers(tmp_path):
+def test_a_libvirt_that_does_not_answer_is_unavailable(tmp_path):
     with pytest.raises(UnavailableError, match="libvirt does not answer") as caught:
         open_hypervisor(f"qemu+unix:///system?socket={tmp_path}/none")
     assert caught.value.exit_code == ExitCode.UNAVAILABLE
 
 
-def test_nothing_is_printed_behind_our_back(hypervisor, capfd):
+def test_libvirt_prints_nothing_by_itself(hypervisor, capfd):
     with pytest.raises(NotFoundError):
-        hypervisor.domain("nobody")
+        hypervisor.domain("absent")
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_guest_that_does_not_answer_keeps_no_other_from_being_looked_at(hypervisor, monkeypatch):
-    """libvirt 11 and later wait half a minute for a stuck monitor, then give up."""
+def test_a_guest_that_does_not_answer_does_not_hide_the_others(hypervisor, monkeypatch):
+    """libvirt 11 and later wait half a minute for a stuck monitor, and then fail."""
     stuck = DomainReader._live_xml
 
     def live_xml(reader, handle):

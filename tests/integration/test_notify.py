@@ -1,4 +1,4 @@
-"""The ways to tell somebody, with real programs, a real mail server and apprise itself."""
+"""The channels of notifications, with real programs, a real mail server and apprise itself."""
 
 import base64
 import email
@@ -36,10 +36,10 @@ PASSWORD = "correct horse"
 
 @pytest.fixture
 def script(tmp_path):
-    """A program that somebody wrote."""
+    """Makes a shell script, as an admin would write it."""
 
     def make(text):
-        path = tmp_path / "tell"
+        path = tmp_path / "notify"
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
         return str(path)
@@ -83,7 +83,7 @@ def test_a_program_gets_json_and_an_environment(script, tmp_path, monkeypatch):
     assert not any(line.startswith("NOTIFY_SOCKET") for line in environment)
 
 
-def test_a_program_that_fails_is_told_with_its_last_words(script):
+def test_a_program_that_fails_is_reported_with_its_last_line(script):
     with pytest.raises(NotifyError, match=r"status 3: no \\x1bnet$"):
         by_command(EVENT, script("cat >/dev/null; printf 'a\\nno \\033net\\n\\n' >&2; exit 3"), 60)
 
@@ -93,7 +93,7 @@ def test_a_program_that_reads_nothing_is_fine(script):
 
 
 def has_ended(pid):
-    """Within a while: a process that was killed is gone when it next gets a processor."""
+    """Wait for the end: a killed process is removed when it next gets a processor."""
     with suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
@@ -113,7 +113,7 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(script, tmp_path):
 
 def test_a_program_that_is_not_there():
     with pytest.raises(NotifyError, match="cannot be started: No such file"):
-        by_command(EVENT, "/nonexistent/tell", 60)
+        by_command(EVENT, "/nonexistent/notify", 60)
 
 
 # -- e-mail --------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_without_a_sender_it_is_the_hosts_root(sink):
     assert sink.mails[0].sender.startswith("root@")
 
 
-def test_a_server_that_refuses_is_told(sink):
+def test_a_server_that_refuses_is_reported(sink):
     settings = EmailOptions(to=("a@example.org",), sender="s@example.org", smtp=sink.place)
     sink.refuse = {"RCPT": "550 who?"}
     with pytest.raises(NotifyError, match=r"refused a@example\.org"):
@@ -146,7 +146,7 @@ def test_a_server_that_refuses_is_told(sink):
         by_email(EVENT, settings, 60)
 
 
-def test_a_server_that_never_answers_is_given_up(sink):
+def test_a_server_that_never_answers_times_out(sink):
     sink.hang = {"DATA"}
     with pytest.raises(NotifyError, match="timed out"):
         by_email(EVENT, EmailOptions(to=("a@example.org",), sender="s@e", smtp=sink.place), 1)
@@ -181,7 +181,9 @@ def certificate(tmp_path):
     return path
 
 
-def test_a_password_goes_over_an_encrypted_line_only(sink, password, certificate, monkeypatch):
+def test_a_password_is_sent_over_an_encrypted_connection_only(
+    sink, password, certificate, monkeypatch
+):
     sink.tls = str(certificate)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     by_email(EVENT, encrypted(sink, password), 60)
@@ -191,7 +193,9 @@ def test_a_password_goes_over_an_encrypted_line_only(sink, password, certificate
     assert len(sink.mails) == 1
 
 
-def test_a_certificate_nobody_trusts_gets_no_password(sink, password, certificate, monkeypatch):
+def test_a_server_with_an_untrusted_certificate_gets_no_password(
+    sink, password, certificate, monkeypatch
+):
     monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
     sink.tls = str(certificate)
     with pytest.raises(NotifyError, match="certificate verify failed"):
@@ -236,7 +240,7 @@ def test_a_sendmail_gets_recipients_and_the_mail(script, tmp_path):
 
 @pytest.fixture
 def receiver():
-    """An HTTP server; what was posted to it."""
+    """An HTTP server, and the bodies that were posted to it."""
     posted = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -246,7 +250,7 @@ def receiver():
             self.end_headers()
 
         def log_message(self, *_):
-            """Be silent."""
+            """Print no log."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.posted = posted
@@ -281,7 +285,7 @@ def test_apprise_posts_it(urls, receiver):
 
 
 @OLD_MODULES
-def test_apprise_that_fails_is_told_without_its_url(urls, capfd, caplog):
+def test_apprise_that_fails_is_reported_without_its_url(urls, capfd, caplog):
     with pytest.raises(NotifyError) as caught:
         by_apprise(EVENT, urls("bad"))
     captured = capfd.readouterr()
@@ -289,7 +293,7 @@ def test_apprise_that_fails_is_told_without_its_url(urls, capfd, caplog):
     assert "secret" not in caught.value.line() + captured.out + captured.err + caplog.text
 
 
-def test_apprise_with_a_file_that_is_no_good(tmp_path, urls):
+def test_apprise_with_an_invalid_file_is_an_error(tmp_path, urls):
     with pytest.raises(NotifyError, match="No such file"):
         by_apprise(EVENT, tmp_path / "none")
     path = urls("good")
@@ -302,13 +306,13 @@ def test_apprise_with_a_file_that_is_no_good(tmp_path, urls):
         by_apprise(EVENT, path)
 
 
-def test_without_apprise_there_is_a_package_to_install(urls, monkeypatch):
+def test_without_apprise_the_error_names_the_package_to_install(urls, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "apprise", None)
     with pytest.raises(NotifyError, match="is not installed; apt install apprise"):
         by_apprise(EVENT, urls("good"))
 
 
-def test_ways_are_those_that_are_configured():
+def test_channels_are_those_that_are_configured():
     assert open_channels(NotifyOptions()) == {}
     every = NotifyOptions(command="/bin/true", apprise="/etc/a", email=EmailOptions(to=("root",)))
     assert list(open_channels(every)) == ["notify.command", "notify.email", "notify.apprise"]

@@ -95,10 +95,10 @@ def test_writes_come_into_the_base(disk, overlay):
     overlay_files.commit_offline(disk, OWNER)
     qemu_io(disk.base, "read -q -P 0x11 0 1M", disk.base_format)
     qemu_io(disk.base, "read -q -P 0x22 2M 1M", disk.base_format)
-    overlay_files.commit_offline(disk, OWNER)  # again is fine
+    overlay_files.commit_offline(disk, OWNER)  # a second commit is no error
 
 
-@pytest.mark.parametrize("disk", ["qcow2"], indirect=True)  # of a raw one, qemu-io shares writes
+@pytest.mark.parametrize("disk", ["qcow2"], indirect=True)  # qemu-io does not lock raw images
 def test_a_base_that_is_in_use_is_not_committed_into(disk, overlay):
     qemu_io(overlay, "write -q -P 0x22 2M 1M")
     with subprocess.Popen(
@@ -116,7 +116,7 @@ def test_a_base_that_is_in_use_is_not_committed_into(disk, overlay):
     assert overlay_files.holds_writes(disk, OWNER)
 
 
-def test_what_is_no_overlay_is_an_error(disk, tmp_path):
+def test_a_file_that_is_not_an_overlay_is_an_error(disk, tmp_path):
     (tmp_path / "text").write_text("no image")
     broken = OverlayDisk("vda", disk.base, "file", "raw", str(tmp_path / "text"))
     with pytest.raises(OverlayError):
@@ -147,19 +147,19 @@ def test_zeros_that_were_written_over_something_are_a_difference(disk, overlay):
     assert not overlay_files.holds_what_base_holds(disk, OWNER)
 
 
-def test_what_cannot_be_compared_is_not_the_same(disk, overlay):
+def test_images_that_cannot_be_compared_are_not_the_same(disk, overlay):
     Path(overlay).write_bytes(b"no qcow2")
     assert not overlay_files.holds_what_base_holds(disk, OWNER)
     os.unlink(overlay)
     assert not overlay_files.holds_what_base_holds(disk, OWNER)
 
 
-def test_without_its_base_nothing_is_the_same(disk, overlay):
+def test_an_overlay_without_its_base_is_not_the_same(disk, overlay):
     os.unlink(disk.base)
     assert not overlay_files.holds_what_base_holds(disk, OWNER)
 
 
-def test_an_overlay_that_was_set_aside_still_holds_the_writes(disk, overlay, tmp_path):
+def test_a_quarantined_overlay_still_holds_the_writes(disk, overlay, tmp_path):
     qemu_io(overlay, "write -q -P 0x22 0 64k")
     kept = overlay_files.quarantine(disk, tmp_path / "quarantine" / "run")
     assert not os.path.exists(overlay)
@@ -173,7 +173,7 @@ def test_an_overlay_that_was_set_aside_still_holds_the_writes(disk, overlay, tmp
 
 @pytest.fixture
 def precious(tmp_path):
-    """A file of root's that the guest has nothing to do with, as large as its disk."""
+    """A file of root's that does not belong to the guest, as large as its disk."""
     path = tmp_path / "precious"
     path.write_bytes(b"p" * 8 * MIB)
     path.chmod(0o600)
@@ -191,7 +191,7 @@ def rewritten(*options):
 
 
 def with_data_file(overlay, precious):
-    """The clusters are in another file: the feature bit, and the extension with the name."""
+    """Put the clusters into another file: by the feature bit, and the extension with its name."""
     with open(overlay, "r+b") as image:
         data = bytearray(image.read(1 << 16))
         struct.pack_into(">Q", data, 72, 1 << 2)
@@ -209,7 +209,7 @@ def with_data_file(overlay, precious):
 
 
 def as_a_link(overlay, precious):
-    """To one that would do."""
+    """A link to a valid overlay."""
     elsewhere = precious.with_name("elsewhere.qcow2")
     os.rename(overlay, elsewhere)
     os.symlink(elsewhere, overlay)
@@ -245,7 +245,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("forge", HOSTILE.values(), ids=HOSTILE)
-def test_what_an_emulator_made_of_its_overlay_leads_nowhere(disk, overlay, precious, forge):
+def test_an_overlay_that_its_emulator_rewrote_leads_to_no_other_file(
+    disk, overlay, precious, forge
+):
     qemu_io(overlay, "write -q -P 0x22 2M 1M")
     before = Path(disk.base).read_bytes(), precious.read_bytes(), os.lstat(disk.base)
     forge(overlay, precious)
@@ -260,7 +262,7 @@ def test_what_an_emulator_made_of_its_overlay_leads_nowhere(disk, overlay, preci
     assert Path(disk.base).stat().st_uid == before[2].st_uid
 
 
-def test_images_are_the_emulators_while_qemu_img_has_them_and_never_longer(disk, overlay, tmp_path):
+def test_images_belong_to_the_emulators_user_only_while_qemu_img_runs(disk, overlay, tmp_path):
     tmp_path.chmod(0o700)
     os.chmod(disk.base, 0o600)
     qemu_io(overlay, "write -q -P 0x22 2M 1M")
@@ -270,7 +272,7 @@ def test_images_are_the_emulators_while_qemu_img_has_them_and_never_longer(disk,
     assert {os.stat(path).st_uid for path in (disk.base, overlay)} == {os.getuid()}
 
 
-def test_a_base_with_a_chain_of_its_own_is_committed_into_as_the_journal_has_it(tmp_path):
+def test_a_base_with_a_backing_chain_is_committed_into_as_journalled(tmp_path):
     golden, base = tmp_path / "golden.raw", tmp_path / "base.qcow2"
     subprocess.run(["qemu-img", "create", "-q", "-f", "raw", golden, "8M"], check=True)
     qemu_io(golden, "write -q -P 0x33 0 8M", "raw")

@@ -1,4 +1,4 @@
-"""Deliberate mistakes: every small change that somebody could make to a module without noticing."""
+"""Deliberate mistakes: every small change of a module that its author could make by accident."""
 
 import ast
 import copy
@@ -36,7 +36,7 @@ _WORDS = (ast.JoinedStr, ast.Raise)
 
 @dataclass(frozen=True)
 class Mistake:
-    """One change, by what it does rather than by its line, so that it is known again."""
+    """One change, identified by what it does rather than by its line."""
 
     where: str
     """The function, with its class."""
@@ -52,13 +52,13 @@ class Mistake:
 
     @property
     def title(self) -> str:
-        """By which a mistake is accepted."""
+        """The key of the mistake in ``accepted.toml``."""
         again = f" ({self.number + 1})" if self.number else ""
         return f"{self.where}: {self.was} -> {self.now}{again}"
 
 
 def mistakes(source: str) -> Iterator[Mistake]:
-    """All of them, in order."""
+    """All mistakes of a module, in order."""
     tree = ast.parse(source)
     seen: dict[tuple[str, str, str], int] = {}
     for place in list(_places(tree)):
@@ -78,7 +78,7 @@ def mistakes(source: str) -> Iterator[Mistake]:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a node is."""
+    """The place of a node in its parent."""
 
     holder: ast.AST
     field: str
@@ -90,7 +90,7 @@ class _Place:
 
     @property
     def node(self) -> ast.AST | list[ast.stmt]:
-        """What is there: two statements if ``index`` is a slice."""
+        """The node there, or two statements if ``index`` is a slice."""
         value = getattr(self.holder, self.field)
         return value if self.index is None else value[self.index]
 
@@ -137,24 +137,24 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _is_no_choice(holder: ast.AST, child: ast.AST) -> bool:
-    """Of it a mistake says nothing new: an element that is left out anyway, or what is unpacked."""
+    """A mistake in it shows nothing new: an element that is also left out, or an unpacked tuple."""
     if isinstance(child, ast.Tuple):
         to_names = isinstance(holder, ast.Assign) and isinstance(holder.targets[0], ast.Tuple)
         return to_names or isinstance(holder, (ast.Return, ast.Subscript))
     match holder, child:
         case ast.Assign(targets=[ast.Name(id=name)]), ast.Constant(value=str(value)):
-            return value == name.lower()  # a member of an enumeration that is called so
+            return value == name.lower()  # the name of a member of an enumeration
     is_element = isinstance(holder, (ast.Tuple, ast.List, ast.Set))
     return is_element and isinstance(child, ast.Constant) and isinstance(child.value, str)
 
 
 def _is_act(node: object) -> bool:
-    """What only does something: two such statements can be written in either order."""
+    """A call whose result is not used: two such statements can be written in either order."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
 
 
 def _changes(node: ast.AST | list[ast.stmt]) -> Iterator[ast.AST | list[ast.stmt]]:
-    """What somebody could have written instead."""
+    """The other code that an author could have written by mistake."""
     match node:
         case [first, second]:
             yield [second, first]
@@ -183,7 +183,7 @@ def _changes_of_constant(node: ast.Constant) -> Iterator[ast.AST]:
             yield ast.Constant(not value)
         case int(value):
             yield ast.Constant(value + 1)
-        case str(value) if value and not set(value) & set(" {"):  # else it is said to people
+        case str(value) if value and not set(value) & set(" {"):  # other strings are messages
             yield ast.Constant(f"{value}~")
 
 
@@ -234,13 +234,13 @@ def _changes_of_statement(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _turned(node: ast.AST, test: ast.expr) -> Iterator[ast.AST]:
-    """What is compared or negated is changed where that is."""
+    """The negated test; comparisons and negations are changed at their own nodes."""
     if not isinstance(test, (ast.Compare, ast.UnaryOp)):
         yield _with(node, test=ast.UnaryOp(ast.Not(), copy.deepcopy(test)))
 
 
 def _without_each(node: ast.AST, field: str) -> Iterator[ast.AST]:
-    """Once without each of what it holds there; ``**more`` is not one thing."""
+    """Copies of the node, each without one value of the field; ``**more`` is never left out."""
     values = getattr(node, field)
     for each in values:
         if not (isinstance(each, ast.keyword) and each.arg is None):
@@ -250,7 +250,7 @@ def _without_each(node: ast.AST, field: str) -> Iterator[ast.AST]:
 
 
 def _is_none_or_false(value: ast.expr) -> bool:
-    """None is as false as False, which is made True anyway."""
+    """Whether it is None or False: they are equivalent, and False is changed to True elsewhere."""
     return isinstance(value, ast.Constant) and (value.value is None or value.value is False)
 
 
@@ -262,7 +262,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
 
 
 def _short(node: ast.AST | list[ast.stmt]) -> str:
-    """Its first line, or those of two statements."""
+    """Its first line, or the first lines of two statements."""
     if isinstance(node, list):
         return "; ".join(_short(each) for each in node)
     if isinstance(node, ast.comprehension):
@@ -272,7 +272,7 @@ def _short(node: ast.AST | list[ast.stmt]) -> str:
 
 
 def _lines(statement: ast.stmt) -> range:
-    """Of the statement itself, without those inside it."""
+    """The lines of the statement itself, without nested statements."""
     body = getattr(statement, "body", None)
     end = body[0].lineno if body else (statement.end_lineno or statement.lineno) + 1
     return range(statement.lineno, max(end, statement.lineno + 1))

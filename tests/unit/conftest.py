@@ -22,7 +22,7 @@ from snaporch import default_paths
 hypothesis.settings.register_profile(
     "snaporch", deadline=None, derandomize=not os.environ.get("RANDOM_EXAMPLES")
 )
-# For one try of many a few examples do, and the first that fails: nobody reads the smallest.
+# Mutants and other repeated tries need few examples. They report the first failing one, unshrunk.
 hypothesis.settings.register_profile(
     "few",
     parent=hypothesis.settings.get_profile("snaporch"),
@@ -35,7 +35,7 @@ hypothesis.settings.load_profile("few" if os.environ.get("FEW_EXAMPLES") else "s
 
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path, monkeypatch):
-    """The host's own place for locks is not for tests."""
+    """Tests have locks in a directory of their own, and not the host's."""
     monkeypatch.setattr(default_paths, "LOCKS", tmp_path / "runtime")
 
 
@@ -49,7 +49,7 @@ def world(tmp_path, monkeypatch):
 
 @pytest.fixture
 def to_disk(monkeypatch):
-    """What was synced, written in place and renamed, in order, by the names of the files."""
+    """The files that were synced, written in place or renamed, by name, in order."""
     order = []
 
     def logged(act, line):
@@ -92,8 +92,8 @@ def signals_as_in_a_terminal():
 
 
 @pytest.fixture
-def tell(world):
-    """Makes the story of a guest."""
+def make_story(world):
+    """Makes a guest with snapshots."""
 
     def make(**guest):
         return Story(world, **guest)
@@ -102,5 +102,5 @@ def tell(world):
 
 
 @pytest.fixture
-def story(tell):
-    return tell()
+def story(make_story):
+    return make_story()

@@ -110,8 +110,8 @@ def test_newer_snapshots_are_named_before_they_are_destroyed(story, world):
     assert look.endswith(" tank/web@s2")
 
 
-def test_a_paused_guest_is_resumed_paused(tell, world):
-    tell(state=DomainState.PAUSED)
+def test_a_paused_guest_is_resumed_paused(make_story, world):
+    make_story(state=DomainState.PAUSED)
     assert shown(world).by_hand[-2].endswith(" --paused")
 
 

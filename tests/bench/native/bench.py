@@ -30,7 +30,7 @@ _REST_MIB = 160
 _BOOT_SECONDS = 900
 _SETTLE_SECONDS = 1.0
 _NOTABLE_SECONDS = 0.05
-"""A longer time without a count is told, with when it was."""
+"""A longer time without a count is recorded, with its beginning."""
 
 
 def cases(sizes: list[int], rates: list[int], *, full: bool) -> list[tuple[int, int]]:
@@ -58,9 +58,9 @@ def main() -> None:
     options = parser.parse_args()
     host.ensure_packages()
     host.enter_namespace()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # guest and libvirtd have to end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends guest and libvirtd too
     sizes, rates = ([int(n) for n in text.split(",")] for text in (options.sizes, options.rates))
-    memory = Path("/dev/shm")  # disks in memory have no noise of their own
+    memory = Path("/dev/shm")  # disks in memory add no noise
     with (
         tempfile.TemporaryDirectory(prefix="snaporch-bench-", dir="/var/tmp") as store,
         tempfile.TemporaryDirectory(prefix="snaporch-bench-", dir=memory) as scratch,
@@ -136,10 +136,10 @@ def one(guest, site, name, daemon):
     made = iter(contestants.ALL[name](site))
     with (
         measure.listening(connect()) as events,
-        contextlib.suppress(TimeoutError),  # a restored guest's log may take its time
+        contextlib.suppress(TimeoutError),  # a restored guest may log late
         watch(guest) as seen,
     ):
-        first = next(made)  # the guest is on its own again
+        first = next(made)  # the guest is left alone from here on
         shared = measure.cpu_of(daemon) - before
     results = [first, *made] if first else list(made)
     assert not guest.bad_since(mark), guest.bad_since(mark)
@@ -160,7 +160,7 @@ def one(guest, site, name, daemon):
 
 
 def since(began, spans):
-    """Each as seconds since the beginning, and how many milliseconds it took."""
+    """For each pause: seconds since the beginning, and its length in milliseconds."""
     return [[round(start - began, 3), round(1000 * (end - start), 1)] for start, end in spans]
 
 

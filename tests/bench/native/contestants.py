@@ -13,7 +13,7 @@ from pathlib import Path
 from measure import Spent, sync_file
 
 HERE = Path(__file__).resolve().parent
-# gzip and pigz at their default level, as people call them.
+# gzip and pigz at their default level, as they are usually called.
 COMPRESSORS = {
     "gzip": ["gzip", "-c"],
     "pigz": ["pigz", "-c"],
@@ -41,7 +41,7 @@ class Site:
 
 @dataclass
 class Result:
-    """One row: what came of a snapshot. Times are in seconds since its beginning."""
+    """One row: the result of a snapshot. Times are in seconds since its beginning."""
 
     contestant: str
     seconds: float
@@ -57,7 +57,7 @@ Contestant = Callable[[Site], Iterator[Result | None]]
 
 
 def script(*, live: bool) -> Contestant:
-    """The script that people write: snapshot, commit, compress what lies there."""
+    """The usual script: snapshot, commit, compress the files."""
     name = "script --live" if live else "script"
 
     def take(site: Site) -> Iterator[Result | None]:
@@ -108,7 +108,7 @@ def commit(site: Site, spent: Spent, overlay: Path) -> None:
 
 
 def piped(site: Site) -> Iterator[Result]:
-    """The script's author at their best: RAM goes into a pipe that zstd reads.
+    """The usual script at its best: RAM goes into a pipe that zstd reads.
 
     The pipe is held open, or zstd might end between libvirt's two openings, and the second hang.
     """
@@ -132,7 +132,7 @@ def piped(site: Site) -> Iterator[Result]:
 
 
 def bound(site: Site, raw: Path) -> Result:
-    """What the goal is measured by: ``zstd -T0 -1`` of such bytes, read from memory."""
+    """The reference of the goal: ``zstd -T0 -1`` of the same bytes, read from memory."""
     memory = Path("/dev/shm") / f"snaporch-bench-{os.getpid()}.raw"
     packed = site.store / "bound.zst"
     try:
@@ -177,7 +177,7 @@ def virtnbdbackup(site: Site) -> Iterator[Result]:
 
 
 def snaporch(strategy: str, capture: str, level: str = "1") -> Contestant:
-    """A run, with a stand-in for ZFS; level ``auto`` goes by the manifest of the one before."""
+    """A run, with a stand-in for ZFS; level ``auto`` reads the manifest of the previous run."""
 
     def take(site: Site) -> Iterator[Result]:
         settings = site.scratch / "snaporch.toml"
@@ -192,30 +192,34 @@ def snaporch(strategy: str, capture: str, level: str = "1") -> Contestant:
         began, spent = time.monotonic(), Spent()
         spent.run([*program, settings, site.domain, "bench", site.disk.parent])
         took = time.monotonic() - began
-        told = json.loads(spent.said)
-        raw = told["ram_bytes"] if capture == "file" else 0
+        result = json.loads(spent.said)
+        raw = result["ram_bytes"] if capture == "file" else 0
         yield Result(
             f"snaporch {strategy}, {capture}" + (", auto" if level != "1" else ""),
             took,
-            told["stored_bytes"],
-            told["stored_bytes"] + raw,
+            result["stored_bytes"],
+            result["stored_bytes"] + raw,
             spent.cpu,
             spent.peak_kib,
-            {"pause_ms": told["pause_ms"], "pause_parts": told["pause_parts"], "pace": pace(told)},
+            {
+                "pause_ms": result["pause_ms"],
+                "pause_parts": result["pause_parts"],
+                "pace": pace(result),
+            },
         )
-        Path(told["bundle"], "ram.save").unlink()
+        Path(result["bundle"], "ram.save").unlink()
 
     return take
 
 
-def pace(told: dict[str, str]) -> object:
-    """Who held it up, by its manifest."""
-    parts = json.loads(Path(told["bundle"], "manifest.json").read_text())["parts"]
+def pace(result: dict[str, str]) -> object:
+    """The bottleneck, as the manifest records it."""
+    parts = json.loads(Path(result["bundle"], "manifest.json").read_text())["parts"]
     return next(part["pace"] for part in parts if part["role"] == "ram")
 
 
 def nothing(_site: Site) -> Iterator[Result]:
-    """What the machine and the way of measuring do to a guest by themselves."""
+    """The effect of the machine and of the measurement itself on a guest."""
     time.sleep(_IDLE_SECONDS)
     yield Result("nothing", 0.0, 0, 0, 0.0, 0)
 

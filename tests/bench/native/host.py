@@ -49,7 +49,7 @@ ROOM = 128 << 20
 
 
 def ensure_packages() -> None:
-    """Install what is not there, from the host's own Debian; no service is started by it."""
+    """Install missing packages from the host's own Debian, without starting their services."""
     path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     missing = sorted({p for tool, p in PACKAGES.items() if shutil.which(tool, path=path) is None})
     if not missing:
@@ -61,7 +61,7 @@ def ensure_packages() -> None:
 
 
 def enter_namespace() -> None:
-    """Begin this program anew in a mount namespace of its own."""
+    """Run this program again, in a mount namespace of its own."""
     if os.environ.get(_INSIDE):
         return
     if os.geteuid() != 0:
@@ -142,15 +142,15 @@ def room_for_pipes() -> Iterator[None]:
 
 
 def versions() -> dict[str, str]:
-    """What is being measured, and on what."""
-    told = {
+    """Versions of the measured programs and of the host."""
+    commands = {
         "libvirtd": ["libvirtd", "--version"],
         "qemu": ["qemu-system-x86_64", "--version"],
         "zstd": ["zstd", "--version"],
         "kernel": ["uname", "-r"],
     }
     found = {}
-    for name, command in told.items():
+    for name, command in commands.items():
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         words = done.stdout.splitlines()[0].split()
         numbers = (word.strip("v,") for word in words)

@@ -17,19 +17,19 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass
 class Spent:
-    """What the processes of a contestant took, in seconds and KiB."""
+    """The cost of a contestant's processes, in seconds and KiB."""
 
     cpu: float = 0.0
     peak_kib: int = 0
     said: str = ""
 
     def run(self, command: Sequence[str | Path], *, stdout: Any = subprocess.PIPE) -> str:
-        """Run a command to its end, which must be a good one."""
+        """Run a command to its end; raises if it fails."""
         process = subprocess.Popen(command, stdout=stdout, stdin=subprocess.DEVNULL)
         return self.wait(process)
 
     def wait(self, process: subprocess.Popen[bytes]) -> str:
-        """Until it has ended, which must be well."""
+        """Wait until it has ended; raises if it failed."""
         said = process.stdout.read().decode() if process.stdout else ""
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -50,7 +50,7 @@ def cpu_of(pid: int) -> float:
 
 
 def sync_file(path: Path) -> None:
-    """Only what is on the disk is safe."""
+    """Sync a file: data counts as stored only on stable storage."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,7 +60,7 @@ def sync_file(path: Path) -> None:
 
 @dataclass
 class Events:
-    """The pauses of a domain that libvirt told of."""
+    """The pauses of a domain that libvirt reported."""
 
     pauses: list[tuple[float, float]] = field(default_factory=list)
     """When each began and ended, on the monotonic clock."""
@@ -77,12 +77,12 @@ class Events:
             self._since = None
 
     def longest_ms(self) -> float:
-        """Give the longest of them in milliseconds; 0 if there was none."""
+        """The longest pause in milliseconds; 0 if there was none."""
         return 1000 * max((ended - began for began, ended in self.pauses), default=0.0)
 
 
 def start_event_loop() -> None:
-    """Once, before the first connection."""
+    """Start libvirt's event loop; call it once, before the first connection."""
     libvirt.virEventRegisterDefaultImpl()
 
     def loop() -> None:
@@ -94,7 +94,7 @@ def start_event_loop() -> None:
 
 @contextlib.contextmanager
 def listening(connection: Any) -> Iterator[Events]:
-    """Hear of every domain's pauses meanwhile."""
+    """Record every domain's pauses during the block."""
     events = Events()
     kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
     callback = connection.domainEventRegisterAny(None, kind, events.take, None)

@@ -37,7 +37,7 @@ _PLOTTED = (
 
 
 def _pause(row: Row, column: str) -> float | None:
-    """The bound works on bytes in memory: what guest was measured meanwhile is another's."""
+    """The pause; None for the reference, which reads bytes from memory and pauses no guest."""
     return None if row["contestant"].endswith("from memory") else row[column]
 
 
@@ -97,7 +97,7 @@ def cell(values: list[float | None]) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
+    """A number with three significant digits."""
     return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.1f}"
 
 
@@ -126,7 +126,7 @@ def plot(rows: list[Row], target: Path) -> None:
     axes.set_xticks(sorted({size for size, its_rate in cases if its_rate == rate}))
     axes.get_xaxis().set_major_formatter(mpl.ticker.ScalarFormatter())
     axes.set_xlabel(f"RAM in use, MiB ({rate} pages a second dirtied)")
-    axes.set_ylabel("pause told by libvirt, ms (median)")
+    axes.set_ylabel("pause reported by libvirt, ms (median)")
     axes.grid(visible=True, which="both", alpha=0.3)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize="small")
     figure.tight_layout()

@@ -2,7 +2,7 @@
 
 libvirt, QEMU, pipe, compressor, journal and guardian are the real ones. Where there is no ZFS, a
 snapshot in memory is taken in its place, which takes no time; what the real one takes has to be
-added from the lab. libvirt may be older than what reads zstd; nothing is restored here.
+added from the lab. libvirt may be too old to read zstd, because nothing is restored here.
 """
 
 import json
@@ -27,10 +27,10 @@ DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
 
 
 class ReadsZstd(LibvirtHypervisor):
-    """The real libvirt, taken for one that could restore zstd images."""
+    """The real libvirt, which claims to restore zstd images."""
 
     def reads_zstd(self) -> bool:
-        """See the class."""
+        """Claim that libvirt reads zstd."""
         return True
 
 

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.05
 
 
 def initrd(work: Path) -> Path:
-    """The dirtier as process 1, and nothing else."""
+    """An initrd with only the dirtier, as process 1."""
     program = work / "dirtier"
     source = HERE / "dirtier.c"
     subprocess.run(["gcc", "-D_GNU_SOURCE", "-O2", "-static", "-o", program, source], check=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plain zstd, zstd against the stream before, and page files: bytes, CPU, memory."""
+"""Plain zstd, zstd with the previous stream as reference, and page files: bytes, CPU, memory."""
 
 import itertools
 import resource
@@ -36,7 +36,7 @@ def zstd(source: Path, *options: str) -> float:
 
 
 def to_pages(stream: Path, pages: Path) -> float:
-    """What was written."""
+    """Write the stream's pages to a page file; returns the written MiB."""
     made: list[PageFile] = []
 
     def prepare(head: StreamHead) -> PageFile:

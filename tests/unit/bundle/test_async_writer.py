@@ -35,7 +35,7 @@ def test_the_time_spent_waiting_for_room_is_counted():
         writer.put(b"x")
     assert writer.waited == 0.0
     threading.Timer(0.2, gate.set).start()
-    for _ in range(2):  # one more than is being done and waits
+    for _ in range(2):  # one block more than are written or waiting
         writer.put(b"x")
     writer.finish()
     assert 0.1 < writer.waited < TIMEOUT_SECONDS
@@ -107,7 +107,7 @@ def test_the_queue_is_short_and_stopping_frees_a_waiting_put():
         assert not ended.is_set()
     gate.set()
     assert ended.wait(TIMEOUT_SECONDS)
-    assert len(taken) <= 1  # what waited was dropped
+    assert len(taken) <= 1  # waiting blocks were dropped
 
 
 def test_on_end_acts_at_once_if_no_block_is_being_written():

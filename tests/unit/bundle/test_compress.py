@@ -43,7 +43,7 @@ def test_output_decompresses_to_the_input(method, threads):
 
 
 @pytest.mark.parametrize("method", Compression)
-def test_an_empty_stream_can_be_unpacked_too(method):
+def test_an_empty_stream_can_be_decompressed(method):
     out = bytearray()
     start_compressor(CompressionSettings(method), out.extend).finish()
     assert unpack(method, bytes(out)) == b""
@@ -65,7 +65,7 @@ def test_the_level_matters(method):
 
 
 @pytest.mark.parametrize("level", [-7, 0, 19])
-def test_a_zstd_level_is_none_of_gzips_but_no_error(level):
+def test_a_zstd_level_is_not_used_for_gzip_and_is_no_error(level):
     out = bytearray()
     stream = start_compressor(CompressionSettings(Compression.GZIP, level), out.extend)
     stream.write(b"x" * 1000)
@@ -95,7 +95,7 @@ def test_a_full_disk_is_reported_as_a_full_disk(method):
     stream.abandon()
 
 
-def test_pigz_that_dies_is_an_error():
+def test_a_killed_pigz_is_an_error():
     stream = start_compressor(CompressionSettings(Compression.GZIP), lambda _block: None)
     stream._process.kill()
     stream._process.wait()
@@ -132,7 +132,7 @@ def test_the_numbers_are_libvirts():
         (set(), True, Compression.NONE),
     ],
 )
-def test_auto_is_the_best_that_this_host_can_undo(monkeypatch, programs, reads_zstd, chosen):
+def test_auto_is_the_best_that_this_host_can_decompress(monkeypatch, programs, reads_zstd, chosen):
     monkeypatch.setattr(compress.shutil, "which", lambda name: name if name in programs else None)
     assert choose_compression("auto", reads_zstd=reads_zstd) is chosen
 
@@ -145,7 +145,7 @@ def test_auto_is_the_best_that_this_host_can_undo(monkeypatch, programs, reads_z
         ("gzip", {"zstd"}, True, "apt install pigz"),
     ],
 )
-def test_a_wish_that_could_not_be_undone_is_refused(
+def test_a_compression_that_the_host_cannot_decompress_is_refused(
     monkeypatch, wanted, programs, reads_zstd, step
 ):
     monkeypatch.setattr(compress.shutil, "which", lambda name: name if name in programs else None)
@@ -154,6 +154,6 @@ def test_a_wish_that_could_not_be_undone_is_refused(
 
 
 @pytest.mark.parametrize("wanted", ["none", "gzip", "zstd"])
-def test_a_wish_is_granted_where_it_can_be(monkeypatch, wanted):
+def test_a_compression_that_the_host_can_decompress_is_used(monkeypatch, wanted):
     monkeypatch.setattr(compress.shutil, "which", lambda name: name)
     assert choose_compression(wanted, reads_zstd=True) == wanted

@@ -29,12 +29,12 @@ def test_bundles_that_mention_both_names_are_found(tmp_path, shelve):
 @pytest.mark.parametrize(
     "text", ["", '"tank/web"', '"s1"', '"tank/web2" "s1"', '"tank/web" "s11"', "tank/web s1"]
 )
-def test_others_are_not(tmp_path, shelve, text):
+def test_bundles_without_both_names_are_not_found(tmp_path, shelve, text):
     shelve("r1", text)
     assert find_bundles(tmp_path, "tank/web", "s1") == []
 
 
-def test_nothing_is_followed_and_nothing_hidden_is_read(tmp_path, shelve):
+def test_links_are_not_followed_and_hidden_files_are_not_read(tmp_path, shelve):
     text = '"tank/web" "s1"'
     whole = shelve("r1", text)
     shelve(".r2.partial", text)
@@ -49,7 +49,7 @@ def test_nothing_is_followed_and_nothing_hidden_is_read(tmp_path, shelve):
     assert find_bundles(tmp_path, "tank/web", "s1") == [f"{UUID}/r1"]
 
 
-def test_a_store_that_is_not_there_has_none(tmp_path):
+def test_a_missing_store_has_no_bundles(tmp_path):
     assert find_bundles(tmp_path / "none", "tank/web", "s1") == []
 
 

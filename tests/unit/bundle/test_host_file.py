@@ -80,7 +80,7 @@ def test_a_link_in_its_place_is_replaced_and_not_followed(tmp_path, precious):
 
 
 def test_a_link_that_is_planted_meanwhile_is_not_followed(tmp_path, precious, monkeypatch):
-    """The emulator owns the directory: a name may change its file between any two steps."""
+    """The emulator owns the directory, so it may replace the file between any two steps."""
     place, real = tmp_path / "vars.fd", os.fsync
 
     def plant(descriptor):
@@ -146,7 +146,7 @@ def test_a_planted_link_in_the_path_is_not_followed(tmp_path, emulators):
 
 
 @pytest.mark.parametrize("target", ["roots", "./x/../roots", "{}/roots", "again"])
-def test_a_link_of_roots_own_is(tmp_path, emulators, target):
+def test_a_link_of_roots_own_in_the_path_is_followed(tmp_path, emulators, target):
     (tmp_path / "x").mkdir()
     (tmp_path / "again").symlink_to("roots")
     (tmp_path / "moved").symlink_to(target.format(tmp_path))
@@ -155,14 +155,14 @@ def test_a_link_of_roots_own_is(tmp_path, emulators, target):
         assert os.readlink(f"/proc/self/fd/{descriptor}") == str(tmp_path / "roots")
 
 
-def test_links_that_lead_to_themselves_come_to_an_end(tmp_path):
+def test_links_in_a_circle_are_an_error(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(HostFileError):
         read_host_file(tmp_path / "a/vars.fd")
 
 
-def test_a_directory_in_its_place_stays_and_so_does_nothing_else(tmp_path):
+def test_a_directory_in_its_place_stays_and_no_temporary_file_does(tmp_path):
     (tmp_path / "vars.fd").mkdir()
     with pytest.raises(HostFileError, match="is a directory"):
         replace_host_file(tmp_path / "vars.fd", b"variables", None, None, None)

@@ -62,7 +62,7 @@ def test_splitting_and_building_gives_the_same_image(tmp_path, compression):
     made = put_together(tmp_path, entry)
     preface = read_preface(made)
     assert preface.xml == XML.rstrip(b"\0").decode()
-    assert read_preface(tmp_path / "rest1").header.compression == 0  # it is as it is
+    assert read_preface(tmp_path / "rest1").header.compression == 0  # it is stored unchanged
     payload = made.read_bytes()[preface.end :]
     assert payload.endswith(b"\x04the devices' state\x00\x06")
     again = write_image(tmp_path / "again", payload)

@@ -158,7 +158,7 @@ def test_the_pipe_holds_a_block(fifo, monkeypatch):
     assert stream_module._LARGE_PIPE > stream_module._BLOCK
 
 
-def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
+def test_a_pipe_that_may_not_be_enlarged_works_too(fifo, monkeypatch):
     """The kernel's limit for an unprivileged user."""
 
     def refuse(*_what):
@@ -170,7 +170,7 @@ def test_a_pipe_that_may_not_be_larger_does(fifo, monkeypatch):
     assert stream.finish() == BODY
 
 
-def test_all_that_is_taken_is_spent_and_counted(fifo):
+def test_all_data_that_was_read_is_stored_and_counted(fifo):
     class Counting(RateLimit):
         spent = 0
 
@@ -184,7 +184,7 @@ def test_all_that_is_taken_is_spent_and_counted(fifo):
     assert throttle.spent == stream.payload_bytes == len(BODY + CLOSING)
 
 
-def test_more_than_a_pipe_holds(fifo):
+def test_a_stream_larger_than_the_pipe_is_stored(fifo):
     sink = Sink()
     stream = RamPipe(fifo, sink)
     much = os.urandom(5 << 20)
@@ -360,7 +360,7 @@ def test_abandoning_does_not_wait_for_an_active_writer(fifo):
 
 
 def test_aborting_frees_a_writer_even_if_the_compressor_is_blocked(fifo):
-    class StandsStill(Sink):
+    class BlockedSink(Sink):
         def __init__(self):
             super().__init__()
             self.entered, self.broken = threading.Event(), threading.Event()
@@ -373,7 +373,7 @@ def test_aborting_frees_a_writer_even_if_the_compressor_is_blocked(fifo):
         def abort(self):
             self.broken.set()
 
-    sink, outcome = StandsStill(), []
+    sink, outcome = BlockedSink(), []
     stream = RamPipe(fifo, sink)
     writing = in_thread(lambda: write_for_ever(fifo, outcome))
     assert sink.entered.wait(PATIENCE)
@@ -434,7 +434,7 @@ def test_the_bottleneck_is_measured(fifo):
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     sink.announce(2 * len(BODY))
-    threading.Event().wait(0.2)  # the guest's RAM does not come
+    threading.Event().wait(0.2)  # no RAM of the guest arrives
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     stream.finish()
@@ -499,7 +499,7 @@ def test_a_limited_stream_has_no_measurement(fifo, eased):
 
 @pytest.fixture
 def small_pipe(monkeypatch):
-    """Small sizes, so that enlarging needs no privilege: 64 KiB, at most 1 MiB."""
+    """Small pipe sizes, so that enlarging needs no privilege: 64 KiB, at most 1 MiB."""
     monkeypatch.setattr(stream_module, "_BLOCK", SMALL)
     monkeypatch.setattr(stream_module, "_LARGE_PIPE", 1 << 20)
     monkeypatch.setattr(stream_module, "_REST_SECONDS", 3600)
@@ -524,7 +524,7 @@ def test_a_paused_guest_does_not_wait_for_the_store(fifo, small_pipe):
     body = os.urandom(12 * SMALL)
     pouring = in_thread(lambda: pour(fifo, body))
     assert sink.stalled.wait(PATIENCE)
-    assert pouring.is_alive()  # it can give away two blocks of twelve
+    assert pouring.is_alive()  # there is room for two blocks of twelve
     stream.enlarge_buffers()
     stream.enlarge_buffers()
     assert sink.room == 1
@@ -544,7 +544,7 @@ def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo, small_pipe
     assert stream.finish() == body
 
 
-def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
+def test_a_block_beyond_the_free_room_is_taken_too(fifo, small_pipe):
     sink = Sink()
     stream = RamPipe(fifo, sink)
     stream.enlarge_buffers()
@@ -555,7 +555,7 @@ def test_more_than_there_is_room_for_is_taken_all_the_same(fifo, small_pipe):
     assert stream.finish() == body
 
 
-def test_a_guest_waits_for_no_store_however_much_of_its_ram_is_left(
+def test_a_paused_guest_does_not_wait_for_the_store_whatever_ram_is_left(
     fifo, small_pipe, tmp_path, monkeypatch
 ):
     gate = threading.Event()
@@ -591,7 +591,7 @@ def test_without_a_larger_pipe_the_stream_continues(fifo, small_pipe, monkeypatc
     monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
     stream.enlarge_buffers()
     assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
-    pour(fifo, bytes(100))  # which there is no waiting for more after
+    pour(fifo, bytes(100))  # the reader does not wait for more after these
     assert sink.reached.wait(PATIENCE)
     sink.announce(200)
     pour(fifo, bytes(100))
@@ -607,10 +607,10 @@ def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
     ending = in_thread(getattr(stream, end))
     ending.join(PATIENCE)
     assert not ending.is_alive()
-    stream.enlarge_buffers()  # too late, and no harm
+    stream.enlarge_buffers()  # too late, which does no harm
 
 
-def test_a_stream_that_has_ended_is_given_no_room(fifo, monkeypatch):
+def test_a_stream_that_has_ended_is_not_enlarged(fifo, monkeypatch):
     """Its descriptors may have been reused by now."""
     stream = RamPipe(fifo, Sink())
     stream.abandon()
@@ -633,7 +633,7 @@ def test_the_limit_is_lifted_when_the_guest_is_paused(fifo, monkeypatch):
     stream.finish()
 
 
-def test_a_limited_stream_can_be_hurried(fifo):
+def test_the_limit_of_a_stream_can_be_lifted(fifo):
     sink = Sink(announce=2 * len(BODY))
     stream = RamPipe(fifo, sink, RateLimit(1e-6))
     pour(fifo, BODY)

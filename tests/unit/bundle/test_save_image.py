@@ -185,7 +185,7 @@ def test_progress_counts_the_stream_and_not_the_header(tmp_path):
     writer.abandon()
 
 
-# -- what must not pass -------------------------------------------------------------------------
+# -- images that are refused --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [0, 1, 91, 92, 92 + len(XML), 92 + len(XML) + 3])
@@ -242,7 +242,7 @@ def test_a_payload_that_is_no_qemu_stream_is_refused(tmp_path, compression):
         write(tmp_path / "ram.save", source, trailer=False)
 
 
-# -- what libvirt did to the payload ------------------------------------------------------------
+# -- payloads that libvirt compressed -----------------------------------------------------------
 
 
 def test_a_plain_stream_labelled_sparse_is_stored_as_plain(tmp_path):
@@ -363,7 +363,7 @@ def test_abort_while_the_compressor_is_started(tmp_path, monkeypatch):
     writer.abandon()
 
 
-def test_it_moves_as_long_as_it_takes_or_writes(tmp_path):
+def test_it_progresses_while_it_reads_or_writes(tmp_path):
     writer = SaveImageWriter(
         tmp_path / "ram.save", CompressionSettings(Compression.ZSTD, 3), trailer=False
     )

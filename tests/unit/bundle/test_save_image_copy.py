@@ -88,7 +88,7 @@ def test_where_blocks_cannot_be_shared_they_are_copied(origin, tmp_path, monkeyp
     assert payload_of(tmp_path / "copy") == images.qemu_stream()
 
 
-def test_a_copy_that_was_cut_short_cannot_be_restored(origin, tmp_path, monkeypatch):
+def test_an_interrupted_copy_cannot_be_restored(origin, tmp_path, monkeypatch):
     written = os.pwrite
 
     def full(descriptor, data, offset):

@@ -185,7 +185,7 @@ def test_an_unfinished_bundle_can_be_discarded_and_only_that(store, sealed):
     assert [path.name for path in (store.root / UUID).iterdir()] == [RUN]
 
 
-def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path):
+def test_a_store_that_cannot_be_written_is_reported_with_the_next_step(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="run snaporch as root"):
         BundleStore(tmp_path / "file" / "bundles").create(UUID, RUN)

@@ -60,7 +60,7 @@ def datasets(world):
 
 
 def nothing_of_it(world):
-    """Only the original is there."""
+    """Whether nothing of a clone is left, only the original."""
     names = [guest.name for guest in world.hypervisor.guests.values()]
     files = list(world.paths.clones.glob("*")) if world.paths.clones.exists() else []
     locks = [
@@ -90,13 +90,13 @@ def test_a_clone_lies_beside_its_origin(origin, name, made):
     assert dataset_name(origin, name) == made
 
 
-def test_names_that_zfs_does_not_take_stay_apart():
+def test_names_that_zfs_does_not_allow_give_different_datasets():
     first, second = dataset_name("tank/web", "a b"), dataset_name("tank/web", "a@b")
     assert first != second
     assert all(re.fullmatch(r"tank/web-a_b-[0-9a-f]{8}", name) for name in (first, second))
 
 
-# -- the way through ----------------------------------------------------------------------------
+# -- without failures ---------------------------------------------------------------------------
 
 
 def test_a_resumed_clone_is_where_the_original_was(original, world):
@@ -134,7 +134,7 @@ def test_a_cold_clone_is_defined_and_off(world):
     assert not made.resumed
 
 
-def test_its_marks_are_on_every_dataset(world):
+def test_every_dataset_of_a_clone_has_its_properties(world):
     made = make(world)
     names = ["snaporch:clone", "snaporch:clone-name", "snaporch:clone-of", "mountpoint"]
     found = world.pool.local_properties(names)
@@ -209,7 +209,7 @@ def test_tpm_state_in_one_file_is_a_copy(world, tmp_path, resumed):
 
 
 @pytest.mark.parametrize("resumed", [True, False])
-def test_a_tpm_that_cannot_be_redirected_is_no_clone_s(world, resumed):
+def test_a_guest_whose_tpm_cannot_be_redirected_is_not_cloned(world, resumed):
     """Nor if only the definition has it, which a resumed clone boots from later."""
     world.add_guest("tpm")
     take_snapshot(world.context, world.hypervisor.domain("tpm"), SnapshotRequest("s1"))
@@ -259,7 +259,7 @@ def test_a_volume_is_given_by_its_node(world):
     ("purpose", "given"),
     [(Purpose.CLONE, "link"), (Purpose.VERIFY, "node"), (Purpose.EXTRACT, "node")],
 )
-def test_what_lasts_is_given_the_link_to_its_volume(world, monkeypatch, purpose, given):
+def test_the_definition_names_the_link_to_its_volume(world, monkeypatch, purpose, given):
     """After the host's next boot the node may be another volume's; the link is its own."""
     node, link = world.root / "node", world.root / "link"
     node.touch()
@@ -291,13 +291,13 @@ def test_the_document(world):
 
 
 @pytest.mark.parametrize("name", ["", " x", "x ", "a/b", "-x", "a\nb"])
-def test_what_is_no_name(world, name):
+def test_invalid_names_are_refused(world, name):
     with pytest.raises(UsageError):
         make(world, name)
     assert nothing_of_it(world)
 
 
-def test_names_in_use(world):
+def test_names_in_use_are_refused(world):
     make(world)
     before = datasets(world)
     for name in ("web", "test"):
@@ -309,18 +309,18 @@ def test_names_in_use(world):
     assert datasets(world) == before
 
 
-def test_a_dataset_in_use(world):
+def test_a_dataset_in_use_is_refused(world):
     world.pool.create("tank/web-test")
     with pytest.raises(RefusedError, match="tank/web-test: exists already"):
         make(world)
 
 
-def test_a_name_too_long_for_a_dataset(world):
+def test_a_name_too_long_for_a_dataset_is_refused(world):
     with pytest.raises(RefusedError, match="too long"):
         make(world, "x" * 250)
 
 
-def test_no_ram_no_running(world):
+def test_a_snapshot_without_ram_makes_no_running_clone(world):
     world.add_guest("off", state=DomainState.OFF)
     take_snapshot(world.context, world.hypervisor.domain("off"), SnapshotRequest("s1"))
     world.hypervisor.networks = {"inner": True}
@@ -354,7 +354,7 @@ def with_a_card(world):
 
 
 def test_two_that_run_with_one_mac_address_are_not_on_one_network(world, with_a_card):
-    """Nothing can change what the guest has in its RAM."""
+    """The MAC address is in the guest's RAM, which cannot be changed."""
     make(world, "one", network="inner", text="web@card")
     with pytest.raises(RefusedError, match="one is on the network inner with the same MAC address"):
         make(world, "two", network="inner", text="web@card")
@@ -372,7 +372,7 @@ def test_two_that_run_with_one_mac_address_are_not_on_one_network(world, with_a_
 def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
     world, with_a_card, monkeypatch, place, error, said
 ):
-    """The other has come to its end meanwhile, or finds that this one loads its RAM."""
+    """The other has ended meanwhile, or finds that this one loads its RAM."""
     monkeypatch.setattr(network, "_LOADING_SECONDS", 0)
     refused = []
 
@@ -394,7 +394,7 @@ def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
     assert clones == [{"pool.clone": "two", "hypervisor.restore": "one"}[place]]
 
 
-def test_memory_is_looked_at_first(world):
+def test_memory_is_checked_first(world):
     world.memory = 1 << 20
     with pytest.raises(RefusedError, match="80 MiB of memory, 1 MiB are free"):
         make(world)
@@ -402,7 +402,7 @@ def test_memory_is_looked_at_first(world):
     make(world, resumed=False)
 
 
-def test_room_for_the_copy_of_ram_is_looked_at_first(world, monkeypatch):
+def test_room_for_the_copy_of_ram_is_checked_first(world, monkeypatch):
     usage = type("Usage", (), {"free": 10})
     monkeypatch.setattr(clone_module.shutil, "disk_usage", lambda _path: usage)
     with pytest.raises(RefusedError, match="no room for a copy"):
@@ -437,7 +437,7 @@ def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
 
 
 def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world, monkeypatch):
-    """That of an encrypted one without its key."""
+    """As an encrypted dataset is without its key."""
 
     def nowhere(dataset):
         raise clone_module.resolver.NotOnZfsError(dataset, "is not mounted", "")
@@ -448,7 +448,7 @@ def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world,
     assert nothing_of_it(world)
 
 
-def test_an_image_that_is_not_in_the_snapshot(original, world):
+def test_an_image_that_is_not_in_the_snapshot_is_refused(original, world):
     Path(original.domain.disks[0].source).unlink()
     with pytest.raises(IncompleteError, match="not in the snapshot"):
         make(world)
@@ -456,7 +456,7 @@ def test_an_image_that_is_not_in_the_snapshot(original, world):
 
 
 @pytest.mark.parametrize("change", ["gone", "other"])
-def test_a_zfs_snapshot_that_is_missing_or_another(world, change):
+def test_a_missing_or_replaced_zfs_snapshot_is_refused(world, change):
     if change == "gone":
         world.pool.destroy_snapshots(["flash/web@s1"])
     else:
@@ -465,7 +465,7 @@ def test_a_zfs_snapshot_that_is_missing_or_another(world, change):
         source(world)
 
 
-# -- failing half way ---------------------------------------------------------------------------
+# -- failures half way --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -477,7 +477,7 @@ def test_a_zfs_snapshot_that_is_missing_or_another(world, change):
         ("hypervisor.restore", KeyboardInterrupt()),
     ],
 )
-def test_what_fails_leaves_nothing(world, place, error):
+def test_a_clone_that_fails_leaves_nothing(world, place, error):
     world.hooks.at[place] = failing(error)
     with pytest.raises(type(error)):
         make(world)
@@ -495,7 +495,7 @@ def failing_copy(*_arguments):
     raise OSError(28, "No space left on device", "/clones/ram.save")
 
 
-def test_a_signal_is_obeyed(world):
+def test_a_signal_ends_a_clone(world):
     def signal():
         world.context.interrupt.signum = 15
 
@@ -505,11 +505,11 @@ def test_a_signal_is_obeyed(world):
     assert nothing_of_it(world)
 
 
-# -- what is left by one that was killed ---------------------------------------------------------
+# -- leftovers of a killed clone ----------------------------------------------------------------
 
 
 class Killed(BaseException):
-    """Nothing is cleaned up."""
+    """The process is killed, and cleans nothing up."""
 
 
 def kill_at(world, monkeypatch, place, **request):
@@ -522,7 +522,7 @@ def kill_at(world, monkeypatch, place, **request):
 
 
 @pytest.mark.parametrize("place", ["pool.clone", "hypervisor.define", "hypervisor.restore"])
-def test_leftovers_are_swept(original, world, monkeypatch, place):
+def test_leftovers_of_killed_clones_are_removed(original, world, monkeypatch, place):
     kill_at(world, monkeypatch, place)
     assert not nothing_of_it(world)
     left = datasets(world), sorted(world.hypervisor.guests)
@@ -553,7 +553,7 @@ def test_a_clone_that_was_finished_between_two_looks_stays(world, monkeypatch):
     assert "tank/web-test" in datasets(world)
 
 
-def test_what_is_being_made_is_no_leftover(world):
+def test_a_clone_that_is_being_made_is_no_leftover(world):
     with new_clone(world.context, "temporary", Purpose.VERIFY, "web@s1") as uuid:
         assert remove_unfinished(world.context) == []
         assert (world.paths.clones / uuid / "making").exists()
@@ -634,7 +634,7 @@ def test_a_clone_that_another_guest_has_mounted_stays_whole(original, world):
     assert nothing_of_it(world)
 
 
-def test_what_another_guest_has_mounted_is_not_waited_for(original, world):
+def test_a_clone_that_another_guest_has_mounted_is_not_waited_for(original, world):
     make(world)
     world.hooks.at["hypervisor.destroy"] = lambda: world.pool.foreign.append(
         ForeignMount("tank/web-test", "the guest db", "u-db")
@@ -647,11 +647,11 @@ def test_what_another_guest_has_mounted_is_not_waited_for(original, world):
     assert nothing_of_it(world)
 
 
-def test_what_is_no_clone_is_not_deleted(original, world):
+def test_a_domain_that_is_no_clone_is_not_deleted(original, world):
     with pytest.raises(RefusedError, match="not a clone that snaporch made"):
         delete_clone(world.context, "web")
     with pytest.raises(NotFoundError):
-        delete_clone(world.context, "nobody")
+        delete_clone(world.context, "absent")
     assert nothing_of_it(world)
     assert world.guest("web").state is DomainState.RUNNING
 
@@ -722,7 +722,7 @@ def test_a_clone_that_another_domain_uses_stays(world, monkeypatch):
         delete_clone(world.context, "test")
 
 
-def test_what_was_set_on_the_original_itself_and_matters_is_set_on_the_clone(story, world):
+def test_local_properties_that_matter_are_copied_to_the_clone(story, world):
     world.pool.set_properties(["tank/web"], {"sync": "always", "quota": "1G", "mountpoint": "/x"})
     make(world)
     wanted = ["sync", "quota", "mountpoint"]

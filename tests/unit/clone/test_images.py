@@ -1,4 +1,4 @@
-"""Where a clone's images are: never where the original's are."""
+"""A clone's images are never the original's."""
 
 import json
 import os
@@ -24,14 +24,14 @@ from snaporch.verify.verify import VerifyOptions, verify
 
 
 def write_to(path):
-    """As a blockcommit does."""
+    """Write to it as a blockcommit does."""
     before = path.stat().st_mtime_ns
     path.write_bytes(b"rAw")
     os.utime(path, ns=(before + 1, before + 1))
 
 
 def replace(path):
-    """By another of the same size and age."""
+    """Replace it by another file of the same size and age."""
     status, fresh = path.stat(), path.with_suffix(".new")
     fresh.write_bytes(b"rAw")
     os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
@@ -39,12 +39,12 @@ def replace(path):
 
 
 def delete(path):
-    """Gone."""
+    """Remove it."""
     path.unlink()
 
 
 def lead_elsewhere(path):
-    """A link to another."""
+    """Replace it by a link to another file."""
     other = path.with_suffix(".other")
     other.write_bytes(b"raw")
     path.unlink()
@@ -80,7 +80,7 @@ class Layout:
         return self.world.paths.clones / made.uuid / "disk0"
 
     def images(self):
-        """What the clone's definition names, top first."""
+        """The images that the clone's definition names, top first."""
         live = self.world.guest("test").live
         (disk,) = disks(parse(live))
         return [disk.source, *backing_chain(parse(live), "vda")]
@@ -119,8 +119,8 @@ def test_an_image_that_is_a_link_within_its_dataset(world, absolute):
     assert layout.images() == [str(where / "real/disk.img")]
 
 
-def test_a_link_that_was_set_to_another_since_is_not_believed(layout, tmp_path):
-    """It is outside of the dataset, and no snapshot has it."""
+def test_after_a_link_was_changed_the_file_of_the_snapshot_is_cloned(layout, tmp_path):
+    """The link is outside of the dataset, and in no snapshot."""
     layout.put("then.img", b"then").put("other.img", b"other")
     link = tmp_path / "link.img"
     link.symlink_to(layout.live / "then.img")
@@ -134,8 +134,8 @@ def test_a_link_that_was_set_to_another_since_is_not_believed(layout, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["/elsewhere.img", "../other/disk.img", "real/../../../x"])
-def test_a_link_that_was_put_there_since_does_not_lead_out(layout, target):
-    """The dataset is what was snapshotted; the fake's clones have what is there now."""
+def test_a_link_made_since_the_snapshot_does_not_lead_out_of_the_dataset(layout, target):
+    """The test changes the live dataset, because the fake's clones have its present files."""
     layout.put("top.img", qcow2()).put("real/x", b"").snapshot()
     (layout.live / "top.img").unlink()
     (layout.live / "top.img").symlink_to(target)
@@ -144,7 +144,7 @@ def test_a_link_that_was_put_there_since_does_not_lead_out(layout, target):
     assert layout.nothing_was_made()
 
 
-def test_links_in_a_circle_end(layout):
+def test_links_in_a_circle_are_refused(layout):
     layout.put("top.img", qcow2()).snapshot()
     (layout.live / "top.img").unlink()
     (layout.live / "top.img").symlink_to("top.img")
@@ -153,8 +153,8 @@ def test_links_in_a_circle_end(layout):
     assert layout.nothing_was_made()
 
 
-def test_what_is_mounted_in_it_is_not_in_it():
-    """Of any host: what lies on another file system is in no snapshot of this one."""
+def test_a_file_on_another_file_system_is_not_in_the_snapshot():
+    """This holds on any host: files on another file system are in no snapshot of this one."""
     here = PurePosixPath("/")
     with (
         pytest.raises(LeadsOutError, match="proc is on another file system"),
@@ -164,8 +164,8 @@ def test_what_is_mounted_in_it_is_not_in_it():
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_not_opened(tmp_path, make):
-    """A pipe would be waited for."""
+def test_only_regular_files_are_opened(tmp_path, make):
+    """Opening a pipe would block."""
     make(tmp_path / "top.img")
     home = PurePosixPath("/tank")
     with (
@@ -200,8 +200,8 @@ def test_a_base_that_no_domain_writes_to_is_shared(layout, tmp_path):
     assert layout.images()[1] == str(golden)
 
 
-def test_a_base_that_is_not_there_may_only_be_away(layout, tmp_path):
-    """Its file system may not be mounted: that is no verdict on the snapshot."""
+def test_a_missing_base_does_not_make_the_snapshot_damaged(layout, tmp_path):
+    """Its file system may not be mounted, which says nothing about the snapshot."""
     golden = tmp_path / "golden.img"
     golden.write_bytes(b"raw")
     layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
@@ -214,7 +214,7 @@ def test_a_base_that_is_not_there_may_only_be_away(layout, tmp_path):
 
 
 @pytest.mark.parametrize("change", [write_to, replace, lead_elsewhere])
-def test_a_base_that_is_not_what_it_was_is_not(layout, tmp_path, change):
+def test_a_base_that_was_changed_is_not_shared(layout, tmp_path, change):
     golden = tmp_path / "golden.img"
     golden.write_bytes(b"raw")
     layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
@@ -226,16 +226,16 @@ def test_a_base_that_is_not_what_it_was_is_not(layout, tmp_path, change):
     assert layout.nothing_was_made()
 
 
-def test_a_base_that_was_not_below_it_then_is_not(layout, tmp_path):
+def test_a_base_that_was_added_since_is_not_shared(layout, tmp_path):
     layout.put("top.img", qcow2()).snapshot()
     secret = tmp_path / "secret"
-    secret.write_bytes(b"of somebody else")
+    secret.write_bytes(b"of another user")
     layout.put("top.img", qcow2(str(secret), "raw"))
     with pytest.raises(IncompleteError, match="has changed since the snapshot"):
         layout.clone()
 
 
-def test_a_bundle_that_does_not_say_what_lies_beneath_is_taken_as_it_is(layout, tmp_path):
+def test_a_bundle_without_data_of_backing_files_is_accepted(layout, tmp_path):
     golden = tmp_path / "golden.img"
     golden.write_bytes(b"raw")
     layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
@@ -250,7 +250,7 @@ def test_a_bundle_that_does_not_say_what_lies_beneath_is_taken_as_it_is(layout, 
     assert layout.images()[1] == str(golden)
 
 
-def test_a_base_that_another_writes_to_is_not(layout, world):
+def test_a_base_that_another_domain_writes_to_is_not_shared(layout, world):
     other = world.image("flash/other", "disk.img")
     layout.put("top.img", qcow2(str(other), "raw")).snapshot()
     world.add_guest("other", {}, more=(DiskSpec("vda", str(other)),))
@@ -259,8 +259,8 @@ def test_a_base_that_another_writes_to_is_not(layout, world):
 
 
 @pytest.mark.parametrize("name", ["nbd://host/x", 'json:{"driver":"nbd"}', "file:/etc/passwd"])
-def test_what_is_no_path_is_not_followed(layout, name):
-    """Whatever its header says, of a snapshot that an earlier snaporch took."""
+def test_a_backing_name_that_is_no_path_is_not_followed(layout, name):
+    """The header is of a snapshot that an earlier snaporch took, and may contain anything."""
     layout.put("top.img", qcow2()).snapshot().put("top.img", qcow2(name, "raw"))
     with pytest.raises(SharedError, match="not a path"):
         layout.clone()
@@ -280,7 +280,7 @@ def test_a_data_file_beside_its_image_is_the_clones(layout):
 
 @pytest.mark.parametrize("name", ["{live}/data", "../../flash/x", "nbd:x", "", "link"])
 def test_a_data_file_that_a_clone_would_share_is_refused(layout, name):
-    """And a verification does not run it."""
+    """A verification does not run it either."""
     (layout.live / "link").symlink_to(layout.live / "data")
     layout.put("data", b"x").put("top.img", qcow2()).snapshot()
     layout.put("top.img", qcow2(data_file=name.format(live=layout.live)))
@@ -308,14 +308,14 @@ def test_an_image_that_is_not_of_its_format_is_damaged(layout):
         layout.clone()
 
 
-def test_a_backing_file_of_no_known_format(layout):
+def test_a_backing_file_of_an_unknown_format_is_refused(layout):
     layout.put("base.img", qcow2()).put("top.img", qcow2()).snapshot()
     layout.put("top.img", qcow2("base.img"))
     with pytest.raises(SharedError, match="format"):
         layout.clone()
 
 
-def test_a_chain_without_an_end(layout):
+def test_a_chain_without_an_end_is_refused(layout):
     layout.put("top.img", qcow2()).snapshot().put("top.img", qcow2("top.img", "qcow2"))
     with pytest.raises(SharedError, match="more than 64"):
         layout.clone()

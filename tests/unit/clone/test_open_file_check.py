@@ -1,4 +1,4 @@
-"""Which of the files that an emulator has open are a clone's own."""
+"""The files that an emulator may have open: only those of the clone."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from snaporch.model import DomainState
 
 @pytest.fixture
 def check(world, tmp_path):
-    """Looks at a clone that has these paths open; whether it may run."""
+    """Checks a clone that has these paths open; returns the reason why it may not run."""
     world.add_guest("test", {}, state=DomainState.RUNNING)
     uuid = world.guest("test").uuid
     directory = tmp_path / "clones" / uuid
@@ -36,7 +36,7 @@ def opened(path, *, writable=True, said=None):
     return OpenFile(str(said or path), os.stat(path), writable)
 
 
-def test_its_own_files(check):
+def test_its_own_files_may_be_open(check):
     image, log = check.directory / "disk0" / "a.img", check.directory / "serial.log"
     for path in (image, log):
         path.touch()
@@ -63,12 +63,12 @@ def test_files_without_data_are_harmless(check):
 
 
 @pytest.mark.parametrize("device", ["/dev/kmsg", "/dev/mem", "/dev/loop-control"])
-def test_other_devices(check, device):
+def test_other_devices_are_refused(check, device):
     if os.path.exists(device):
         assert device in check(opened(device))
 
 
-def test_a_file_of_the_host(check, tmp_path):
+def test_a_file_of_the_host_is_refused(check, tmp_path):
     (tmp_path / "vars.fd").touch()
     assert "vars.fd" in check(opened(tmp_path / "vars.fd"))
     assert not check(opened(tmp_path / "vars.fd", writable=False))
@@ -80,6 +80,6 @@ def test_a_disk_that_another_writes_to_is_not_even_read(check, world):
     assert path in check(opened(path, writable=False))
 
 
-def test_its_volumes(check, tmp_path):
+def test_its_own_volumes_may_be_open(check, tmp_path):
     (tmp_path / "node").touch()
     assert not check(opened(tmp_path / "node"), nodes=[tmp_path / "node"])

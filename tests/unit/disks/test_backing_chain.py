@@ -1,4 +1,4 @@
-"""What lies beneath a guest's disks is snapshotted with them, or known again."""
+"""Files beneath a guest's disks are snapshotted with them, or identified again later."""
 
 import os
 from xml.etree import ElementTree
@@ -87,7 +87,7 @@ def test_a_backing_file_in_a_dataset_of_the_guest(chain, world, state):
 
 
 @pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
-def test_a_backing_file_in_another_dataset_is_known_again(chain, elsewhere, state):
+def test_a_backing_file_in_another_dataset_is_identified(chain, elsewhere, state):
     chain.write(qcow2(str(elsewhere), "raw"), state=state)
     assert chain.beneath() == [(str(elsewhere), None, True)]
     (file,) = chain.plan().beneath
@@ -101,7 +101,7 @@ def test_the_whole_chain(chain, world, elsewhere):
     assert chain.beneath() == [(str(middle), "tank/web", False), (str(elsewhere), None, True)]
 
 
-def test_what_libvirt_spells_counts_and_not_the_header(chain, world, elsewhere):
+def test_libvirts_chain_takes_precedence_over_the_header(chain, world, elsewhere):
     base = world.image("tank/web", "base.img")
     chain.write(qcow2("/nowhere", "raw")).spell(store(base, more="<backingStore/>"))
     assert chain.beneath() == [(str(base), "tank/web", False)]
@@ -111,7 +111,7 @@ def test_a_chain_that_libvirt_ends(chain):
     assert chain.write(qcow2("/nowhere", "raw")).spell("<backingStore/>").beneath() == []
 
 
-def test_where_libvirt_stops_spelling_the_header_goes_on(chain, world, elsewhere):
+def test_where_libvirts_chain_stops_the_headers_are_read(chain, world, elsewhere):
     middle = world.image("tank/web", "middle.img")
     middle.write_bytes(qcow2(str(elsewhere), "raw"))
     chain.write(qcow2()).spell(store(middle, "qcow2"))
@@ -153,7 +153,7 @@ def test_a_data_file_of_a_backing_file_is_only_read(chain, world, elsewhere):
 
 @pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
 def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
-    """One that is off may be the template that the image belongs to."""
+    """The disk of a guest that is off may be the image's template."""
     world.add_guest("other", {}, more=(DiskSpec("vda", str(elsewhere)),), state=state)
     chain.write(qcow2(str(elsewhere), "raw"))
     if state is DomainState.OFF:
@@ -185,7 +185,7 @@ def test_an_unknown_chain_is_refused(chain, content, reason):
 
 @pytest.fixture
 def device(elsewhere):
-    """A golden device, for which a pipe stands."""
+    """A golden device; a pipe takes its place."""
     os.mkfifo(elsewhere.with_name("device"))
     return elsewhere.with_name("device")
 
@@ -202,8 +202,8 @@ def test_a_golden_device_is_reported_and_refused_only_with_overlays(chain, world
         (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).beneath
         assert file.is_unknown
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
-    told = f"a later change of it cannot be detected: {device}, beneath vda"
-    assert any(told in note for note in world.heard.notes)
+    warning = f"a later change of it cannot be detected: {device}, beneath vda"
+    assert any(warning in note for note in world.heard.notes)
 
 
 def test_an_unverifiable_file_is_restored_only_if_permitted(chain, world, device):
@@ -278,7 +278,7 @@ def test_formats_whose_headers_are_not_read(chain, form):
 @pytest.mark.parametrize(("form", "known"), [("vmdk", False), ("qed", True), ("vdi", True)])
 @pytest.mark.parametrize("spelled", [True, False])
 def test_images_of_other_formats_beneath_a_disk(chain, world, elsewhere, form, known, spelled):
-    """What libvirt spells is all there is beneath them, but for a vmdk's extents."""
+    """libvirt's chain has all files beneath them, except the extents of a vmdk."""
     chain.write(qcow2(str(elsewhere), form))
     if spelled:
         chain.spell(store(elsewhere, form, "<backingStore/>"))
@@ -289,8 +289,8 @@ def test_images_of_other_formats_beneath_a_disk(chain, world, elsewhere, form, k
         chain.plan()
 
 
-def test_what_a_vmdk_names_may_be_in_no_snapshot(chain, world):
-    """Even if it is itself."""
+def test_an_extent_of_a_vmdk_may_be_in_no_snapshot(chain, world):
+    """Also if the extent is the file itself."""
     base = world.image("tank/web", "base.vmdk")
     chain.write(qcow2("base.vmdk", "vmdk"))
     assert chain.beneath() == [(str(base), None, False)]
@@ -311,7 +311,7 @@ def test_a_disk_that_is_left_out_is_not_followed(chain):
 
 
 def test_a_data_file_gets_no_overlay(chain, world):
-    """qemu-img would have to believe the header; libvirt before 10.10 does not know of it."""
+    """qemu-img would have to trust the header; libvirt before 10.10 has no data files."""
     world.image("tank/web", "data.raw")
     chain.write(qcow2(data_file="data.raw"))
     with pytest.raises(RefusedError, match=r"vda has a data file .*only libvirt could commit"):

@@ -42,13 +42,13 @@ def test_the_emulators_user_can_pass_through_the_directory_and_do_nothing_else(t
 
 
 @pytest.mark.parametrize("plant", ["link", "dangling link", "file"])
-def test_what_is_in_the_place_of_an_overlay_is_not_touched(qemu_img, tmp_path, plant):
+def test_a_file_in_the_place_of_an_overlay_is_not_touched(qemu_img, tmp_path, plant):
     qemu_img()
     precious, place = tmp_path / "precious", tmp_path / "vda.qcow2"
     if plant != "dangling link":
         precious.write_text("not the guest's")
     if plant == "file":
-        place.write_text("somebody's")
+        place.write_text("another user's")
     else:
         place.symlink_to(precious)
     with pytest.raises(FileExistsError):
@@ -66,7 +66,7 @@ def test_an_overlay_that_cannot_be_made_is_not_left(qemu_img, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_cannot_be_made_says_what_to_do(tmp_path):
+def test_a_directory_that_cannot_be_made_is_reported_with_the_next_step(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="run snaporch as root"):
         overlay_files.make_directory(tmp_path / "file" / "run")
@@ -114,14 +114,14 @@ def test_the_output_of_qemu_img_is_reported_on_one_line(qemu_img, tmp_path):
         ('[{"depth": 0, "present": true, "zero": true}]', True),
     ],
 )
-def test_writes_are_what_lies_in_the_top_image(qemu_img, tmp_path, regions, written):
+def test_writes_are_the_data_of_the_top_image(qemu_img, tmp_path, regions, written):
     qemu_img(out=regions)
     overlay = disk(tmp_path)
     Path(overlay.overlay).write_bytes(qcow2(overlay.base, overlay.base_format))
     assert overlay_files.holds_writes(overlay, None) is written
 
 
-def test_an_overlay_of_another_base_is_not_believed_to_hold_nothing(qemu_img, tmp_path):
+def test_an_overlay_that_names_another_base_may_hold_writes(qemu_img, tmp_path):
     """Its header was changed, by the emulator or by a commit that believed it."""
     qemu_img(out="[]")
     overlay = disk(tmp_path)
@@ -149,7 +149,7 @@ def test_a_layer_below_the_base_may_refuse_a_new_owner(monkeypatch, kept):
     assert sorted(given) == [0, 0, 1, 1][: 2 * kept]
 
 
-def test_who_has_a_file_open_is_found_by_its_number(tmp_path):
+def test_the_processes_with_a_file_open_are_found_by_its_number(tmp_path):
     (tmp_path / "vda.qcow2").touch()
     (tmp_path / "vdb.qcow2").touch()
     with (tmp_path / "vda.qcow2").open():
@@ -158,7 +158,7 @@ def test_who_has_a_file_open_is_found_by_its_number(tmp_path):
     assert overlay_files.open_somewhere([tmp_path / "vda.qcow2"]) is None
 
 
-def test_files_that_cannot_be_the_one_are_not_asked_for_their_status(tmp_path, monkeypatch):
+def test_files_with_another_name_are_not_accessed(tmp_path, monkeypatch):
     """On a dead mount, stat(2) never returns."""
     overlay, other = tmp_path / "vda.qcow2", tmp_path / "other"
     overlay.touch()

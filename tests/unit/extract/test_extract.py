@@ -100,7 +100,7 @@ def test_several_disks_do_not_go_into_one_file(story, world, tmp_path):
         choose_disks(source(world), None, tmp_path / "x")
 
 
-def test_a_disk_that_there_is_not(story, world, tmp_path):
+def test_a_missing_disk_is_refused(story, world, tmp_path):
     with pytest.raises(NotFoundError, match="vda, vdb"):
         choose_disks(source(world), "vdz", tmp_path)
 
@@ -113,13 +113,13 @@ def test_nothing_is_overwritten(story, world, tmp_path):
         choose_disks(source(world), "vda", tmp_path / "absent" / "x")
 
 
-def test_an_image_that_is_not_there(story, world, tmp_path):
+def test_a_missing_image_is_an_error(story, world, tmp_path):
     with pytest.raises(IncompleteError):
         copy(world, tmp_path / "out.raw")
     assert list(tmp_path.glob("*out*")) == []
 
 
-def test_a_disk_can_be_had_without_the_rest_of_the_bundle(story, world, tmp_path):
+def test_a_disk_is_extracted_although_the_bundle_is_incomplete(story, world, tmp_path):
     (Path(story.record.bundle) / "ram.save").unlink()
     in_snapshot(world, "tank/web", "web-vda.img", b"content")
     copy(world, tmp_path / "out.raw")
@@ -144,8 +144,8 @@ def test_a_full_disk_leaves_nothing(world, tmp_path, monkeypatch, kind):
     assert [dataset.name for dataset in world.pool.datasets()] == ["tank/vol"]
 
 
-def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
-    """A read that ends at it gives what lies before it; the next one fails."""
+def test_a_damaged_block_is_an_error_and_no_zeros(story, world, tmp_path, monkeypatch):
+    """A read that ends at it returns the data before it; the next read fails."""
     in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
     read = os.pread
 
@@ -160,7 +160,7 @@ def test_a_damaged_block_is_not_taken_for_zeros(story, world, tmp_path, monkeypa
     assert list(tmp_path.glob("*out*")) == []
 
 
-def test_what_ends_too_early_is_not_taken_for_zeros(story, world, tmp_path, monkeypatch):
+def test_a_disk_that_ends_too_early_is_an_error_and_no_zeros(story, world, tmp_path, monkeypatch):
     in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
     monkeypatch.setattr(reading.os, "pread", lambda *_: b"")
     with pytest.raises(RunFailedError, match="no data can be read at byte 0"):
@@ -168,7 +168,7 @@ def test_what_ends_too_early_is_not_taken_for_zeros(story, world, tmp_path, monk
 
 
 def test_a_link_is_followed_within_the_snapshot_and_not_out_of_it(story, world, tmp_path):
-    """An absolute link names the original, whose file is of today."""
+    """An absolute link names a file of the original, which has changed since."""
     live = Path(story.domain.disks[0].source)
     live.write_bytes(b"now")
     in_snapshot(world, "tank/web", "then.img", b"then")
@@ -183,8 +183,8 @@ def test_a_link_is_followed_within_the_snapshot_and_not_out_of_it(story, world, 
     assert not (tmp_path / "other.raw").exists()
 
 
-def test_a_link_that_was_set_to_another_since_is_not_believed(world, tmp_path):
-    """The image was found by way of a link outside of its dataset."""
+def test_after_a_link_was_changed_the_file_of_the_snapshot_is_copied(world, tmp_path):
+    """The path of the image was a link outside of its dataset."""
     for name in ("then", "other"):
         world.image("tank/web", f"{name}.img")
         in_snapshot(world, "tank/web", f"{name}.img", name.encode())
@@ -201,7 +201,7 @@ def test_a_link_that_was_set_to_another_since_is_not_believed(world, tmp_path):
 @pytest.mark.parametrize(
     ("names", "notes"), [({}, 0), ({"backing": "base"}, 1), ({"data_file": "data"}, 1)]
 )
-def test_other_files_of_an_image_are_spoken_of(story, world, tmp_path, names, notes):
+def test_other_files_of_an_image_are_reported(story, world, tmp_path, names, notes):
     entry = source(world).disks[0].model_copy(update={"format": "qcow2"})
     (tmp_path / "image").write_bytes(qcow2(**names))
     extract_module._note_missing_files(world.context, source(world), entry, tmp_path / "image")

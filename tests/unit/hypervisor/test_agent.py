@@ -93,7 +93,7 @@ def test_it_freezes_all_or_the_named_file_systems(guest):
     ]
 
 
-def test_everybodys_time_limit_is_left_alone(guest):
+def test_the_time_limit_of_other_programs_is_not_changed(guest):
     agent.freeze(guest, (), 7)
     agent.thaw(guest, 7)
     assert guest.limits == []
@@ -108,7 +108,7 @@ def test_the_limit_for_libvirts_own_requests_is_reset(guest):
 
 @pytest.mark.parametrize("status", [None, LATE])
 def test_a_freeze_without_an_answer_may_have_frozen_some_or_do_so_later(guest, status):
-    """It is not thawed here: the caller has recorded that it may have to be."""
+    """It is not thawed here: the caller has recorded that a thaw may be needed."""
     guest.freeze_fails, guest.status = LATE, status
     with pytest.raises(
         HypervisorError, match="web: its agent did not freeze: guest agent did not"
@@ -119,7 +119,7 @@ def test_a_freeze_without_an_answer_may_have_frozen_some_or_do_so_later(guest, s
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_a_refused_freeze_froze_nothing_or_is_another_programs(guest, frozen):
+def test_after_a_refused_freeze_any_frozen_state_is_another_programs(guest, frozen):
     guest.freeze_fails, guest.frozen = REFUSED, frozen
     with pytest.raises(NotFrozenByUsError, match="not allowed") as caught:
         agent.freeze(guest, (), 7)
@@ -134,7 +134,7 @@ def test_a_refusal_of_an_agent_that_then_does_not_answer_is_in_doubt(guest):
     assert not isinstance(caught.value, NotFrozenByUsError)
 
 
-def test_a_thaw_is_believed_when_the_agent_confirms_it(guest):
+def test_a_thaw_counts_only_if_the_agent_confirms_it(guest):
     guest.frozen, guest.thaws_to_fail = True, 1
     agent.thaw(guest, 7)
     assert not guest.frozen
@@ -163,7 +163,7 @@ def test_a_thaw_that_failed_because_nothing_was_frozen_is_done(guest):
     [libvirt.libvirtError("not connected"), "", "{", "[]", "null", "{}", '{"error": {}}'],
     ids=str,
 )
-def test_an_agent_that_makes_no_sense(guest, answer):
+def test_an_invalid_answer_of_the_agent_is_an_error(guest, answer):
     guest.answer = answer
     assert agent.frozen(guest) is None
     assert not agent.answers(guest, 1)

@@ -27,6 +27,6 @@ def test_a_profile_names_the_target_of_a_link(base, tmp_path):
     assert denies_writing(UUID, str(tmp_path / "link"), tmp_path)
 
 
-def test_other_images_and_guests_are_not(base, tmp_path):
+def test_other_images_and_guests_are_not_denied(base, tmp_path):
     assert not denies_writing(UUID, "/overlays/r/vda.qcow2", tmp_path)
     assert not denies_writing(UUID.replace("7", "8"), str(base), tmp_path)

@@ -118,13 +118,13 @@ def commit(guest, *disks, on_stage=lambda stage: None, patience=SLOW):
         raise error
 
 
-def test_commit_ready_pivot():
+def test_a_disk_is_committed_and_pivoted_when_it_is_ready():
     guest = Guest(VDA)
     commit(guest, VDA)
     assert guest.log == ["commit vda", "pivoting", "pivot vda"]
 
 
-def test_all_disks_side_by_side():
+def test_all_disks_are_committed_at_the_same_time():
     guest = Guest(VDA, VDB)
     commit(guest, VDA, VDB)
     assert guest.log == ["commit vda", "commit vdb", "pivoting", "pivot vda", "pivot vdb"]
@@ -180,7 +180,7 @@ def test_a_foreign_job_is_not_touched():
 
 
 @pytest.mark.parametrize("job", ["copy", "active-commit"])
-def test_nor_is_one_on_a_disk_that_came_home(job):
+def test_a_foreign_job_on_a_disk_on_its_base_is_not_touched(job):
     """Another program may commit the base itself into another image, for any time."""
     guest = Guest(VDA)
     guest.disks["vda"].on_overlay = False
@@ -226,7 +226,7 @@ def test_libvirts_reason_is_reported():
 
 def test_a_job_lost_by_a_killed_libvirtd_is_reported_and_left_alone():
     guest = Guest(VDA)
-    guest.dismissed = 1  # it has the job, and no mirror
+    guest.dismissed = 1  # libvirtd has lost the mirror, and the job is still there
 
     def fail(*_):
         raise libvirt.libvirtError("disk 'vda' already in active block job")
@@ -318,7 +318,7 @@ def test_a_disk_that_fails_does_not_keep_the_others_from_their_bases(fail):
     assert "pivot vda" not in guest.log
 
 
-def test_where_apparmor_confines_the_guest_it_does(monkeypatch):
+def test_where_apparmor_confines_the_guest_a_failed_disk_stops_the_others(monkeypatch):
     """A pivot makes libvirt write a profile that denies the remaining disk its base."""
     monkeypatch.setattr(module, "is_confined", lambda _uuid: True)
     guest = Guest(VDA, VDB)
@@ -328,7 +328,7 @@ def test_where_apparmor_confines_the_guest_it_does(monkeypatch):
     assert guest.disks["vdb"].on_overlay
 
 
-def test_one_that_is_detached_while_it_is_committed_does_not_either():
+def test_a_disk_detached_during_the_commit_does_not_stop_the_others():
     guest = Guest(VDA, VDB)
 
     def step():
@@ -397,7 +397,7 @@ def test_after_the_time_limit_the_guest_is_suspended_until_the_commit_caught_up(
     assert guest.running
 
 
-def test_before_that_it_runs(clocked):
+def test_before_the_time_limit_the_guest_runs(clocked):
     guest = clocked(VDA)
     only_ready_while_still(guest)
     commit(guest, VDA, patience=CommitTimeouts(running=60))
@@ -418,7 +418,7 @@ def test_each_suspension_is_longer_and_the_guest_runs_in_between(clocked):
     assert guest.running
 
 
-def test_a_guest_that_does_not_run_is_left_so(clocked):
+def test_a_guest_that_does_not_run_is_not_resumed(clocked):
     guest = clocked(VDA)
     guest.running = False
     only_ready_while_still(guest)
@@ -479,7 +479,7 @@ def test_a_guest_is_not_suspended_if_the_stage_cannot_be_reported(clocked):
     assert "suspend" not in guest.log
 
 
-def test_a_commit_that_does_not_move_is_given_up(clocked):
+def test_a_stalled_commit_fails(clocked):
     guest = clocked(VDA)
     guest.step = lambda: None
     with pytest.raises(HypervisorError, match="has not moved for 300 s"):
@@ -487,14 +487,14 @@ def test_a_commit_that_does_not_move_is_given_up(clocked):
     assert 300 <= guest.clock < 400
 
 
-def test_a_pivot_that_never_comes_is_given_up(clocked):
+def test_a_stalled_pivot_fails(clocked):
     guest = clocked(VDA)
     guest.pivots_to_refuse = 1 << 30
     with pytest.raises(HypervisorError, match="has not moved"):
         commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
 
 
-def test_a_pivot_is_waited_for_as_long_as_all_before_it(clocked):
+def test_a_pivot_has_the_time_limit_of_the_copy(clocked):
     guest = clocked(VDA)
     guest.pivots_to_refuse = 1 << 30
 
@@ -508,7 +508,7 @@ def test_a_pivot_is_waited_for_as_long_as_all_before_it(clocked):
 
 
 @pytest.mark.parametrize("figure", ["copied", "length"])
-def test_a_commit_that_moves_is_waited_for(clocked, figure):
+def test_a_commit_that_progresses_is_waited_for(clocked, figure):
     """The job progresses, or the guest has written more."""
     guest = clocked(VDA)
 

@@ -76,7 +76,7 @@ def test_it_is_marked_and_the_mark_is_known():
     assert clone_of(ElementTree.tostring(root, encoding="unicode")) == "web@s1"
 
 
-def test_a_mark_that_was_copied_along_counts_for_nothing():
+def test_a_copied_mark_is_ignored():
     text = ElementTree.tostring(rewritten(), encoding="unicode")
     assert clone_of(text.replace(f"<uuid>{NEW}", f"<uuid>{OLD}")) is None
     assert clone_of(domain()) is None
@@ -101,7 +101,7 @@ def test_its_disks_are_its_own():
     assert "/tank/web" not in make_clone_xml(text, identity()).xml
 
 
-def test_a_disk_that_the_xml_has_not_is_refused():
+def test_a_disk_that_is_not_in_the_xml_is_refused():
     with pytest.raises(RefusedError, match="no disk vdz"):
         make_clone_xml(domain(), identity(disks={**DISKS, "vdz": CloneDisk("/x", "file")}))
 
@@ -203,7 +203,7 @@ def test_tpm_state_is_where_libvirt_lets_the_clone_have_its_own(source, place):
     ],
 )
 @pytest.mark.parametrize("resumed", [True, False])
-def test_firmware_that_may_be_the_original_s_is_no_clone_s(parent, text, reason, resumed):
+def test_firmware_that_may_be_the_originals_is_refused(parent, text, reason, resumed):
     with pytest.raises(SharedError, match=reason) as caught:
         make_clone_xml(domain((parent, text)), identity(resumed=resumed))
     assert "snapshot it again" in caught.value.step
@@ -223,7 +223,7 @@ def test_unknown_firmware_elements_are_not_taken_over(parent, text, reason):
         make_clone_xml(domain((parent, text)), identity())
 
 
-def test_two_tpms_are_no_clone_s():
+def test_a_guest_with_two_tpms_is_refused():
     with pytest.raises(SharedError, match="2 TPMs"):
         make_clone_xml(domain(tpm(emulator()), tpm(emulator(), "spapr-tpm-proxy")), identity())
 
@@ -331,11 +331,11 @@ def test_a_throw_away_clone_takes_no_reserved_resources():
         ("", 0),
     ],
 )
-def test_the_memory_it_can_have(text, wanted):
+def test_the_memory_of_a_domain_is_its_maximum(text, wanted):
     assert memory_bytes(f"<domain>{text}</domain>") == wanted
 
 
-# -- what QEMU gets past libvirt ------------------------------------------------------------------
+# -- arguments for QEMU past libvirt --------------------------------------------------------------
 
 _QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
 
@@ -380,7 +380,7 @@ def arguments(root):
 
 
 @pytest.mark.parametrize("network", ["none", "isolated", "lan"])
-def test_the_state_of_a_user_network_has_a_place_that_leads_nowhere(network):
+def test_the_state_of_a_user_network_is_in_an_unusable_path(network):
     root = rewritten(device(USER), device(CARD), device(BY_PASST), device(USER), network=network)
     assert arguments(root) == [
         "-netdev", "user,id=snaporch0,restrict=on", "-netdev", "user,id=snaporch1,restrict=on",
@@ -389,12 +389,12 @@ def test_the_state_of_a_user_network_has_a_place_that_leads_nowhere(network):
     assert kinds == {"network" if network == "lan" else "ethernet"}
 
 
-def test_without_its_state_it_needs_none():
+def test_a_user_network_without_state_needs_no_path():
     assert arguments(rewritten(device(USER), resumed=False)) == []
     assert arguments(rewritten(device(CARD), device(BY_PASST))) == []
 
 
-def test_a_clone_of_a_clone_has_them_again():
+def test_a_clone_of_a_clone_has_these_arguments_again():
     text = make_clone_xml(domain(device(USER), passed_on("-cpu", "host")), identity()).xml
     again = make_clone_xml(text, identity())
     assert arguments(parse(again.xml)) == [
@@ -468,7 +468,7 @@ def test_an_override_may_not_name_something_of_the_host(name, refused):
         assert rewritten((".", text)).find(f"{{{_QEMU}}}override") is not None
 
 
-# -- what is behind devices -----------------------------------------------------------------------
+# -- backends of devices --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("resumed", [True, False])

@@ -16,10 +16,10 @@ OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 NEW = "11111111-2222-3333-4444-555555555555"
 OWN = "/clones/1"
 TAKEN_OVER = [
-    # what the guest reads, its size and its speed
+    # data, size and speed that the guest sees
     r"/domain/(title|description|memory|currentMemory|maxMemory|memtune|vcpus?|cpu|features)\b.*",
     r"/domain/(clock|capabilities|iothreads|iothreadids|defaultiothread|os/cmdline)\b.*",
-    r"/domain/(throttlegroups/.*|genid)",  # genid is a new one, at random
+    r"/domain/(throttlegroups/.*|genid)",  # genid is replaced by a random one
     r"/domain/os/(type@machine|bootmenu@timeout|bios@rebootTimeout)",
     r"/domain/sysinfo/((bios|system|baseBoard|chassis|oemStrings)/)?entry(@name)?",
     # CPUs and memory nodes are shared
@@ -27,11 +27,11 @@ TAKEN_OVER = [
     # files of the host that are only read
     r"/domain/os/(loader|kernel|initrd|dtb|shim|acpi/table|nvram@template)",
     r"/domain/sysinfo/entry@file|/domain/devices/(emulator|interface/rom@file)",
-    # of a disk that is only read, in a drive without a medium or of the clone's own
+    # disks: read-only, without a medium, or the clone's own
     r"/domain/devices/disk/(source|backingStore/source)@(file|dev)",
     r"/domain/devices/disk/(iotune|geometry|blockio|driver|throttlefilters)\b.*",
     r"/domain/devices/disk/(serial|wwn|vendor|product|target@\w+)",
-    # where a device is, on buses of the guest's
+    # addresses of devices on the guest's buses
     r"/domain/devices/\w+/(address|alias|acpi|boot)\b.*",
     r"/domain/override/device@alias",
     # devices that have nothing of the host behind them
@@ -100,7 +100,7 @@ def values(element, path=""):
 
 
 def is_small(root):
-    """libxml2 takes for ever to validate large disks."""
+    """libxml2 takes very long to validate large disks."""
     return all(len(list(disk.iter())) <= 12 for disk in root.findall("devices/disk"))
 
 

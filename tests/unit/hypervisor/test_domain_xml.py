@@ -224,7 +224,7 @@ def test_the_emulators_owner_is_in_the_dac_label(label, owner):
     assert xml.emulator_owner(small(other + seclabel)) == owner
 
 
-def test_no_label_no_owner():
+def test_without_a_label_there_is_no_owner():
     assert xml.emulator_owner(small("")) is None
 
 
@@ -305,7 +305,7 @@ def test_odd_paths_arrive_in_a_snapshot_as_they_are(overlay, ram, target):
 
 
 def on_overlay(guest, disk):
-    """What libvirt makes of a definition when it switches a disk."""
+    """The definition as libvirt changes it when it switches a disk."""
     root = xml.parse(guest)
     element = xml.disk_element(root, disk.target)
     old = element.find("source")
@@ -329,7 +329,7 @@ def plain_guest():
         (VDB, DiskSpec("vdb", VDB.base, kind="block")),
     ],
 )
-def test_bases_come_back_as_they_were(disk, spec):
+def test_bases_are_restored_unchanged(disk, spec):
     before = domain_xml("web", "u", [spec, DiskSpec("vdz", "/other.img")])
     switched = on_overlay(before, disk)
     assert xml.disks(xml.parse(switched))[0].source == disk.overlay
@@ -423,7 +423,7 @@ def test_all_that_describes_an_image_is_restored():
         assert ElementTree.tostring(found) == ElementTree.tostring(original.find(name))
 
 
-def test_a_definition_that_was_of_another_image_is_not_put_back():
+def test_a_description_of_another_image_is_not_restored():
     other = xml.disk_xml(
         "<domain><devices><disk type='file'><source file='/other'/>"
         "<target dev='vda'/></disk></devices></domain>",

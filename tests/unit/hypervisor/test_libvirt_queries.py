@@ -24,7 +24,7 @@ def test_all_ram_on_huge_pages_is_in_use(monkeypatch, backing, used):
 
 
 def test_a_domain_without_an_emulator_has_no_downtime_limit():
-    """libvirt's Python binding raises no error there, but gives None."""
+    """libvirt's Python binding returns None there instead of raising an error."""
     hypervisor = LibvirtHypervisor("test:///default")
     assert hypervisor.downtime_limit(hypervisor.domain("test").uuid) is None
 

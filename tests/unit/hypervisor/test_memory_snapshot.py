@@ -18,7 +18,7 @@ LATE_SECONDS = 0.3
 
 
 class Domain:
-    """Its call ends before its events arrive, and others arrive in between."""
+    """The call ends before its events arrive, with other events in between."""
 
     def __init__(self, *script):
         self.script = script
@@ -58,7 +58,7 @@ def test_a_guest_that_runs_again():
 
 
 @pytest.mark.parametrize("disks", [(), (OVERLAY,)])
-def test_events_that_never_come_are_not_waited_for_for_long(disks, monkeypatch):
+def test_the_wait_for_missing_events_is_short(disks, monkeypatch):
     monkeypatch.setattr("snaporch.hypervisor.memory_snapshot._EVENT_GRACE_SECONDS", 0.1)
     assert captured(Domain(), *disks).began is None
 
@@ -91,15 +91,15 @@ BY_QEMU = (
     libvirt.VIR_DOMAIN_PAUSED,
     libvirt.VIR_DOMAIN_PAUSED_UNKNOWN,
 )
-BY_SOMEBODY = (*BY_QEMU[:2], libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT)
+BY_ANOTHER_PROGRAM = (*BY_QEMU[:2], libvirt.VIR_DOMAIN_PAUSED_SNAPSHOT)
 
 
 @pytest.mark.parametrize(
     ("happening", "asked_for"),
     [
         ([BY_QEMU, RESUMED], False),
-        ([BY_SOMEBODY, RESUMED], True),
-        ([BY_SOMEBODY, RESUMED, BY_QEMU, RESUMED], False),
+        ([BY_ANOTHER_PROGRAM, RESUMED], True),
+        ([BY_ANOTHER_PROGRAM, RESUMED, BY_QEMU, RESUMED], False),
     ],
 )
 @pytest.mark.parametrize("disks", [(), (OVERLAY,)])

@@ -51,20 +51,20 @@ def test_every_action_has_a_state():
     assert {decide(observation) for observation in ALL} == set(Action)
 
 
-def test_a_write_that_may_be_nowhere_else_is_never_removed():
+def test_an_overlay_that_may_have_the_only_copy_of_a_write_is_never_removed():
     """Only the same emulator on its base proves a pivot; an overlay in use is not read."""
     for observation in seen(Action.REMOVE):
         if observation.file is OverlayState.WRITTEN:
             assert (observation.power, observation.live) == (EmulatorState.ACTIVE, ImageRef.BASE)
 
 
-def test_what_an_emulator_has_open_is_committed_by_it_and_nothing_else_is():
+def test_an_overlay_is_committed_by_the_emulator_exactly_if_that_has_it_open():
     assert seen(Action.COMMIT) == [
         observation for observation in ALL if in_use(observation) and not may_be_stale(observation)
     ]
 
 
-def test_a_human_is_called_only_for_an_overlay_that_is_named_and_missing_or_may_be_stale():
+def test_the_admin_is_asked_only_for_an_overlay_that_is_named_and_missing_or_may_be_stale():
     for observation in seen(Action.ATTENTION, Action.UNDECIDED):
         if may_be_stale(observation):
             continue
@@ -81,7 +81,7 @@ def test_an_overlay_that_may_be_older_than_its_base_is_never_committed_into_it()
         assert observation.file is OverlayState.COMMITTED or not observation.pivoting
 
 
-def test_all_that_a_transient_guest_wrote_last_comes_into_its_base():
+def test_the_last_writes_of_a_transient_guest_are_committed_into_its_base():
     for observation in ALL:
         if (
             observation.power is EmulatorState.NO_DOMAIN
@@ -100,21 +100,21 @@ def test_a_guest_that_was_started_on_such_an_overlay_changes_nothing():
 
 
 @pytest.mark.parametrize("take", UserDecision)
-def test_a_human_decides_what_is_undecided_and_nothing_else(take):
+def test_the_admin_decides_undecided_states_and_no_others(take):
     for observation in ALL:
-        alone, told = decide(observation), decide(observation, take)
+        alone, decided = decide(observation), decide(observation, take)
         if alone is not Action.UNDECIDED:
-            assert told is alone
+            assert decided is alone
         elif take is UserDecision.OVERLAY:
             off = observation.power is EmulatorState.OFF
-            assert told is (Action.COMMIT_OFFLINE if off else Action.COMMIT)
+            assert decided is (Action.COMMIT_OFFLINE if off else Action.COMMIT)
         else:  # a guest on the overlay cannot be on the base as well
-            assert told is (
+            assert decided is (
                 Action.QUARANTINE if observation.power is EmulatorState.OFF else Action.UNDECIDED
             )
 
 
-def test_nothing_is_committed_behind_an_emulators_back():
+def test_no_overlay_of_a_running_emulator_is_committed_offline():
     for observation in seen(Action.COMMIT_OFFLINE):
         if observation.power is EmulatorState.NO_DOMAIN:
             assert observation.unused
@@ -134,7 +134,7 @@ def test_the_last_writes_of_a_missing_guest_are_committed_if_no_process_used_the
             assert decide(observation) is (Action.COMMIT_OFFLINE if last else Action.QUARANTINE)
 
 
-def test_what_the_definition_of_a_guest_that_is_off_names_is_committed_or_empty():
+def test_an_overlay_that_a_guest_that_is_off_names_is_committed_or_empty():
     for observation in ALL:
         if observation.power is EmulatorState.OFF and observation.inactive is ImageRef.OVERLAY:
             wanted = {
@@ -156,7 +156,7 @@ def test_only_an_unused_overlay_is_quarantined():
         )
 
 
-def test_an_overlay_that_is_not_there_is_neither_moved_nor_read():
+def test_a_missing_overlay_is_neither_moved_nor_read():
     assert not [
         observation
         for observation in seen(Action.QUARANTINE, Action.COMMIT_OFFLINE)
@@ -164,7 +164,7 @@ def test_an_overlay_that_is_not_there_is_neither_moved_nor_read():
     ]
 
 
-def test_a_restart_proves_nothing():
+def test_a_restart_does_not_prove_a_pivot():
     """The guest may have written to the overlay before, and to the base since."""
     for observation in ALL:
         if (
@@ -195,7 +195,7 @@ def after(observation):
     )
 
 
-def test_doing_it_leaves_nothing_to_do():
+def test_after_an_action_no_other_action_is_needed():
     for observation in ALL:
         if decide(observation) is not Action.ATTENTION:
             assert decide(after(observation)) is Action.REMOVE
@@ -212,8 +212,8 @@ def test_a_second_recovery_after_only_the_definition_was_fixed_loses_nothing():
             assert again in (Action.QUARANTINE, Action.COMMIT)
 
 
-def test_what_became_less_known_never_becomes_a_removal():
-    """Whether it was committed decides only while the overlay is not in use."""
+def test_a_less_known_state_never_leads_to_a_removal():
+    """Whether it was committed matters only while the overlay is not in use."""
     for observation in ALL:
         if observation.file is OverlayState.COMMITTED:
             doubtful = decide(replace(observation, file=OverlayState.WRITTEN))

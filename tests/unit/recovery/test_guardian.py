@@ -54,7 +54,7 @@ def process():
 
 
 class Run:
-    """A run of a strategy, of which only the journal exists."""
+    """A run with a strategy; only its journal exists."""
 
     def __init__(self, world, strategy, **guest):
         world.add_guest(agent=Agent.ANSWERS, **guest)
@@ -83,7 +83,7 @@ class Run:
         return self
 
     def over(self):
-        """The run ends well."""
+        """The run ends without a failure."""
         with suppress(FileNotFoundError):
             self.journal.close(settled=True)
 
@@ -117,7 +117,7 @@ def recovering(monkeypatch):
 
 @pytest.fixture
 def releases(monkeypatch):
-    """Counts the guardian's releases of a guest whose run is alive; ``then`` is called at each."""
+    """Counts the guardian's releases of a guest whose run is alive; calls ``then`` at each."""
 
     class Releases:
         times = 0
@@ -206,7 +206,7 @@ def test_a_run_that_ended_before_the_guardian_began(begin, process, recovering):
 
 
 def test_a_zombie_is_dead(begin, process, recovering):
-    """A zombie: its parent may not have waited for the run yet."""
+    """The run's parent may not have waited for it yet."""
     run = begin()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -223,8 +223,8 @@ def test_a_journal_without_facts_is_left_to_the_next_run(begin, process, recover
     assert recovering == []
 
 
-def test_the_recovery_is_a_command_that_there_is(begin, process, recovering, monkeypatch):
-    """Its words are understood: without a host it fails later than at its usage."""
+def test_the_recovery_is_a_valid_command(begin, process, recovering, monkeypatch):
+    """Its arguments are valid: without a host the command fails, but not with wrong usage."""
     from typer.testing import CliRunner
 
     from snaporch.cli.main import app
@@ -314,7 +314,9 @@ class Time:
         self.now += 1.0
 
 
-def test_a_release_that_fails_is_retried_later_each_time(begin, process, releases, monkeypatch):
+def test_a_release_that_fails_is_retried_after_growing_intervals(
+    begin, process, releases, monkeypatch
+):
     run, clock, tries = begin("paused").frozen(), Time(), []
     monkeypatch.setattr(guardian, "time", clock)
 
@@ -361,7 +363,7 @@ def test_a_recovery_is_retried_soon_for_a_guest_that_may_be_held(
     assert longest <= max(waited) <= longest * 1.1 + 2
 
 
-def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monkeypatch, capsys):
+def test_a_recovery_that_hangs_is_killed_and_has_longer_the_next_time(begin, monkeypatch, capsys):
     run, limits = begin("paused").frozen(), []
     monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
 
@@ -377,7 +379,7 @@ def test_a_recovery_that_hangs_is_ended_and_has_longer_the_next_time(begin, monk
     assert "timed out" in capsys.readouterr().err
 
 
-def test_a_recovery_says_what_it_says_and_is_ended_in_time():
+def test_the_output_of_a_recovery_is_printed_and_it_has_a_time_limit():
     looks = []
     says = [sys.executable, "-c", "import sys; sys.stderr.write('no pool')"]
     assert guardian._run_recovery(says, 60, lambda: looks.append(1)) == b"no pool"
@@ -387,7 +389,7 @@ def test_a_recovery_says_what_it_says_and_is_ended_in_time():
 
 
 def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
-    """One that hangs, or is killed, while its commit has the guest suspended."""
+    """A recovery may hang or be killed while its commit has the guest suspended."""
     run = begin("overlay").frozen()
     guest = host.guest()
 
@@ -419,7 +421,7 @@ def test_a_recovery_that_commits_is_left_to_it(begin, host, releases, monkeypatc
     assert releases.times == 0
 
 
-def test_equal_output_is_repeated_only_later_each_time(monkeypatch, capsys):
+def test_equal_output_is_printed_again_after_growing_intervals(monkeypatch, capsys):
     clock, printed = Time(), guardian._RepeatFilter()
     monkeypatch.setattr(guardian, "time", clock)
     for _second in range(100):
@@ -467,8 +469,8 @@ def test_a_guest_is_released_before_anything_else_is_asked_for(
     assert guest.state is DomainState.PAUSED
 
 
-def test_a_run_on_its_overlays_is_left_to_its_recovery(begin, host, recovering):
-    """Which has the domain's lock."""
+def test_a_killed_run_on_its_overlays_is_released_by_its_recovery(begin, host, recovering):
+    """The recovery has the domain's lock."""
     run = begin("overlay").frozen()
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
@@ -477,7 +479,7 @@ def test_a_run_on_its_overlays_is_left_to_its_recovery(begin, host, recovering):
     assert not host.on_bases()
 
 
-def test_no_process_is_waited_for_when_the_run_has_exited(begin, recovering):
+def test_the_guardian_does_not_wait_for_a_run_that_has_exited(begin, recovering):
     """Process ID 0 stands for a run that has exited."""
     run = begin("paused").frozen()
     guard(run, 0)
@@ -511,7 +513,7 @@ def test_a_guest_held_after_its_release_is_in_the_window(begin, strategy, note):
 def test_a_guest_paused_only_after_its_release_is_resumed(
     begin, host, process, recovering, monkeypatch
 ):
-    """libvirt may take its time for a suspend, or QEMU."""
+    """libvirt or QEMU may carry out a suspend late."""
     monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
     run = begin("paused").write("begin", Step.FREEZE)
     run.journal.note(Note.SUSPENDED)
@@ -621,8 +623,8 @@ def test_overlays_have_limits(begin, process, releases, monkeypatch, world, limi
 
 
 @pytest.mark.parametrize(("seconds", "let"), [(90, False), (119, False), (121, True)])
-def test_a_window_held_for_others_has_an_end(begin, world, seconds, let):
-    """Should its holder hang; else it had ended by itself."""
+def test_a_window_held_for_sanoid_has_a_deadline(begin, world, seconds, let):
+    """The holder may hang; otherwise it would have ended the window."""
     facts = asdict(begin("overlay").frozen().facts)
     window = frozen_window.Window.ON_OVERLAYS
     assert not frozen_window.exceeds_limits(window, facts, 1e6, 60)
@@ -659,7 +661,7 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
         assert lines[0]["facts"]["uuid"] == run.facts.uuid
 
 
-# -- how it lets go -----------------------------------------------------------------------------
+# -- how it releases the guest ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -688,7 +690,7 @@ def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
 
 
 @pytest.mark.parametrize("strategy", ["manual", "overlay"])
-def test_a_guest_that_its_owner_has_paused_meanwhile_is_not(begin, host, strategy):
+def test_a_guest_that_its_owner_has_paused_meanwhile_is_not_resumed(begin, host, strategy):
     run = begin(strategy)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     release(run)
@@ -696,7 +698,7 @@ def test_a_guest_that_its_owner_has_paused_meanwhile_is_not(begin, host, strateg
 
 
 @pytest.mark.parametrize("strategy", ["manual", "paused"])
-def test_a_guest_that_was_paused_before_is_not(begin, host, strategy):
+def test_a_guest_that_was_paused_before_is_not_resumed(begin, host, strategy):
     run = begin(strategy, state=DomainState.PAUSED)
     release(run)
     assert host.guest().state is DomainState.PAUSED
@@ -720,7 +722,7 @@ def test_a_frozen_guest_is_thawed_and_a_later_freeze_is_not_the_runs(begin, host
     assert not journal.held
 
 
-def test_one_that_was_not_thawed_is_noted_as_nothing_else(begin, host):
+def test_a_guest_that_was_not_thawed_is_not_noted_as_thawed(begin, host):
     run = begin("quiesced").frozen()
     run.journal.note(Note.FREEZING)
     host.guest().agent = Agent.SILENT
@@ -738,7 +740,7 @@ def test_overlays_are_committed(begin, host):
 
 
 def test_a_guest_is_not_suspended_for_a_commit_of_the_guardians(begin, host):
-    """If the guardian were killed then, the pause could not be told from the owner's."""
+    """If the guardian were killed then, the pause would look like the owner's."""
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
@@ -772,10 +774,10 @@ def test_another_emulator_than_the_runs_is_left_alone(begin, host, strategy):
 
 
 @pytest.mark.parametrize("strategy", ["paused", "manual", "overlay"])
-def test_what_libvirt_saved_of_a_paused_guest_is_left_to_its_recovery(
+def test_a_paused_guest_that_libvirt_saved_is_left_to_its_recovery(
     begin, host, recovering, strategy
 ):
-    """Whether it is off or runs from it by now: only a recovery has it run."""
+    """Whether the guest is off or was started from the saved RAM: only a recovery resumes it."""
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note.SUSPENDED)
     host.guest().boot += 1
@@ -824,7 +826,7 @@ def saving(begin, host):
 
 @pytest.fixture
 def answering(host, monkeypatch):
-    """Time passes by libvirt's answers alone: a busy machine may ask for them late."""
+    """Only libvirt's answers advance the time, because a busy machine may ask for them late."""
 
     def arrange(times, then):
         real, clock, left = host.hypervisor.paused_by, [0.0], [times]
@@ -900,7 +902,7 @@ def test_a_guest_that_its_owner_suspends_may_stay_paused(
     ],
 )
 @pytest.mark.parametrize("strategy", SAVING)
-def test_whose_pause_it_is_while_ram_is_saved(
+def test_the_cause_of_a_pause_while_ram_is_saved(
     saving, host, recovering, strategy, reason, noted, state
 ):
     run = saving(strategy)
@@ -915,7 +917,9 @@ def test_whose_pause_it_is_while_ram_is_saved(
 
 
 @pytest.mark.parametrize("reason", ["unknown", "migration"])
-def test_a_pause_for_the_end_of_ram_has_an_end(saving, host, process, recovering, releases, reason):
+def test_a_pause_for_the_end_of_ram_has_a_deadline(
+    saving, host, process, recovering, releases, reason
+):
     run = saving("manual")
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     releases.then = process.kill
@@ -925,7 +929,7 @@ def test_a_pause_for_the_end_of_ram_has_an_end(saving, host, process, recovering
 
 @pytest.mark.parametrize("strategy", SAVING)
 @pytest.mark.parametrize("reason", ["snapshot", "user"])
-def test_a_guest_that_is_held_for_its_owner_stays_so(saving, host, recovering, strategy, reason):
+def test_a_guest_that_its_owner_paused_stays_paused(saving, host, recovering, strategy, reason):
     run = saving(strategy)
     run.journal.note(Note.HELD)
     run.write("end", Step.FREEZE)
@@ -939,7 +943,7 @@ def test_a_guest_that_is_held_for_its_owner_stays_so(saving, host, recovering, s
     assert not journal.held
 
 
-def test_what_is_taken_while_the_guardian_commits_is_torn_and_nothing_else(begin, host):
+def test_only_snapshots_taken_while_the_guardian_commits_are_torn(begin, host):
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
@@ -952,7 +956,7 @@ def test_what_is_taken_while_the_guardian_commits_is_torn_and_nothing_else(begin
     assert torn == {"before": False, "meanwhile": True, "later": False}
 
 
-def test_a_pool_that_does_not_answer_keeps_no_guest_on_its_overlays(begin, host):
+def test_a_guest_is_committed_although_a_pool_does_not_answer(begin, host):
     run = begin("overlay")
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
@@ -961,7 +965,7 @@ def test_a_pool_that_does_not_answer_keeps_no_guest_on_its_overlays(begin, host)
     assert host.on_bases()
 
 
-def test_a_pivot_of_the_guardians_is_noted(begin, host):
+def test_a_pivot_by_the_guardian_is_noted(begin, host):
     """If it were interrupted then, recovery must know that either image may be the newer."""
     run = begin("overlay")
     disk = run.facts.overlays[0]
@@ -970,7 +974,7 @@ def test_a_pivot_of_the_guardians_is_noted(begin, host):
     assert "pivoting" in [line.get("note") for line in lines_of(run)]
 
 
-def test_a_full_disk_keeps_no_guest_on_its_overlays(begin, host, monkeypatch):
+def test_a_guest_is_committed_although_the_disk_is_full(begin, host, monkeypatch):
     run = begin("overlay").frozen()
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
@@ -1008,7 +1012,9 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     assert host.guest().state is DomainState.RUNNING
 
 
-def test_the_time_goes_on_when_the_freeze_has_ended(saving, host, process, releases, monkeypatch):
+def test_the_deadline_does_not_begin_again_when_the_capture_has_ended(
+    saving, host, process, releases, monkeypatch
+):
     """Paused for the end of its RAM, then for its snapshots: one deadline for both."""
     run, now = saving("manual"), [100.0]
     monkeypatch.setattr(guardian.time, "monotonic", lambda: now[0])
@@ -1045,7 +1051,7 @@ def test_a_guest_is_released_although_nothing_can_be_written(
     assert len(recovering) == 1
 
 
-def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypatch, capsys):
+def test_a_bug_does_not_end_the_guardian(begin, process, recovering, monkeypatch, capsys):
     run, real, looks = begin("paused").frozen(), guardian.window_of, itertools.count()
 
     def faulty(lines):
@@ -1060,7 +1066,7 @@ def test_a_fault_of_its_own_does_not_end_it(begin, process, recovering, monkeypa
     assert capsys.readouterr().err == "snaporch: guardian: a fault\n" * 3
 
 
-def test_a_journal_that_cannot_be_read_any_more_is_the_one_that_was_read(
+def test_if_the_journal_becomes_unreadable_its_last_content_is_used(
     begin, process, releases, recovering, monkeypatch
 ):
     run, failed = begin("paused").frozen(), []
@@ -1113,7 +1119,7 @@ def test_as_a_process_it_ends_with_the_run(begin, process):
         assert guardian.stderr.read() == b""
 
 
-def test_it_imports_little_until_there_is_something_to_do():
+def test_it_imports_few_modules_before_it_has_to_act():
     code = "import sys; import snaporch.recovery.guardian; print(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True

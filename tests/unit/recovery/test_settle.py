@@ -32,7 +32,7 @@ from snaporch.zfs import PoolError
 
 
 class Killed:
-    """A run that got as far as a test takes it, and was killed there."""
+    """A run that was killed at a point that the test chooses."""
 
     def __init__(self, world, level=None, settings=None, **guest):
         self.world = world
@@ -148,7 +148,7 @@ def test_only_the_disks_that_are_on_overlays_are_committed(world):
     assert_settled(world)
 
 
-def test_an_inactive_definition_alone_is_mended_without_a_commit(world):
+def test_a_wrong_inactive_definition_alone_is_fixed_without_a_commit(world):
     run = Killed(world).switched(live=False)
     assert run.settle() == []
     assert_settled(world)
@@ -188,7 +188,7 @@ def test_a_snapshot_job_of_ours_is_aborted_first(world):
     assert_settled(world)
 
 
-def test_a_job_of_ours_that_does_not_end(world, monkeypatch):
+def test_a_job_of_ours_that_does_not_end_needs_attention(world, monkeypatch):
     monkeypatch.setattr(release_guest, "_JOB_SECONDS", 0)
     run = Killed(world)
     world.hooks.at["hypervisor.abort_job"] = lambda: setattr(run.guest, "job", "snapshot")
@@ -203,7 +203,7 @@ def test_a_job_of_ours_that_does_not_end(world, monkeypatch):
         ("paused", [Note.SUSPENDED], "backup"),
         ("paused", [Note.SUSPENDED, Note.SAVING], "snapshot"),  # a strategy that saves no RAM
         ("ram", [Note.SUSPENDED, Note.SAVING], "backup"),
-        ("ram", [Note.SUSPENDED], "snapshot"),  # and one that has
+        ("ram", [Note.SUSPENDED], "snapshot"),  # a strategy that saves RAM
         ("ram", [Note.SUSPENDED, Note.SAVING], "snapshot revert"),
     ],
 )
@@ -240,7 +240,7 @@ def test_resuming_a_guest_that_cannot_run_yet_is_retried(world, monkeypatch):
     assert world.hooks.acts().count("hypervisor.resume") == 4
 
 
-def test_a_guest_that_can_never_run_needs_attention_and_stays_ours(world):
+def test_a_guest_that_cannot_be_resumed_needs_attention_and_is_not_noted_as_released(world):
     run = Killed(world, "paused")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
     world.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "resume: no"))
@@ -294,10 +294,10 @@ def gone(run):
     del run.world.hypervisor.guests[run.facts.uuid]
 
 
-NOBODY_USES = [restarted_on_its_base, moved_elsewhere, off_on_its_base, gone]
+UNUSED = [restarted_on_its_base, moved_elsewhere, off_on_its_base, gone]
 
 
-@pytest.mark.parametrize("happened", NOBODY_USES)
+@pytest.mark.parametrize("happened", UNUSED)
 def test_an_overlay_that_no_guest_uses_is_quarantined_and_named(world, happened):
     run = Killed(world).switched(live=False, inactive=False)
     happened(run)
@@ -308,7 +308,7 @@ def test_an_overlay_that_no_guest_uses_is_quarantined_and_named(world, happened)
     assert Path(run.facts.overlays[0].base).read_bytes() == b""
 
 
-@pytest.mark.parametrize("happened", NOBODY_USES)
+@pytest.mark.parametrize("happened", UNUSED)
 @pytest.mark.parametrize("state", ["empty", "committed", "noted"])
 def test_overlays_without_writes_of_their_own_are_removed(world, happened, state):
     run = Killed(world).switched(live=False, inactive=False)
@@ -325,7 +325,7 @@ def test_overlays_without_writes_of_their_own_are_removed(world, happened, state
     "error",
     [OverlayError("qemu-img map", "Image is corrupt"), OSError(5, "I/O error"), ValueError("{")],
 )
-def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch, error):
+def test_an_overlay_that_cannot_be_read_counts_as_written(world, monkeypatch, error):
     run = Killed(world).switched(live=False, inactive=False)
     restarted_on_its_base(run)
 
@@ -337,7 +337,7 @@ def test_an_overlay_that_cannot_be_read_is_taken_for_written(world, monkeypatch,
     assert run.quarantined().exists()
 
 
-def test_two_disks_may_need_different_things(world):
+def test_two_disks_may_need_different_actions(world):
     run = Killed(world, disks=TWO).switched("vda")
     world.write_overlay(run.overlay("vdb"))
     run.guest.boot += 1
@@ -402,13 +402,13 @@ def test_the_admin_decides_at_recovery(world):
     assert_settled(world)
 
 
-@pytest.mark.parametrize(("happened", "told"), [(off, True), (None, False), (gone, False)])
-def test_it_is_reported_that_the_hook_may_have_refused_a_start(world, happened, told):
+@pytest.mark.parametrize(("happened", "reported"), [(off, True), (None, False), (gone, False)])
+def test_it_is_reported_that_the_hook_may_have_refused_a_start(world, happened, reported):
     run = Killed(world)
     run.guest.autostart = True
     if happened:
         happened(run)
-    assert any("refused to start it" in text for text in run.recover()) == told
+    assert any("refused to start it" in text for text in run.recover()) == reported
 
 
 def test_the_admin_chooses_the_base(world):
@@ -508,9 +508,9 @@ def test_a_commit_waits_for_a_guest_as_long_as_it_is_set(world, monkeypatch):
     run = Killed(world, settings={"commit_patience": "7s"}).switched()
     patience, real = [], world.hypervisor.commit
 
-    def commit(uuid, disks, told, wait):
+    def commit(uuid, disks, on_stage, wait):
         patience.append(wait.running)
-        real(uuid, disks, told, wait)
+        real(uuid, disks, on_stage, wait)
 
     monkeypatch.setattr(world.hypervisor, "commit", commit)
     run.settle()
@@ -518,7 +518,7 @@ def test_a_commit_waits_for_a_guest_as_long_as_it_is_set(world, monkeypatch):
 
 
 def test_a_guest_that_its_full_overlay_paused_runs_again_after_the_commit(world):
-    """And not before it, when it would be paused again at once."""
+    """If it were resumed before the commit, it would be paused again at once."""
     run = Killed(world).switched()
 
     def fill_up():
@@ -530,7 +530,7 @@ def test_a_guest_that_its_full_overlay_paused_runs_again_after_the_commit(world)
 
 
 def test_the_ram_pipe_is_read_while_the_guest_is_released(world, monkeypatch):
-    """libvirt may wait for that, and answers nothing about the domain meanwhile."""
+    """libvirt may wait for a reader, and answers nothing about the domain meanwhile."""
     run = Killed(world).switched()
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
     pipe = Path(run.facts.ram_pipe)
@@ -558,7 +558,7 @@ def test_the_ram_pipe_is_read_while_the_guest_is_released(world, monkeypatch):
     assert not pipe.exists()
 
 
-def test_one_that_was_started_on_such_an_overlay_has_to_be_shut_off_first(world):
+def test_a_guest_started_on_a_possibly_stale_overlay_has_to_be_shut_off_first(world):
     run = Killed(world).switched()
     run.guest.boot += 1
     with pytest.raises(AttentionError) as caught:
@@ -617,7 +617,7 @@ def test_no_overlay_that_saved_ram_needs_is_quarantined(world):
     assert run.overlay().exists()
 
 
-def test_offline_commits_come_before_the_definition_is_mended(world):
+def test_offline_commits_come_before_the_definition_is_fixed(world):
     run = Killed(world).switched()
     off(run)
     run.settle()
@@ -641,7 +641,7 @@ def test_an_overlay_that_is_missing_needs_attention_and_nothing_is_removed(world
     assert len(read_journals(world.paths.journal)) == 1
 
 
-def test_an_overlay_that_was_put_back_ends_that(world):
+def test_after_a_missing_overlay_is_put_back_recovery_succeeds(world):
     run = Killed(world).switched()
     off(run)
     away = run.overlay().rename(world.root / "away")
@@ -683,7 +683,7 @@ def test_a_domain_that_is_gone_with_empty_overlays_needs_nothing(world):
     assert [name for name in world.leftovers() if not name.startswith("journal")] == []
 
 
-def test_the_last_writes_of_a_domain_that_is_gone_are_set_aside(world):
+def test_the_last_writes_of_a_missing_domain_are_quarantined(world):
     run = Killed(world).switched()
     del world.hypervisor.guests[run.facts.uuid]
     (text,) = run.settle()
@@ -698,7 +698,7 @@ def test_the_last_writes_of_a_domain_that_is_gone_are_set_aside(world):
 @pytest.mark.parametrize("was", [DomainState.RUNNING, DomainState.PAUSED])
 @pytest.mark.parametrize("reason", [None, "user", "snapshot", "migration", "save"])
 @pytest.mark.parametrize("noted", [False, True])
-def test_whose_pause_it_is(world, was, reason, noted):
+def test_the_cause_of_a_pause(world, was, reason, noted):
     run = Killed(world, state=was)
     run.guest.paused_reason = reason
     notes = [Note.SUSPENDED] if noted else []
@@ -707,7 +707,7 @@ def test_whose_pause_it_is(world, was, reason, noted):
 
 
 @pytest.mark.parametrize("reason", [None, "user", "snapshot", "migration", "save", "ioerror"])
-def test_whose_pause_it_is_after_the_release(world, reason):
+def test_the_cause_of_a_pause_after_the_release(world, reason):
     """Then the run caused the pause only if an overlay of its own is full."""
     run = Killed(world)
     run.guest.paused_reason = reason
@@ -804,8 +804,10 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
         run.settle(Note.FREEZING)
     assert caught.value.step == f"run: virsh resume web, and {then}"
     run.guest.frozen = True
-    world.hypervisor.resume(run.facts.uuid)  # by its owner: libvirt forgets that it was restored
-    run.guest.agent = Agent.SILENT  # not up yet: whether it is thawed is unknown
+    world.hypervisor.resume(
+        run.facts.uuid
+    )  # paused by its owner: libvirt forgets that it was restored
+    run.guest.agent = Agent.SILENT  # the agent is not up yet: whether it is thawed is unknown
     with pytest.raises(AttentionError, match="perhaps from RAM that libvirt saved") as caught:
         run.settle(Note.FREEZING)
     assert caught.value.step == then
@@ -851,8 +853,8 @@ def test_a_guest_resumed_from_saved_ram_is_thawed_as_well(world):
     assert not run.guest.frozen
 
 
-def test_an_agent_that_says_thawed_ends_it(world):
-    """Booted from scratch, paused and resumed since: it looks like loaded RAM."""
+def test_a_guest_whose_agent_reports_thawed_is_done(world):
+    """A guest that was booted, paused and resumed since looks like one with loaded RAM."""
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     world.hypervisor.destroy(run.facts.uuid)
     world.hypervisor.start(run.facts.uuid, paused=True)
@@ -870,19 +872,19 @@ def test_a_freeze_of_a_guest_booted_from_scratch_is_not_the_runs(world):
     assert run.guest.frozen
 
 
-@pytest.mark.parametrize(("note", "mended"), [(Note.SUSPENDED, True), (Note.RELEASED, False)])
-def test_ram_that_libvirt_saved_paused_runs_when_it_is_resumed(world, note, mended):
+@pytest.mark.parametrize(("note", "runs"), [(Note.SUSPENDED, True), (Note.RELEASED, False)])
+def test_ram_that_libvirt_saved_paused_runs_when_it_is_resumed(world, note, runs):
     run = Killed(world, level="paused")
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
     saved_by_libvirt(run)
     run.settle(note)
     image = world.hypervisor.managed_save_path(run.facts.uuid)
-    assert read_header(image).was_running == mended
+    assert read_header(image).was_running == runs
 
 
 @pytest.mark.parametrize("level", ["paused", "ram"])
-def test_ram_that_libvirt_saved_paused_and_read_back_runs(world, level):
-    """Started by its owner before the recovery: libvirt leaves it as it was saved."""
+def test_a_guest_that_libvirt_restored_paused_runs(world, level):
+    """Its owner started it before the recovery; libvirt leaves it paused, as it was saved."""
     run = Killed(world, level=level)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
     saved_by_libvirt(run)
@@ -949,7 +951,7 @@ def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
     assert_settled(world)
 
 
-def test_libvirt_that_stays_away_keeps_everything(world, monkeypatch):
+def test_if_libvirt_does_not_come_back_everything_is_kept(world, monkeypatch):
     monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
     monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
     run = Killed(world).switched().took_snapshots()
@@ -1034,14 +1036,14 @@ def foreign_snapshot(run, *, spelled):
 
 @pytest.mark.parametrize("spelled", [True, False])
 @pytest.mark.parametrize("written", [True, False])
-@pytest.mark.parametrize("power", ["runs", "runs anew", "off"])
+@pytest.mark.parametrize("power", ["runs", "restarted", "off"])
 def test_an_overlay_below_another_programs_image_stays(world, spelled, written, power):
     run = Killed(world).switched()
     if not written:
         run.overlay().write_bytes(b"")
     if power == "off":
         world.hypervisor.destroy(run.guest.uuid)
-    if power == "runs anew":
+    if power == "restarted":
         run.guest.boot += 1
     tool = foreign_snapshot(run, spelled=spelled)
     with pytest.raises(AttentionError) as caught:
@@ -1052,7 +1054,7 @@ def test_an_overlay_below_another_programs_image_stays(world, spelled, written, 
     command = f"virsh blockcommit web vda --base {run.overlay()} --active --pivot --wait"
     assert (command in caught.value.step) == (power == "runs")
     assert ("docs/recovery.md" in caught.value.step) == (power != "runs")
-    assert ("shut it off" in caught.value.step) == (power == "runs anew")
+    assert ("shut it off" in caught.value.step) == (power == "restarted")
 
 
 def test_a_guest_shut_off_during_recovery_keeps_its_writes(world):
@@ -1084,7 +1086,7 @@ def test_no_pivot_denies_another_programs_image_its_commit(world, monkeypatch, c
 
 
 def test_a_guest_that_is_off_has_no_profile_to_check(world, monkeypatch):
-    """The other disk is committed, though the first one needs an admin."""
+    """The other disk is committed although the first one needs an admin."""
     monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
     world.hypervisor.destroy(run.guest.uuid)
@@ -1114,7 +1116,7 @@ def test_a_guest_without_room_runs_again_despite_another_programs_image(world, m
 
 
 def test_an_overlay_is_found_in_a_definition_whatever_its_directory_is_called(world):
-    """XML has its own way to write some characters."""
+    """XML writes some characters as entities."""
     odd = world.root / "R&D <overlays> of 'web'"
     world.paths = world.paths.model_copy(update={"overlays": odd})
     run = Killed(world).made_overlays()
@@ -1272,7 +1274,7 @@ def test_a_journal_of_a_run_that_began_nothing_is_removed(world, swept):
 
 
 def test_a_run_at_work_does_not_block_the_recovery_of_others(world, monkeypatch):
-    """And a run that could not be recovered is left to a guardian."""
+    """A run that could not be recovered gets a guardian."""
     Killed(world, name="busy", disks={"vda": "tank/busy"})
     run = Killed(world)
     tried, guarded = [], []
@@ -1364,7 +1366,7 @@ def test_file_systems_that_will_be_thawed_are_foreseen(world):
         (["tank/web", "flash/web"], "keep @s1 as crash"),
     ],
 )
-def test_what_becomes_of_snapshots_is_foreseen(world, taken, said):
+def test_the_removal_of_snapshots_is_foreseen(world, taken, said):
     run = Killed(world, disks=TWO).took_snapshots(*taken)
     assert said in run.foreseen()
     run.recover()
@@ -1374,14 +1376,14 @@ def test_what_becomes_of_snapshots_is_foreseen(world, taken, said):
 
 
 @pytest.mark.parametrize(("sealed", "level"), [(True, "ram"), (False, "crash")])
-def test_what_they_will_be_worth_is_foreseen(world, sealed, level):
+def test_the_level_of_snapshots_is_foreseen(world, sealed, level):
     run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
     if sealed:
         run.sealed()
     assert f"keep @hourly as {level}" in run.foreseen()
 
 
-def test_a_bundle_that_has_lost_a_part_is_worth_nothing_more(world):
+def test_a_bundle_that_has_lost_a_part_gives_no_level(world):
     run = KilledHolder(world).sanoid_took("tank/web@hourly").marked("tank/web@hourly")
     run.sealed(Part(name="ram.save", role=Role.RAM, bytes=1, sha256="0" * 64))
     assert "keep @hourly as crash" in run.foreseen()
@@ -1411,7 +1413,7 @@ def test_a_torn_journal_stays_where_it_is_when_foreseen(world):
 
 
 class KilledHolder(Killed):
-    """It held a guest for sanoid, which takes snapshots of its own names."""
+    """A killed process that held a guest for sanoid, which takes snapshots with its own names."""
 
     def __init__(self, world, **guest):
         super().__init__(world, **guest)
@@ -1444,7 +1446,7 @@ class KilledHolder(Killed):
         return self
 
 
-def test_what_sanoid_took_is_not_destroyed(world):
+def test_snapshots_that_sanoid_took_are_not_destroyed(world):
     run = KilledHolder(world, disks=TWO).switched().sanoid_took("tank/web@hourly")
     assert "committed vda, vdb" in run.recover()
     assert_settled(world)
@@ -1452,7 +1454,7 @@ def test_what_sanoid_took_is_not_destroyed(world):
     assert "run" not in world.pool.snapshots()[0].properties
 
 
-def test_what_was_marked_without_a_bundle_stays_a_crash(world):
+def test_a_marked_snapshot_without_a_bundle_stays_a_crash(world):
     names = ["tank/web@hourly", "tank/web@daily"]
     run = KilledHolder(world).sanoid_took(*names).marked(names[0])
     run.recover()
@@ -1460,7 +1462,7 @@ def test_what_was_marked_without_a_bundle_stays_a_crash(world):
     assert world.pool.snapshots()[0].properties["level"] == "crash"
 
 
-def test_a_sealed_bundle_makes_all_its_snapshots_what_they_are(world):
+def test_a_sealed_bundle_gives_all_its_snapshots_their_level(world):
     names = ["tank/web@hourly", "tank/web@daily", "flash/web@hourly", "flash/web@daily"]
     run = KilledHolder(world, disks=TWO).sanoid_took(*names).marked(*names).sealed()
     assert any("completed ram snapshot" in text for text in run.recover())
@@ -1471,7 +1473,7 @@ def test_a_sealed_bundle_makes_all_its_snapshots_what_they_are(world):
 # -- a guest that is missing while its run is alive ---------------------------------------------
 
 
-def test_the_last_writes_of_a_transient_guest_come_into_its_base(world):
+def test_the_last_writes_of_a_transient_guest_are_committed_into_its_base(world):
     run = Killed(world).switched()
     written = run.overlay().read_bytes()
     gone(run)
@@ -1482,7 +1484,7 @@ def test_the_last_writes_of_a_transient_guest_come_into_its_base(world):
     assert [name for name in world.leftovers() if not name.startswith("journal")] == []
 
 
-def test_they_are_quarantined_when_the_run_was_killed(world):
+def test_last_writes_are_quarantined_when_the_run_was_killed(world):
     """Another process may have used the base since."""
     run = Killed(world).switched()
     gone(run)
@@ -1491,7 +1493,7 @@ def test_they_are_quarantined_when_the_run_was_killed(world):
     assert run.quarantined().exists()
 
 
-def test_there_are_none_where_there_is_no_overlay(world):
+def test_without_an_overlay_there_are_no_last_writes(world):
     run = Killed(world).switched()
     gone(run)
     run.overlay().unlink()
@@ -1521,7 +1523,9 @@ def linked(world):
 
 @pytest.mark.parametrize("name", ["link", "file"])
 @pytest.mark.parametrize("definition", ["live", "inactive"])
-def test_they_are_quarantined_when_another_domain_has_the_base(world, linked, name, definition):
+def test_last_writes_are_quarantined_when_another_domain_has_the_base(
+    world, linked, name, definition
+):
     run, names = linked
     other = world.add_guest("other")
     guest = world.guest("other")
@@ -1532,14 +1536,14 @@ def test_they_are_quarantined_when_another_domain_has_the_base(world, linked, na
     assert run.quarantined().exists()
 
 
-def test_they_are_quarantined_when_a_process_has_the_base(linked):
+def test_last_writes_are_quarantined_when_a_process_has_the_base(linked):
     run, names = linked
     with open(names["link"]):
         run.settle(alive=True)
     assert run.quarantined().exists()
 
 
-def test_they_are_left_alone_when_a_process_has_the_overlay(world):
+def test_last_writes_are_left_alone_when_a_process_has_the_overlay(world):
     run = Killed(world).switched()
     gone(run)
     with open(run.overlay()), pytest.raises(AttentionError, match="the process"):
@@ -1548,7 +1552,7 @@ def test_they_are_left_alone_when_a_process_has_the_overlay(world):
     assert "overlays.commit_offline" not in world.hooks.acts()
 
 
-def test_they_are_quarantined_when_there_is_no_base_for_them(world):
+def test_last_writes_are_quarantined_when_their_base_is_missing(world):
     run = Killed(world).switched()
     gone(run)
     Path(run.facts.overlays[0].base).unlink()
@@ -1573,7 +1577,7 @@ def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_no_overlay_is_read_that_the_emulator_has_or_has_left(world, monkeypatch, live):
+def test_overlays_in_use_or_left_by_a_pivot_are_not_read(world, monkeypatch, live):
     run = Killed(world, disks=TWO).switched(live=live)
     monkeypatch.setattr(overlay_files, "holds_writes", None)
     run.settle()

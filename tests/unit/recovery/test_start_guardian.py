@@ -40,7 +40,7 @@ def facts(world):
 
 @pytest.fixture
 def started(monkeypatch, tmp_path):
-    """What was started, and how; on a host without systemd."""
+    """The processes that were started, with their options; on a host without systemd."""
     calls = []
     monkeypatch.setattr(
         start_guardian.subprocess, "Popen", lambda words, **how: calls.append((words, how))
@@ -89,7 +89,7 @@ def test_the_deadline_is_the_domains_own(world, facts, started):
     assert started[0][0][-2] == "5"
 
 
-def test_the_configuration_is_handed_on_by_its_whole_path(
+def test_the_guardian_gets_the_absolute_path_of_the_configuration(
     world, facts, started, monkeypatch, tmp_path
 ):
     monkeypatch.chdir(tmp_path)
@@ -98,16 +98,16 @@ def test_the_configuration_is_handed_on_by_its_whole_path(
     assert started[0][0][-1] == str(tmp_path / "other.toml")
 
 
-def test_with_systemd_it_is_a_unit_of_its_own(world, facts, started, systemd, monkeypatch):
+def test_with_systemd_a_guardian_is_a_unit_of_its_own(world, facts, started, systemd, monkeypatch):
     """The children of a service are killed with it."""
-    told = facts()
+    run_facts = facts()
     units = []
     monkeypatch.setattr(start_guardian, "_works", lambda words: units.append(words) or True)
-    start_guardian.start_guardian(world.context, told, JOURNAL)
+    start_guardian.start_guardian(world.context, run_facts, JOURNAL)
     assert started == []
     (words,) = units
     assert words[0] == "systemd-run"
-    assert f"--unit=snaporch-guardian-{told.run}" in words
+    assert f"--unit=snaporch-guardian-{run_facts.run}" in words
     assert {"--collect", "--property=OOMPolicy=continue"} <= set(words)
     assert words[words.index(sys.executable) :][1:4] == ["-P", "-m", "snaporch.recovery.guardian"]
 
@@ -120,20 +120,22 @@ def test_a_unit_that_cannot_be_started_is_replaced_by_a_process(
     assert started[0][0][0] == sys.executable
 
 
-def test_systemd_on_the_host_without_its_command(world, facts, started, monkeypatch, tmp_path):
+def test_on_a_host_without_systemd_run_a_guardian_is_a_process(
+    world, facts, started, monkeypatch, tmp_path
+):
     monkeypatch.setattr(start_guardian, "SYSTEMD", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     start_guardian.start_guardian(world.context, facts(), JOURNAL)
     assert started[0][0][0] == sys.executable
 
 
-def test_its_command_in_a_container_without_systemd(world, facts, started, monkeypatch):
+def test_in_a_container_without_systemd_a_guardian_is_a_process(world, facts, started, monkeypatch):
     monkeypatch.setattr(start_guardian.shutil, "which", lambda name: SYSTEMD_RUN)
     start_guardian.start_guardian(world.context, facts(), JOURNAL)
     assert started[0][0][0] == sys.executable
 
 
-def test_one_that_cannot_be_started_is_missed_by_who_waits_for_it(
+def test_a_run_that_waits_for_a_guardian_that_cannot_be_started_fails(
     world, facts, started, monkeypatch
 ):
     def fail(words, **how):
@@ -141,29 +143,29 @@ def test_one_that_cannot_be_started_is_missed_by_who_waits_for_it(
 
     monkeypatch.setattr(start_guardian.subprocess, "Popen", fail)
     monkeypatch.setattr(start_guardian, "_START_SECONDS", 0)
-    told = facts()
-    journal = Journal(world.paths.journal, told)
-    start_guardian.start_guardian(world.context, told, journal.path)
+    run_facts = facts()
+    journal = Journal(world.paths.journal, run_facts)
+    start_guardian.start_guardian(world.context, run_facts, journal.path)
     with pytest.raises(UnavailableError, match="did not start within 0 s"):
-        start_guardian.await_guardian(world.context, told, journal.path)
+        start_guardian.await_guardian(world.context, run_facts, journal.path)
 
 
-def test_who_waits_for_it_stops_for_a_signal(world, facts):
-    told = facts()
-    journal = Journal(world.paths.journal, told)
+def test_the_wait_for_a_guardian_ends_with_a_signal(world, facts):
+    run_facts = facts()
+    journal = Journal(world.paths.journal, run_facts)
     world.context.interrupt.signum = 15
     with pytest.raises(InterruptedRunError):
-        start_guardian.await_guardian(world.context, told, journal.path)
+        start_guardian.await_guardian(world.context, run_facts, journal.path)
 
 
 @pytest.mark.parametrize("level", ["crash", "off"])
 def test_a_run_that_needs_no_guardian_waits_for_none(world, facts, level):
     state = DomainState.OFF if level == "off" else DomainState.RUNNING
-    told = facts("crash", state=state)
-    start_guardian.await_guardian(world.context, told, JOURNAL)
+    run_facts = facts("crash", state=state)
+    start_guardian.await_guardian(world.context, run_facts, JOURNAL)
 
 
-def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
+def test_a_real_guardian_ends_when_the_journal_is_removed(world, facts, monkeypatch, tmp_path):
     real, processes = subprocess.Popen, []
 
     def start(words, **how):
@@ -172,12 +174,12 @@ def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
 
     monkeypatch.setattr(start_guardian, "SYSTEMD", tmp_path / "no-systemd")
     monkeypatch.setattr(start_guardian.subprocess, "Popen", start)
-    told = facts()
-    journal = Journal(world.paths.journal, told)
-    start_guardian.start_guardian(world.context, told, journal.path)
+    run_facts = facts()
+    journal = Journal(world.paths.journal, run_facts)
+    start_guardian.start_guardian(world.context, run_facts, journal.path)
     (process,) = processes
     try:
-        start_guardian.await_guardian(world.context, told, journal.path)
+        start_guardian.await_guardian(world.context, run_facts, journal.path)
         assert os.getsid(process.pid) == process.pid
         journal.close(settled=True)
         assert process.wait(20) == 0
@@ -186,25 +188,25 @@ def test_a_real_one_ends_with_the_journal(world, facts, monkeypatch, tmp_path):
         process.wait()
 
 
-# -- again, for an interrupted run ---------------------------------------------------------------
+# -- guardians of interrupted runs ---------------------------------------------------------------
 
 
 @pytest.fixture
 def left(world, facts):
     """The journal of a run that suspended its guest, and was killed."""
-    told = facts("paused")
-    journal = Journal(world.paths.journal, told)
+    run_facts = facts("paused")
+    journal = Journal(world.paths.journal, run_facts)
     journal.note(Note.SUSPENDED)
     journal.close(settled=False)
-    return told, journal.path
+    return run_facts, journal.path
 
 
 def test_a_guest_that_may_be_held_has_a_guardian_again(world, left, started):
-    told, path = left
+    run_facts, path = left
     start_guardian.guard_leftovers(world.context)
     ((words, _how),) = started
     assert words[4:6] == ["0", str(path)]
-    assert told.run in path.name
+    assert run_facts.run in path.name
 
 
 def test_a_released_guest_needs_no_guardian(world, left, started):
@@ -215,7 +217,7 @@ def test_a_released_guest_needs_no_guardian(world, left, started):
     assert started == []
 
 
-def test_one_whose_guardian_is_there_has_it_already(world, left, started):
+def test_a_guest_with_a_guardian_gets_no_second_one(world, left, started):
     with left[1].open("rb") as stream:
         fcntl.flock(stream, fcntl.LOCK_SH)
         start_guardian.guard_leftovers(world.context)
@@ -223,10 +225,10 @@ def test_one_whose_guardian_is_there_has_it_already(world, left, started):
 
 
 def test_a_domain_whose_lock_is_held_gets_no_guardian(world, left, started):
-    told, context = left[0], world.context
+    run_facts, context = left[0], world.context
     place = {"wait": 0, "interrupt": context.interrupt}
     with domain_lock(
-        start_guardian.default_paths.LOCKS, told.domain, told.uuid, "snapshot", **place
+        start_guardian.default_paths.LOCKS, run_facts.domain, run_facts.uuid, "snapshot", **place
     ):
         start_guardian.guard_leftovers(context)
     assert started == []

@@ -29,8 +29,8 @@ def refusal(world, **how):
     return str(caught.value)
 
 
-def test_a_dataset_that_is_not_mounted(story, world, monkeypatch):
-    """As it is without its key: it could be rolled back, and the guest not be started."""
+def test_a_dataset_that_is_not_mounted_is_refused(story, world, monkeypatch):
+    """As without its key: a rollback would work, and the guest could not be started."""
 
     def nowhere(dataset):
         raise NotOnZfsError(dataset, "is not mounted", "")
@@ -41,7 +41,7 @@ def test_a_dataset_that_is_not_mounted(story, world, monkeypatch):
     assert plan(world, disks_only=True, also_roll_back=True)
 
 
-def test_a_volume_without_a_node(story, world):
+def test_a_volume_without_a_device_node_is_refused(story, world):
     for name in story.datasets:
         world.pool._datasets[name].kind = DatasetKind.VOLUME
     assert plan(world)
@@ -64,8 +64,8 @@ def read_only(monkeypatch):
 
 
 @pytest.mark.parametrize("how", [{}, {"cold": True}])
-def test_a_dataset_that_was_made_read_only(story, world, read_only, how):
-    """A rollback does not mind; the guest could not be started after it."""
+def test_a_dataset_that_was_made_read_only_is_refused(story, world, read_only, how):
+    """A rollback would work, and the guest could not be started after it."""
     assert plan(world, **how)
     read_only.add(world.root / "zfs/flash/web")
     said = refusal(world, **how)
@@ -74,17 +74,17 @@ def test_a_dataset_that_was_made_read_only(story, world, read_only, how):
     assert plan(world, disks_only=True)
 
 
-@pytest.mark.parametrize("told", ["0", "1"])
-def test_a_device_says_itself_whether_it_is_read_only(monkeypatch, tmp_path, told):
-    """The numbers of /dev/null stand for a volume's."""
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_whether_a_device_is_read_only_is_read_from_the_kernel(monkeypatch, tmp_path, value):
+    """The test uses the device numbers of /dev/null as a volume's."""
     (tmp_path / "1:3").mkdir()
-    (tmp_path / "1:3" / "ro").write_text(f"{told}\n")
+    (tmp_path / "1:3" / "ro").write_text(f"{value}\n")
     monkeypatch.setattr(disk_checks, "_BLOCK_DEVICES", tmp_path)
     monkeypatch.setattr(disk_checks.stat, "S_ISBLK", lambda _mode: True)
-    assert disk_checks.is_read_only(Path("/dev/null")) is (told == "1")
+    assert disk_checks.is_read_only(Path("/dev/null")) is (value == "1")
 
 
-# -- where paths lead --------------------------------------------------------------------------
+# -- targets of paths --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
@@ -126,7 +126,7 @@ def test_a_path_to_nothing_that_would_be_elsewhere(story, world):
 
 
 def test_a_bundle_that_does_not_say_which_file_it_was(story, world):
-    """One of an older snaporch; its dataset is looked at all the same."""
+    """A bundle of an older snaporch; its dataset is checked nevertheless."""
     path = Path(story.record.bundle) / "manifest.json"
     path.write_text(re.sub(r'"inside": *"[^"]*",', "", path.read_text()))
     assert plan(world)
@@ -136,12 +136,12 @@ def test_a_bundle_that_does_not_say_which_file_it_was(story, world):
     assert "leads to flash/moved web.img now" in refusal(world)
 
 
-# -- a guest that has other disks now -----------------------------------------------------------
+# -- a guest with other disks now --------------------------------------------------------------
 
 
 @pytest.fixture
 def moved(story, world):
-    """It was moved to another dataset, and its old image stayed."""
+    """The guest was moved to another dataset, and its old image still exists."""
     world.add_guest(disks={"vda": "tank/moved", "vdb": "flash/web"})
     world.hooks.log.clear()
     return story
@@ -192,12 +192,12 @@ def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
 def test_a_dataset_beneath_a_loop_device_is_not_rolled_back(volume, world, monkeypatch, dataset):
-    """An image that is mounted by hand, say; no process has it open."""
+    """For example, an image that an admin mounted; no process has it open."""
     monkeypatch.setattr(disk_checks.volume_users, "loops", lambda: iter([("loop7", dataset)]))
     assert f"{dataset} would be rolled back, and this host uses it: loop7" in refusal(world)
 
 
-def test_one_that_it_uses_since_the_plan_is_not_either(volume, world):
+def test_a_volume_that_the_host_uses_since_the_plan_is_not_rolled_back(volume, world):
     made = plan(world, cold=True)
     world.hooks.at["hypervisor.destroy"] = lambda: volume.update(holder="swap")
     before = world.pool.read("tank/web")

@@ -25,17 +25,17 @@ def refusal(world, **how):
 
 
 @pytest.fixture
-def firmware(world, tell):
+def firmware(world, make_story):
     """A guest with UEFI variables and a TPM."""
     nvram, tpm = world.root / "vars.fd", world.root / "tpm2"
     nvram.write_bytes(b"then")
     tpm.mkdir()
     (tpm / "tpm2-00.permall").write_bytes(b"secret")
-    return tell(nvram=str(nvram), tpm=str(tpm))
+    return make_story(nvram=str(nvram), tpm=str(tpm))
 
 
 @pytest.mark.parametrize("kind", ["link", "directory", "pipe"])
-def test_what_is_no_regular_file_is_not_replaced(firmware, world, kind):
+def test_only_regular_files_are_replaced(firmware, world, kind):
     place = world.root / "vars.fd"
     place.unlink()
     match kind:
@@ -50,7 +50,7 @@ def test_what_is_no_regular_file_is_not_replaced(firmware, world, kind):
 
 @pytest.mark.parametrize("kind", ["device", "other"])
 def test_the_disks_alone_come_back_where_variables_have_no_place(firmware, world, kind):
-    """Of an earlier snaporch there are copies of UEFI variables on a volume."""
+    """An earlier snaporch made copies of UEFI variables on a volume."""
     place, manifest = world.root / "zvol", Path(firmware.record.bundle) / "manifest.json"
     place.symlink_to("/dev/null")
     if kind == "device":
@@ -73,22 +73,22 @@ def test_the_disks_alone_come_back_where_variables_have_no_place(firmware, world
     assert place.is_symlink()
 
 
-def test_a_missing_file_may_be_put_back(firmware, world):
+def test_a_missing_file_may_be_restored(firmware, world):
     (world.root / "vars.fd").unlink()
     assert plan(world).ram
 
 
-def test_variables_that_another_domain_uses(firmware, world):
+def test_variables_that_another_domain_uses_are_refused(firmware, world):
     world.add_guest("mail", {"vda": "tank/mail"}, nvram=str(world.root / "vars.fd"))
     assert "is used by the domain mail" in refusal(world)
 
 
-def test_a_tpm_that_another_domain_uses(firmware, world):
+def test_a_tpm_that_another_domain_uses_is_refused(firmware, world):
     world.add_guest("mail", {"vda": "tank/mail"}, tpm=str(world.root / "tpm2"))
     assert "is used by the domain mail" in refusal(world)
 
 
-def test_a_place_that_the_definition_does_not_name(firmware, world):
+def test_a_path_that_the_definition_does_not_name_is_refused(firmware, world):
     """A manifest may name any path; only the definition counts."""
     path = Path(firmware.record.bundle) / "manifest.json"
     path.write_text(path.read_text().replace(str(world.root / "vars.fd"), "/etc/passwd"))

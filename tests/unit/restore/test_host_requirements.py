@@ -30,16 +30,16 @@ def refusal(world, **how):
 def memory(world, monkeypatch):
     """Sets the host's memory figures."""
 
-    def tell(meminfo, arcstats=""):
+    def set_figures(meminfo, arcstats=""):
         for name, text in (("_MEMINFO", meminfo), ("_ARCSTATS", arcstats)):
             path = world.root / name
             path.write_text(text)
             monkeypatch.setattr(host_requirements, name, path)
 
-    return tell
+    return set_figures
 
 
-def test_a_machine_that_is_not_here(story, world):
+def test_an_unsupported_machine_type_is_refused(story, world):
     world.hypervisor.machines = {"pc"}
     world.hypervisor.guests.clear()
     said = refusal(world)
@@ -49,19 +49,19 @@ def test_a_machine_that_is_not_here(story, world):
     assert plan(world, disks_only=True)
 
 
-def test_a_cpu_that_is_not_here(story, world):
+def test_an_incompatible_cpu_is_refused(story, world):
     world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
     world.hypervisor.guests.clear()
     assert "avx512f" in refusal(world)
 
 
-def test_a_guest_that_saw_the_host_s_cpu_is_not_resumed_on_another(world, tell):
-    """It would fail after the rollback; that it runs here now, from its disks, says nothing."""
+def test_a_guest_with_the_hosts_cpu_is_not_resumed_on_another_cpu(world, make_story):
+    """Resuming would fail after the rollback, although the guest, booted here, runs now."""
     guest = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     own = guest.live_xml.replace("</os>", "</os><cpu mode='host-passthrough'/>")
     world.add_guest = lambda **_: replace(guest, live_xml=own)
     world.guest().live = world.guest().inactive = own
-    tell()
+    make_story()
     assert plan(world).ram
     world.hypervisor.cpu = "<cpu><model>Opteron_G5</model></cpu>"
     said = refusal(world)
@@ -76,14 +76,14 @@ def test_a_guest_with_a_named_cpu_model_runs_on_any_host(story, world):
     assert plan(world).ram
 
 
-def test_what_runs_now_fits_whatever_a_comparison_says(story, world):
+def test_a_guest_that_runs_now_fits_whatever_the_cpu_comparison_says(story, world):
     world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
     assert plan(world).ram
     world.guest().live = world.guest().live.replace("pc-q35-9.2", "pc")
     assert "avx512f" in refusal(world)
 
 
-def test_memory_that_is_not_there(story, world, memory):
+def test_too_little_memory_is_refused(story, world, memory):
     memory(NOTHING)
     world.hypervisor.guests.clear()
     assert "needs 16 MiB of memory, 1 MiB are available; stop other guests" in refusal(
@@ -92,7 +92,7 @@ def test_memory_that_is_not_there(story, world, memory):
     assert plan(world, disks_only=True)
 
 
-def test_a_resumed_guest_needs_what_is_in_its_image(story, world, memory):
+def test_a_resumed_guest_needs_the_memory_of_its_image(story, world, memory):
     """20 000 bytes, and not the 16 MiB of its definition."""
     memory(NOTHING)
     world.hypervisor.guests.clear()
@@ -105,7 +105,7 @@ def test_the_memory_of_the_guest_that_is_stopped_counts(story, world, memory):
     assert plan(world, cold=True).boot
 
 
-def test_what_zfs_would_cede_counts(memory):
+def test_memory_that_zfs_would_free_counts(memory):
     memory(NOTHING, "size  4  5368709120\nc_min 4  1073741824\nname type data\n")
     assert host_requirements.available_memory() == (4 << 30) + (1 << 20)
 
@@ -125,7 +125,7 @@ def huge(world, monkeypatch, memory):
     memory(NOTHING + "Hugepagesize:       2048 kB\n")
     monkeypatch.setattr(host_requirements, "_HUGE_PAGES", world.root / "hugepages")
 
-    def tell(backing, free, reserved=0, surplus=(0, 0), size=2048):
+    def set_figures(backing, free, reserved=0, surplus=(0, 0), size=2048):
         place = world.root / "hugepages" / f"hugepages-{size}kB"
         place.mkdir(parents=True, exist_ok=True)
         figures = ("free_hugepages", "resv_hugepages", "surplus_hugepages")
@@ -140,7 +140,7 @@ def huge(world, monkeypatch, memory):
         take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("huge"))
         return make_restore_plan(world.context, "web", "huge", cold=True, discard_newer=True)
 
-    return tell
+    return set_figures
 
 
 TWO_MIB = "<hugepages><page size='2048' unit='KiB'/></hugepages>"
@@ -177,7 +177,7 @@ def test_huge_pages_that_the_kernel_makes_when_asked_count(story, world, huge):
     assert make_restore_plan(world.context, "web", "huge", cold=True)
 
 
-def test_what_is_not_on_huge_pages_is_counted_as_ever(story, world, huge):
+def test_memory_outside_huge_pages_is_counted_as_usual(story, world, huge):
     """One node of two."""
     half = TWO_MIB.replace("/>", " nodeset='0'/>", 1)
     cells = "<cpu><numa><cell id='0' memory='8192'/><cell id='1' memory='8192'/></numa></cpu>"

@@ -34,7 +34,7 @@ class Home:
         self.then.mkdir(parents=True)
 
     def keep(self, name, text="as it was"):
-        """A file that is in the snapshot, and as it was: its inode and time of change."""
+        """Put the same file (by inode and time of change) into dataset and snapshot."""
         self.write(name, text)
         (self.then / name).parent.mkdir(parents=True, exist_ok=True)
         os.link(self.root / name, self.then / name)
@@ -62,7 +62,7 @@ def home(story, world):
 
 
 @pytest.mark.parametrize("how", [{}, {"cold": True}, {"disks_only": True}])
-def test_what_others_wrote_since_is_not_rolled_back(home, how):
+def test_files_that_others_wrote_since_are_not_rolled_back(home, how):
     home.keep("old")
     for name in ("sub/b", "c", "d", "e"):
         home.write(name)
@@ -75,26 +75,26 @@ def test_what_others_wrote_since_is_not_rolled_back(home, how):
     assert line.startswith("in tank/web: 4 other files: c, d, e")
 
 
-def test_a_file_that_is_as_it_was_loses_nothing(home):
+def test_a_file_of_others_counts_only_if_it_differs_from_the_snapshot(home):
     home.keep("home/thesis")
     home.plan()
     home.write("home/thesis", "a year later")
-    # in the snapshot it is another from now on
+    # from here on the file in the snapshot differs
     os.unlink(home.then / "home" / "thesis")
     (home.then / "home" / "thesis").write_text("as it was")
     assert "1 other file: home/thesis;" in home.refusal()
 
 
 def test_a_snapshot_that_cannot_be_read(home, monkeypatch):
-    """Then all of it may have changed."""
+    """Then every file may have changed."""
     home.keep("old")
     home.plan()
     home.world.hooks.at["pool.mounted_snapshot"] = failing(PoolError("tank/web@s1", "no key"))
     assert "old" in home.refusal()
 
 
-def test_what_is_the_guests_is_rolled_back(home, world, monkeypatch):
-    """Whatever its definitions name, then or now; sockets and pipes hold nothing."""
+def test_files_of_the_guest_are_rolled_back(home, world, monkeypatch):
+    """Files that its definitions name, then or now; sockets and pipes contain no data."""
     guest, image = world.guest(), home.root / "web-vda.img"
     (home.root / "current.img").symlink_to(image)
     xml = guest.live.replace(str(image), str(home.root / "current.img"))
@@ -129,7 +129,7 @@ def excluding(world):
     return home
 
 
-def test_a_left_out_image_is_not_rolled_back_without_the_bundle_either(excluding, world):
+def test_without_the_bundle_an_excluded_image_is_not_rolled_back(excluding, world):
     for bundle in world.paths.bundles.glob("*/2*"):
         shutil.rmtree(bundle)
     excluding.plan(disks_only=True)
@@ -138,7 +138,7 @@ def test_a_left_out_image_is_not_rolled_back_without_the_bundle_either(excluding
     assert "web-vdb.img" in excluding.refusal(disks_only=True)
 
 
-def test_a_left_out_image_is_not_rolled_back_by_an_undo_either(excluding, world):
+def test_an_undo_does_not_roll_back_an_excluded_image(excluding, world):
     restored = restore(world.context, excluding.plan(disks_only=True), safety=True)
     os.unlink(excluding.root / "web-vdb.img")
     excluding.write("web-vdb.img", "written since")
@@ -151,8 +151,8 @@ def test_a_left_out_image_is_not_rolled_back_by_an_undo_either(excluding, world)
         make_undo_plan(world.context, choose_copy(world.context, "web", None), disks_only=True)
 
 
-def test_a_left_out_image_is_not_rolled_back(excluding):
-    """A restore does not touch it, however it lies."""
+def test_an_excluded_image_is_not_rolled_back(excluding):
+    """A restore does not change it, wherever it is."""
     home = excluding
     home.plan(disks_only=True)
     os.unlink(home.root / "web-vdb.img")
@@ -170,7 +170,7 @@ def test_a_link_is_not_followed(home, tmp_path):
     assert "1 other file: way out" in home.refusal()
 
 
-def test_written_while_the_safety_copy_was_saved(home):
+def test_a_file_written_while_the_safety_copy_is_saved_is_not_rolled_back(home):
     plan = home.plan()
     act = home.world.pool.send_increment
 
@@ -213,7 +213,7 @@ def test_more_entries_than_are_examined(home, monkeypatch, limit):
 
 
 def test_other_mounts_are_not_touched(home, monkeypatch):
-    """A dead one would never answer."""
+    """A dead mount would never answer."""
     home.write("mnt/remote")
     covered = [Mount("0:9", str(home.root / "mnt"), "nfs", "far:/")]
     monkeypatch.setattr(resolver, "read_mounts", lambda: covered)
@@ -236,7 +236,7 @@ def test_a_file_that_is_removed_during_the_walk(tmp_path, monkeypatch):
     assert list(found) == []
 
 
-def test_a_path_that_may_never_answer_is_not_asked(tmp_path, monkeypatch):
+def test_a_path_that_may_hang_is_not_accessed(tmp_path, monkeypatch):
     table = [Mount("0:1", "/", "ext4", "x", 1, 0), Mount("0:2", str(tmp_path), "fuse", "x", 2, 1)]
     monkeypatch.setattr(resolver, "read_mounts", lambda: table)
     (tmp_path / "iso").touch()

@@ -1,4 +1,4 @@
-"""A disk that is a partition of a volume: never taken for all of it, nor for another."""
+"""A disk that is a partition is treated neither as its volume nor as another partition."""
 
 import json
 from pathlib import Path
@@ -41,9 +41,9 @@ def source(request, record, world):
 
 
 def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_path):
-    wish = CloneRequest("test", resumed=True)
+    request = CloneRequest("test", resumed=True)
     with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
-        check_clone(world.context, source, wish)
+        check_clone(world.context, source, request)
     with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
         choose_disks(source, None, tmp_path / "out")
 

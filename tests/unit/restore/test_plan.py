@@ -43,12 +43,12 @@ def test_a_name_is_domain_and_snapshot(text, parts):
 
 
 @pytest.mark.parametrize("text", ["", "web", "@s1", "web@", "web@a/b", "web@a#b"])
-def test_what_is_no_name_is_wrong_usage(text):
+def test_an_invalid_name_is_wrong_usage(text):
     with pytest.raises(UsageError):
         split_name(text)
 
 
-def test_a_plan_tells_all_there_is_to_know(story, world):
+def test_a_plan_has_the_snapshots_and_the_ram_and_changes_nothing(story, world):
     made = plan(world)
     assert made.record == story.record
     assert made.ram == Path(story.record.bundle) / "ram.save"
@@ -66,14 +66,14 @@ def test_a_cold_restore_boots_and_does_not_resume(story, world):
     assert (made.ram, made.boot) == (None, True)
 
 
-def test_a_guest_that_was_off_stays_off(tell, world):
-    tell(state=DomainState.OFF)
+def test_a_guest_that_was_off_stays_off(make_story, world):
+    make_story(state=DomainState.OFF)
     made = plan(world)
     assert (made.ram, made.boot, made.running) == (None, False, False)
 
 
-def test_a_guest_that_was_paused_comes_back_paused(tell, world):
-    tell(state=DomainState.PAUSED)
+def test_a_guest_that_was_paused_comes_back_paused(make_story, world):
+    make_story(state=DomainState.PAUSED)
     assert not plan(world).running
 
 
@@ -86,9 +86,9 @@ def test_a_crash_consistent_snapshot_is_booted(story, world, bundle):
     assert (made.ram, made.boot) == (None, True)
 
 
-def test_ram_of_another_instant_than_the_disks_is_never_resumed(tell, world):
-    """The guest was paused, and someone resumed it before the pools were snapshotted."""
-    uuid = tell(state=DomainState.PAUSED).domain.uuid
+def test_ram_of_another_time_than_the_disks_is_never_resumed(make_story, world):
+    """The guest was paused, and its owner resumed it before the pools were snapshotted."""
+    uuid = make_story(state=DomainState.PAUSED).domain.uuid
     world.hooks.at["pool.snapshot"] = lambda: world.hypervisor.resume(uuid)
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
     made = plan(world, "s2")
@@ -157,7 +157,7 @@ def test_a_definition_that_is_kept_has_to_name_the_disks(story, world):
         check_bundle(world.context, made)
 
 
-def test_of_a_guest_that_runs_it_is_what_would_be_booted(story, world):
+def test_the_kept_definition_of_a_running_guest_is_the_inactive_one(story, world):
     guest = world.guest()
     (image,) = (world.root / "zfs" / "tank" / "web").glob("*.img")
     guest.inactive = guest.inactive.replace(str(image), f"{image}.moved")
@@ -215,32 +215,32 @@ def test_a_zfs_snapshot_that_is_not_ours_is_not_found(story, world):
 # -- refused ------------------------------------------------------------------------------------
 
 
-def test_one_of_its_snapshots_is_missing(story, world):
+def test_a_missing_zfs_snapshot_is_refused(story, world):
     world.pool.destroy_snapshots(["flash/web@s1"])
     world.hooks.log.clear()
     assert "some of its snapshots are missing: flash/web@s1" in refusal(world)
     assert "are missing" in refusal(world, cold=True)
 
 
-def test_one_of_its_snapshots_came_back_under_its_name(story, world):
+def test_a_replaced_zfs_snapshot_is_refused(story, world):
     world.pool.remake("flash/web@s1")
     assert "are missing" in refusal(world)
 
 
-def test_its_ram_is_incomplete(story, world):
+def test_incomplete_ram_is_refused(story, world):
     (Path(story.record.bundle) / "ram.save").unlink()
     assert "the bundle is incomplete; boot it with --cold" in refusal(world)
     assert plan(world, cold=True).boot
 
 
-def test_its_bundle_is_missing(story, world):
+def test_a_missing_bundle_is_refused(story, world):
     shutil.rmtree(story.record.bundle)
     assert "the bundle is missing; boot it with --cold" in refusal(world)
     assert plan(world, cold=True).boot
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"format": 2}'])
-def test_its_manifest_cannot_be_read(story, world, content):
+def test_an_unreadable_manifest_is_refused(story, world, content):
     path = Path(story.record.bundle) / MANIFEST_NAME
     path.unlink()
     if content is not None:
@@ -256,19 +256,19 @@ def test_without_a_bundle_every_disk_must_have_its_snapshot(story, world):
     assert "has no snapshot of flash/web" in refusal(world, cold=True)
 
 
-def test_the_domain_is_undefined_and_its_bundle_missing(story, world):
+def test_an_undefined_domain_without_a_bundle_is_refused(story, world):
     shutil.rmtree(story.record.bundle)
     world.hypervisor.guests.clear()
     assert "is undefined, and its bundle is missing" in refusal(world, cold=True)
 
 
-def test_the_domain_has_another_name_now(story, world):
+def test_a_renamed_domain_is_refused(story, world):
     world.guest().name = "web new"
     text = refusal(world)
     assert "has the name web new now; shut it off, and run: virsh domrename 'web new' web" in text
 
 
-def test_another_domain_has_its_name(story, world):
+def test_a_name_that_another_domain_has_is_refused(story, world):
     world.guest().name = "web-old"
     world.add_guest("web2")
     world.guest("web2").name = "web"
@@ -276,14 +276,14 @@ def test_another_domain_has_its_name(story, world):
     assert "another domain has this name" in refusal(world)
 
 
-def test_another_domain_has_a_disk_in_the_same_dataset(story, world):
+def test_a_dataset_with_a_disk_of_another_domain_is_refused(story, world):
     world.add_guest("mail", {"vda": "tank/web"})
     assert "the domain mail has disks on tank/web too" in refusal(world)
 
 
 @pytest.mark.parametrize("place", ["bundles", "journal", "overlays"])
-def test_what_snaporch_keeps_lies_in_the_same_dataset(story, world, monkeypatch, place):
-    """A rollback would take it back with the guest: the journal of the restore itself, say."""
+def test_a_dataset_with_files_of_snaporch_is_refused(story, world, monkeypatch, place):
+    """A rollback would also roll back, for example, the journal of the restore itself."""
     inside = world.root / "zfs" / "tank" / "web" / place
     inside.mkdir()
     paths = world.context.config.paths.model_copy(update={place: inside})
@@ -311,21 +311,21 @@ def test_newer_bookmarks_need_consent_too(story, world):
     assert "tank/web#sent" in refusal(world)
 
 
-def test_newer_snapshots_with_clones_cannot_go(story, world):
+def test_newer_snapshots_with_clones_are_refused(story, world):
     world.pool.snapshot(["tank/web@x"], {})
     world.pool.clone("tank/web@x", "tank/copy")
     world.hooks.log.clear()
     assert "tank/web@x (clone tank/copy)" in refusal(world, discard_newer=True)
 
 
-def test_newer_snapshots_that_are_held_cannot_go(story, world):
+def test_newer_snapshots_that_are_held_are_refused(story, world):
     world.pool.snapshot(["tank/web@x"], {})
     world.pool.hold(["tank/web@x"], "backup")
     world.hooks.log.clear()
     assert "newer snapshots are held: tank/web@x" in refusal(world, discard_newer=True)
 
 
-def test_newer_snapshots_that_another_guest_has_mounted_cannot_go(story, world):
+def test_newer_snapshots_that_another_guest_has_mounted_are_refused(story, world):
     world.pool.snapshot(["tank/web@x"], {})
     world.hooks.log.clear()
     world.pool.foreign = [ForeignMount("tank/web@x", "the guest db", "u-db")]
@@ -349,7 +349,7 @@ def test_a_held_or_cloned_safety_snapshot_is_an_obstacle(story, world):
 
 @pytest.fixture
 def split(world, tmp_path):
-    """A snapshot with RAM of a guest that has another disk which is not on ZFS."""
+    """A snapshot with RAM of a guest with another disk, which is not on ZFS."""
     (tmp_path / "data.img").touch()
     domain = world.add_guest(more=(DiskSpec("vdz", str(tmp_path / "data.img")),))
     return take_snapshot(world.context, domain, SnapshotRequest("s1"))
@@ -372,7 +372,7 @@ def test_the_reason_is_stored_as_a_code_and_printed_as_text(split, world):
     assert f"vdz ({out['left_out_detail']})" in refusal(world)
 
 
-def test_a_medium_or_a_read_only_disk_is_of_no_instant(world, tmp_path):
+def test_a_medium_or_read_only_disk_does_not_prevent_resuming(world, tmp_path):
     more = (
         DiskSpec("sda", "/media.iso", "cdrom", readonly=True),
         DiskSpec("vdb", "/golden.img", readonly=True),
@@ -383,7 +383,7 @@ def test_a_medium_or_a_read_only_disk_is_of_no_instant(world, tmp_path):
 
 @pytest.fixture
 def overlaid(world):
-    """A snapshot of a guest whose image lies on one in another dataset; and that one."""
+    """A snapshot of a guest whose image has a backing file in another dataset; and that file."""
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     domain = world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
@@ -408,8 +408,8 @@ def test_a_missing_backing_file(overlaid, world):
     assert "cannot be read (No such file or directory)" in refusal(world)
 
 
-def test_a_file_beneath_a_disk_that_only_changed_hands_is_the_same(overlaid, world):
-    """libvirt gives images to the emulator's user, and writes down whose they were."""
+def test_a_backing_file_with_another_owner_is_the_same(overlaid, world):
+    """libvirt makes the emulator's user the owner of images, and records the previous one."""
     overlaid.chmod(0o640)
     assert plan(world).ram is not None
 

@@ -173,9 +173,9 @@ def test_pages_are_found_in_a_replica(paged):
 
 
 def test_a_clone_resumes_under_its_own_name(paged):
-    wish = CloneRequest("test", resumed=True)
-    check_clone(paged.context, source(paged), wish)
-    made = clone(paged.context, source(paged), wish)
+    request = CloneRequest("test", resumed=True)
+    check_clone(paged.context, source(paged), request)
+    made = clone(paged.context, source(paged), request)
     assert made.resumed
     guest = paged.guest("test")
     assert same_memory(guest.ram, paged.then)
@@ -230,7 +230,7 @@ def test_damaged_pages_are_not_extracted(paged, tmp_path):
     assert not list(tmp_path.glob("*image*"))
 
 
-def test_by_hand_says_how_to_get_an_image(paged):
+def test_the_manual_steps_name_the_command_that_makes_an_image(paged):
     record = find_records(paged.context, "web@s2")[-1]
     lines = describe(paged.context, record).by_hand
     made = next(line for line in lines if "extract --ram" in line)

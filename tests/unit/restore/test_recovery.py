@@ -60,7 +60,7 @@ STEPS = {
 
 
 class Killed(BaseException):
-    """The process ends here, and runs no more code."""
+    """The process is killed here, and runs no more code."""
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill
     assert story.content() == {b"first"}
 
 
-def test_what_is_rolled_back_already_may_be_read_while_the_rest_is_done(story, world, kill):
+def test_datasets_already_rolled_back_may_be_read_during_the_rest(story, world, kill):
     with kill("before", RestoreStep.FILES):
         put_back(world)
     (record,) = find_records(world.context, "web@s1")
@@ -249,7 +249,7 @@ def test_a_second_restore_that_fails_early_leaves_the_first_to_be_finished(story
     story.snapshot("s2")
     with kill("after", "flash/web"):
         put_back(world, "s1")
-    world.hooks.at["pool.send_increment"] = failing(PoolError("zfs send", "trouble"))
+    world.hooks.at["pool.send_increment"] = failing(PoolError("zfs send", "some failure"))
     with pytest.raises(PoolError):
         put_back(world, "s1")
     del world.hooks.at["pool.send_increment"]
@@ -261,7 +261,7 @@ def test_a_second_restore_that_fails_early_leaves_the_first_to_be_finished(story
 
 
 @pytest.mark.parametrize("place", [RestoreStep.STOP, "flash/web", RestoreStep.RESUME])
-def test_the_second_is_killed_too(story, world, kill, place):
+def test_a_second_restore_that_is_killed_too_is_recovered(story, world, kill, place):
     for _ in range(2):
         with kill("after", place):
             put_back(world)
@@ -273,8 +273,10 @@ def test_the_second_is_killed_too(story, world, kill, place):
 
 
 @pytest.mark.parametrize("order", ["first-second", "second-first"])
-def test_killed_when_it_was_about_to_forget_the_one_before(story, world, kill, monkeypatch, order):
-    """The second is finished and the first is not, whichever is found first."""
+def test_a_restore_killed_before_it_removed_the_previous_journal_is_finished(
+    story, world, kill, monkeypatch, order
+):
+    """The second restore is finished and the first is not, whichever is found first."""
     later = story.snapshot("s2")
     story.write(b"now")
     names = iter(["0001", "0002"] if order == "first-second" else ["0002", "0001"])
@@ -354,8 +356,8 @@ def volumes(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["files", "volumes"])
-def test_what_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, request, kind):
-    """It was resumed, its restore killed, and it ended hours later."""
+def test_data_that_a_resumed_guest_wrote_is_never_rolled_back(story, world, kill, request, kind):
+    """The guest was resumed, its restore was killed, and the guest ended hours later."""
     if kind == "volumes":
         request.getfixturevalue("volumes")
     with kill("after", RestoreStep.RESUME):
@@ -380,8 +382,8 @@ def test_reading_the_disk_files_does_not_count_as_writing(story, world, kill):
     assert world.guest().ram == story.ram
 
 
-def test_what_it_wrote_to_a_file_that_no_definition_names_is_not_rolled_back(story, world, kill):
-    """A disk that was attached for as long as the guest runs, or the data of an image."""
+def test_data_in_a_file_that_no_definition_names_is_not_rolled_back(story, world, kill):
+    """The file of a disk that is attached to the running guest only, or a data file."""
     with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
@@ -391,7 +393,7 @@ def test_what_it_wrote_to_a_file_that_no_definition_names_is_not_rolled_back(sto
     assert world.guest().state is DomainState.OFF
 
 
-def test_without_a_file_system_that_tells_nothing_is_decided(story, world, kill, monkeypatch):
+def test_nothing_is_decided_while_a_file_system_is_not_mounted(story, world, kill, monkeypatch):
     with kill("before", RestoreStep.RESUME):
         put_back(world)
     with monkeypatch.context() as patched:
@@ -415,7 +417,7 @@ def test_disks_that_may_have_been_written_are_not_rolled_back(story, world, kill
     assert story.content() == {b"hours of work"}
 
 
-def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, kill):
+def test_no_snapshot_is_taken_if_no_guest_was_resumed(story, world, kill):
     with kill("ahead", RestoreStep.RESUME):
         put_back(world)
     (old,) = unfinished(world.paths.journal, story.domain.uuid)
@@ -424,10 +426,10 @@ def test_no_snapshot_is_taken_to_see_what_no_resumed_guest_wrote(story, world, k
     assert world.hooks.log == []
 
 
-def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
+def test_a_dataset_without_a_count_of_written_bytes_may_have_been_written(
     story, world, kill, monkeypatch
 ):
-    """Its target is missing, so both times only the other dataset was counted."""
+    """Its target is missing, so only the other dataset was counted, both times."""
     for module in (recovery_decision, steps):
         monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
     with kill("after", RestoreStep.RESUME):
@@ -440,7 +442,7 @@ def test_a_dataset_that_zfs_tells_nothing_of_was_not_left_unwritten(
 
 
 @pytest.mark.usefixtures("volumes")
-def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
+def test_data_that_the_rollback_wrote_does_not_count_as_the_guests(story, world, kill):
     """ZFS counts some KiB after a rollback, and after mounting."""
     rollback = world.pool.rollback
 
@@ -456,8 +458,8 @@ def test_what_the_rollback_itself_wrote_is_not_the_guests(story, world, kill):
     assert world.guest().ram == story.ram
 
 
-def test_its_safety_copy_outlives_every_pruning(story, world, kill):
-    """It is all there is of the disks as they were."""
+def test_no_pruning_deletes_the_safety_copy_of_an_interrupted_restore(story, world, kill):
+    """It is the only copy of the disks' earlier content."""
     config = Config.model_validate(
         {"paths": world.paths.model_dump(), "prune": {"safety_keep": "0s", "trash_keep": "0s"}}
     )
@@ -484,16 +486,16 @@ def test_a_journal_with_an_unknown_entry(story, world, kill):
 
 
 def start(world, story):
-    """By an admin who has the definition in a file."""
+    """Start the guest, as an admin does from a file with its definition."""
     guest = world.guest()
     guest.live, guest.state, guest.boot = story.domain.inactive_xml, DomainState.RUNNING, 77
 
 
 @pytest.mark.parametrize("place", ["hypervisor.destroy", "pool.send_increment"])
 def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, world, place):
-    """In spite of its barred definition."""
+    """Its definition was barred, but the admin started it from a file."""
 
-    def somebody():
+    def start_by_another_program():
         guest = world.guest()
         if place == "hypervisor.destroy":
             end = world.hypervisor._end
@@ -506,11 +508,11 @@ def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, wor
         elif guest.state is DomainState.OFF:
             start(world, story)
 
-    world.hooks.at[place] = somebody
+    world.hooks.at[place] = start_by_another_program
     with pytest.raises(SnaporchError, match="started by another program"):
         put_back(world)
     world.hooks.at.clear()
-    if place == "pool.send_increment":  # it was seen after the last look
+    if place == "pool.send_increment":  # the start came after the last check
         (text,) = map(str, recover(world.context, story.domain.uuid))
         assert "undid the restore" in text
     assert story.content() == {b"now"}
@@ -520,8 +522,8 @@ def test_a_guest_started_between_stop_and_rollback_is_not_rolled_back(story, wor
     assert world.leftovers() == []
 
 
-def test_a_guest_started_while_the_copy_was_written_is_left_alone(tell, world):
-    story = tell(state=DomainState.OFF)
+def test_a_guest_started_while_the_copy_was_written_is_left_alone(make_story, world):
+    story = make_story(state=DomainState.OFF)
     world.hooks.at["pool.send_increment"] = lambda: start(world, story)
     with pytest.raises(RefusedError, match="was started meanwhile"):
         put_back(world)
@@ -544,10 +546,10 @@ def test_the_running_state_is_kept_and_the_script_resumes_it(story, world):
     assert world.guest().ram == story.ram
 
 
-def test_a_restore_that_fails_after_saving_it_lets_the_guest_go_on(story, world):
+def test_a_restore_that_fails_after_saving_the_running_state_resumes_the_guest(story, world):
     def fail():
         if world.guest().state is DomainState.OFF:
-            raise PoolError("zfs send", "trouble")
+            raise PoolError("zfs send", "some failure")
 
     world.hooks.at["pool.send_increment"] = fail
     with pytest.raises(PoolError):
@@ -558,7 +560,7 @@ def test_a_restore_that_fails_after_saving_it_lets_the_guest_go_on(story, world)
     assert story.safety() == ([], [])
 
 
-def test_killed_after_it_was_saved_it_is_kept_all_the_same(story, world, kill):
+def test_a_running_state_saved_before_a_kill_is_kept(story, world, kill):
     def die():
         if world.guest().state is DomainState.OFF:
             raise Killed
@@ -573,7 +575,7 @@ def test_killed_after_it_was_saved_it_is_kept_all_the_same(story, world, kill):
     assert "virsh restore" in (directory / "undo.sh").read_text()
 
 
-def test_what_cannot_be_saved_is_refused_before_anything_is_touched(story, world):
+def test_a_running_state_that_cannot_be_saved_is_refused_before_anything_is_touched(story, world):
     guest = world.guest()
     for name in ("live", "inactive"):
         text = getattr(guest, name).replace("</devices>", "<hostdev type='pci'/></devices>")
@@ -583,8 +585,8 @@ def test_what_cannot_be_saved_is_refused_before_anything_is_touched(story, world
     assert world.hooks.log == []
 
 
-def test_a_guest_that_is_off_has_none(tell, world):
-    tell(state=DomainState.OFF)
+def test_a_guest_that_is_off_has_no_running_state(make_story, world):
+    make_story(state=DomainState.OFF)
     put_back(world, keep_running=True)
     assert "no running state to keep" in world.heard.notes[-1]
 

@@ -77,7 +77,7 @@ def test_a_pool_that_was_imported_by_another_name_is_named(renamed, world):
     assert error.step == "zpool export flash2, zpool import flash2 flash, and try again"
 
 
-def test_what_is_made_from_it_refuses_and_writes_no_verdict(renamed, world):
+def test_clone_and_verify_refuse_it_and_record_no_result(renamed, world):
     record = records(world)[0]
     for act in (
         lambda: complete_source(world.context, record),
@@ -87,7 +87,7 @@ def test_what_is_made_from_it_refuses_and_writes_no_verdict(renamed, world):
     assert records(world)[0].verified is None
 
 
-def test_the_old_name_may_be_taken(renamed, world):
+def test_the_old_name_may_be_in_use(renamed, world):
     world.pool.rename("flash2/web", "flash/web")
     world.pool.create("tank/web")
     error = refusal(world, lambda: make_restore_plan(world.context, "web", "s1"))
@@ -99,7 +99,7 @@ def test_prune_leaves_it_alone(renamed, world):
     assert [verdict.fate.value for verdict in done.verdicts] == ["keep"]
 
 
-def test_policies_leave_it_alone(renamed, world):
+def test_retention_keeps_it(renamed, world):
     assert all_records(world.context.store, world.pool.snapshots()) == []
 
 
@@ -120,7 +120,7 @@ def test_a_copy_does_not_hide_a_rename(story, world):
     assert records(world)[0].datasets == ("flash/web", "tank/web2")
 
 
-def test_nothing_is_concluded_from_two_that_could_be_it(story, world):
+def test_two_possible_datasets_are_not_guessed_from(story, world):
     copies = [
         replace(each, dataset=f"backup/{number}")
         for each in world.pool.snapshots(["tank/web"])

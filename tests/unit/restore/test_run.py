@@ -42,7 +42,7 @@ def put_back(world, name="s1", *, cold=False, safety=True):
 # -- a whole restore ---------------------------------------------------------------------------
 
 
-def test_everything_in_order(story, world):
+def test_the_calls_of_a_restore_in_order(story, world):
     put_back(world)
     acts = world.hooks.acts()
     assert acts[: acts.index("pool.rollback")] == [
@@ -54,7 +54,7 @@ def test_everything_in_order(story, world):
         "pool.send_increment",
         "hypervisor.define",  # barred
         "hypervisor.destroy",
-        "pool.snapshot",  # what came until the guest was off
+        "pool.snapshot",  # the changes until the guest was off
         "pool.snapshot",
         "pool.send_increment",
         "pool.send_increment",
@@ -84,15 +84,15 @@ def test_the_clock_is_set_where_an_agent_answers(story, world):
     assert put_back(world).clock_set
 
 
-def test_a_paused_guest_comes_back_paused(tell, world):
-    tell(state=DomainState.PAUSED)
+def test_a_paused_guest_comes_back_paused(make_story, world):
+    make_story(state=DomainState.PAUSED)
     restored = put_back(world)
     assert restored.state is DomainState.PAUSED
     assert "hypervisor.set_guest_clock" not in world.hooks.acts()
 
 
-def test_a_guest_that_was_off_is_rolled_back_and_stays_off(tell, world):
-    story = tell(state=DomainState.OFF)
+def test_a_guest_that_was_off_is_rolled_back_and_stays_off(make_story, world):
+    story = make_story(state=DomainState.OFF)
     restored = put_back(world)
     assert (restored.state, restored.resumed) == (DomainState.OFF, False)
     assert story.content() == {b"first"}
@@ -125,7 +125,7 @@ def test_a_managed_save_is_dropped_before_it_could_be_resumed(story, world):
 
 
 def test_the_record_of_a_copy_is_complete_or_missing(story, world, monkeypatch):
-    """A prune that found a part of it would take it for one that is damaged."""
+    """A prune that finds an incomplete record treats the copy as damaged."""
     written, real = [], os.fsync
 
     def fsync(descriptor):
@@ -137,7 +137,7 @@ def test_the_record_of_a_copy_is_complete_or_missing(story, world, monkeypatch):
     assert ".undo.json" in written
     assert "undo.json" not in written
     (copy,) = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
-    (copy.path / ".undo.json").touch()  # of one that was killed
+    (copy.path / ".undo.json").touch()  # left by a restore that was killed
     (copy,) = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     assert copy.trouble == ""
 
@@ -163,14 +163,14 @@ def test_newer_snapshots_and_bookmarks_go_before_the_rollback(story, world):
     assert world.pool.newer("tank/web@s1") == []
 
 
-def test_nvram_and_tpm_state_come_back_as_they_were(tell, world):
+def test_nvram_and_tpm_state_are_restored(make_story, world):
     vars_fd = world.root / "vars.fd"
     vars_fd.write_bytes(b"then")
     vars_fd.chmod(0o640)
     state = world.root / "tpm2"
     state.mkdir()
     (state / "tpm2-00.permall").write_bytes(b"secret")
-    tell(nvram=str(vars_fd), tpm=str(state))
+    make_story(nvram=str(vars_fd), tpm=str(state))
     vars_fd.write_bytes(b"now")
     vars_fd.chmod(0o600)
     shutil.rmtree(state)
@@ -181,12 +181,12 @@ def test_nvram_and_tpm_state_come_back_as_they_were(tell, world):
     assert [p.name for p in state.iterdir()] == ["tpm2-00.permall"]
 
 
-def test_tpm_state_in_one_file_comes_back_and_may_be_undone(tell, world):
+def test_tpm_state_in_one_file_comes_back_and_may_be_undone(make_story, world):
     state = world.root / "tpm" / "state"
     state.parent.mkdir()
     state.write_bytes(b"then")
     state.chmod(0o640)
-    tell(tpm=str(state))
+    make_story(tpm=str(state))
     state.write_bytes(b"now")
     script = Path(put_back(world).undo)
     assert state.read_bytes() == b"then"
@@ -205,12 +205,12 @@ def its_files(text):
     return [head.partition('cd "$(dirname')[0], head.partition('"$0")"\n')[2], *files]
 
 
-def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(tell, world):
-    """With its end libvirt deletes the state."""
+def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(make_story, world):
+    """libvirt deletes the TPM state when the guest ends."""
     state, vars_fd = world.root / "state", world.root / "vars.fd"
     state.write_bytes(b"then")
     vars_fd.write_bytes(b"then")
-    tell(tpm=str(state), nvram=str(vars_fd), persistent=False)
+    make_story(tpm=str(state), nvram=str(vars_fd), persistent=False)
     state.write_bytes(b"now")
     vars_fd.write_bytes(b"now")
     kept = Path(put_back(world).undo).parent
@@ -219,12 +219,14 @@ def test_the_tpm_of_a_transient_guest_is_kept_before_it_ends(tell, world):
     assert (kept / "nvram.fd").read_bytes() == b"now"
 
 
-def test_secrets_are_never_readable_by_others_while_they_are_put_back(tell, world, monkeypatch):
+def test_secrets_are_never_readable_by_others_while_they_are_put_back(
+    make_story, world, monkeypatch
+):
     state = world.root / "tpm2"
     state.mkdir()
     (state / "tpm2-00.permall").write_bytes(b"secret")
     (state / "tpm2-00.permall").chmod(0o600)
-    tell(tpm=str(state))
+    make_story(tpm=str(state))
     modes = []
     real = os.fchown
 
@@ -309,12 +311,12 @@ def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, w
     assert_untouched(story, world)
 
 
-def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
+def test_nvram_tpm_and_managed_save_are_kept_with_it(make_story, world):
     vars_fd, state = world.root / "vars.fd", world.root / "tpm2"
     vars_fd.write_bytes(b"then")
     state.mkdir()
     (state / "tpm2-00.permall").write_bytes(b"secret then")
-    tell(nvram=str(vars_fd), tpm=str(state))
+    make_story(nvram=str(vars_fd), tpm=str(state))
     vars_fd.write_bytes(b"now")
     (state / "tpm2-00.permall").write_bytes(b"secret now")
     (state / "tpm2-00.volatilestate").write_bytes(b"volatile now")
@@ -355,7 +357,7 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(tell, world):
     assert any((each.path / "running.save").exists() for each in found)
 
 
-def test_the_script_bars_the_guest_until_all_is_back(story, world):
+def test_the_script_bars_the_guest_until_everything_is_restored(story, world):
     text = Path(put_back(world).undo).read_text()
     order = ["flock -n 9", "virsh define barred.xml", "zfs rollback", "zfs receive", "rm -f "]
     places = [text.index(word) for word in [*order, "virsh define domain.xml"]]
@@ -377,8 +379,8 @@ def assert_untouched(story, world, *, state=DomainState.RUNNING):
 
 @pytest.mark.parametrize("place", ["pool.snapshot", "pool.snapshot tank", "pool.send_increment"])
 def test_a_safety_copy_that_fails_leaves_the_guest_running(story, world, place):
-    world.hooks.at[place] = failing(PoolError("zfs", "trouble"))
-    with pytest.raises(SnaporchError, match="trouble"):
+    world.hooks.at[place] = failing(PoolError("zfs", "some failure"))
+    with pytest.raises(SnaporchError, match="some failure"):
         put_back(world)
     assert_untouched(story, world)
 
@@ -404,7 +406,7 @@ def test_a_guest_that_cannot_be_stopped_leaves_no_trace(story, world):
 def test_a_safety_copy_that_cannot_be_completed_says_that_the_guest_is_off(story, world):
     def fail_once_off():
         if world.guest().state is DomainState.OFF:
-            raise PoolError("zfs send", "trouble")
+            raise PoolError("zfs send", "some failure")
 
     world.hooks.at["pool.send_increment"] = fail_once_off
     with pytest.raises(SnaporchError, match="the guest is off, its disks are as they were"):
@@ -422,7 +424,7 @@ AFTER = {
 
 
 @pytest.mark.parametrize(("place", "error"), AFTER.items(), ids=AFTER)
-def test_a_failure_after_the_guest_was_stopped_tells_the_command_that_finishes(
+def test_a_failure_after_the_guest_was_stopped_names_the_command_that_finishes(
     story, world, place, error
 ):
     world.hooks.at[place] = failing(error)
@@ -454,7 +456,7 @@ def test_that_command_finishes_it_and_so_does_another_restore(story, world, plac
     assert world.leftovers() == []
 
 
-def test_a_definition_that_cannot_be_put_back_is_put_back_later(story, world):
+def test_a_definition_that_cannot_be_restored_is_restored_later(story, world):
     def fail():
         if world.guest().ram == story.ram:
             raise HypervisorError("domain XML", "define: no")
@@ -508,9 +510,9 @@ def test_a_snapshot_that_appeared_meanwhile_is_not_destroyed(story, world):
     assert "tank/web@hourly" in world.pool.names()
 
 
-def test_a_guest_that_was_started_meanwhile_is_not_stopped(tell, world):
+def test_a_guest_that_was_started_meanwhile_is_not_stopped(make_story, world):
     """The user agreed to other losses."""
-    tell()
+    make_story()
     guest = world.guest()
 
     def start():
@@ -552,7 +554,7 @@ def appear(world):
         world.pool.snapshot(["tank/web@hourly"], {})
 
 
-def test_what_is_put_back_has_its_name_on_stable_storage(tmp_path, to_disk):
+def test_the_names_of_restored_files_are_on_stable_storage(tmp_path, to_disk):
     copy, place = tmp_path / "copy", tmp_path / "nvram" / "web.fd"
     copy.write_bytes(b"then")
     steps._put_back(HostFile(str(copy), str(place), None, None, None))
@@ -630,7 +632,7 @@ def test_a_complete_bundle_passes(story, world):
     assert world.hooks.log == []
 
 
-def test_what_came_of_it_as_json(story, world):
+def test_the_result_as_json(story, world):
     restored = put_back(world)
     document = restored.as_json()
     assert document == story.record.as_json() | {

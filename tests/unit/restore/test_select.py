@@ -1,4 +1,4 @@
-"""Which snapshot is meant: by time, or with a bundle elsewhere."""
+"""The selection of a snapshot: by time, or with a bundle elsewhere."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def date(record, moment):
 
 @pytest.fixture
 def three(story):
-    """s1 of ten, s2 of eleven, s3 of twelve o'clock."""
+    """The snapshots s1 of 10:00, s2 of 11:00 and s3 of 12:00."""
     records = [story.record, story.snapshot("s2"), story.snapshot("s3")]
     for hour, record in enumerate(records, start=10):
         date(record, utc(hour))
@@ -54,7 +54,7 @@ def test_the_newest_that_is_not_after_it(three, world, moment, name, by):
     assert newest_until(world.context, domain, moment).snapshot == name
 
 
-def test_before_the_first_there_is_none(three, world):
+def test_a_time_before_the_first_snapshot_is_an_error(three, world):
     with pytest.raises(NotFoundError, match=r"its oldest snapshot, s1, was taken after that"):
         newest_until(world.context, "web", utc(9))
     with pytest.raises(NotFoundError, match="no snapshot of it"):
@@ -77,14 +77,14 @@ def test_a_time_is_local_without_an_offset(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "10:00", "2026-13-01", "0001-01-01T00:00"])
-def test_what_is_no_time_is_wrong_usage(text):
+def test_an_invalid_time_is_wrong_usage(text):
     with pytest.raises(UsageError):
         parse_moment(text)
 
 
 @pytest.fixture
 def twice(story, world):
-    """Its guest was moved, and a name used again; the records, the older first."""
+    """The guest was moved, and a name was used again; returns the records, the older first."""
     world.add_guest(disks={"vda": "tank/moved"})
     records = [story.record, story.snapshot("s1")]
     for hour, record in enumerate(records, start=10):
@@ -92,7 +92,7 @@ def twice(story, world):
     return records
 
 
-def test_a_name_of_two_instants_is_not_guessed_at(twice, world):
+def test_a_name_of_two_runs_is_ambiguous(twice, world):
     for choose in (
         lambda: make_restore_plan(world.context, "web", "s1"),
         lambda: find_records(world.context, "web@s1"),
@@ -179,7 +179,7 @@ def test_it_must_be_complete(story, world, elsewhere):
     assert plan(world, elsewhere, cold=True).boot
 
 
-def test_its_checksums_count(story, world, elsewhere):
+def test_its_checksums_are_verified(story, world, elsewhere):
     data = bytearray((elsewhere / "ram.save").read_bytes())
     data[-1] ^= 1
     (elsewhere / "ram.save").write_bytes(data)
@@ -187,7 +187,7 @@ def test_its_checksums_count(story, world, elsewhere):
         check_bundle(world.context, plan(world, elsewhere))
 
 
-def test_what_is_no_bundle(story, world):
+def test_a_directory_that_is_no_bundle_is_refused(story, world):
     with pytest.raises(NotFoundError):
         plan(world, world.root / "nothing")
     (world.root / "empty").mkdir()
@@ -195,7 +195,7 @@ def test_what_is_no_bundle(story, world):
         plan(world, world.root / "empty")
 
 
-# -- endings ------------------------------------------------------------------------------------
+# -- final states -------------------------------------------------------------------------------
 
 
 def test_paused_is_resumed_and_does_not_run(story, world):
@@ -205,8 +205,8 @@ def test_paused_is_resumed_and_does_not_run(story, world):
     assert world.guest().ram == story.ram
 
 
-def test_paused_without_ram_is_refused(tell, world):
-    tell(state=DomainState.OFF)
+def test_paused_without_ram_is_refused(make_story, world):
+    make_story(state=DomainState.OFF)
     with pytest.raises(RefusedError, match="has no RAM to resume from; use --cold"):
         make_restore_plan(world.context, "web", "s1", paused=True)
 

@@ -30,7 +30,7 @@ def refusal(world, **how):
 
 @pytest.fixture
 def excluded(world):
-    """A guest that runs since a restore that has kept its RAM and left ``vdb`` out."""
+    """A running guest after a restore that kept its RAM and excluded ``vdb``."""
     world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     world.with_defaults(exclude_disks=["vdb"])
     snapshot(world)
@@ -40,7 +40,7 @@ def excluded(world):
     return Path(script)
 
 
-def test_not_over_a_disk_that_was_not_rolled_back(excluded, world):
+def test_ram_is_not_resumed_over_a_disk_that_was_not_rolled_back(excluded, world):
     text = refusal(world)
     assert "its RAM would be resumed over vdb (excluded by the configuration)" in text
     assert "use --disks-only" in text
@@ -49,7 +49,7 @@ def test_not_over_a_disk_that_was_not_rolled_back(excluded, world):
     assert world.pool.read("flash/web") == b"written since"
 
 
-def test_the_script_does_not_resume_over_a_left_out_disk_either(excluded):
+def test_the_script_does_not_resume_over_an_excluded_disk(excluded):
     text = excluded.read_text()
     assert "virsh restore" not in text
     assert "RAM is not resumed over vdb" in text
@@ -57,7 +57,7 @@ def test_the_script_does_not_resume_over_a_left_out_disk_either(excluded):
 
 @pytest.mark.parametrize("there", [True, False])
 def test_ram_is_not_resumed_over_a_disk_added_after_the_snapshot(story, world, there):
-    """It may be none that can be looked at."""
+    """The new disk may be one that cannot be examined."""
     image = world.image("tank/data", "web-vdc.img")
     disk = f"<disk type='file' device='disk'><driver name='qemu' type='raw'/>\
 <source file='{image}'/><target dev='vdc' bus='virtio'/></disk></devices>"
@@ -70,7 +70,7 @@ def test_ram_is_not_resumed_over_a_disk_added_after_the_snapshot(story, world, t
     assert "over vdc (was not rolled back)" in refusal(world)
 
 
-def test_media_that_the_guest_only_reads_do_not_matter(world):
+def test_read_only_media_do_not_prevent_resuming(world):
     media = world.root / "media.iso"
     media.touch()
     more = (DiskSpec("sda", str(media), "cdrom", readonly=True),)
@@ -81,44 +81,44 @@ def test_media_that_the_guest_only_reads_do_not_matter(world):
     assert undo(world).resumed
 
 
-@pytest.mark.parametrize("trouble", ["changed", "unknown", None])
-def test_what_lies_beneath_a_disk_is_the_same(world, trouble):
+@pytest.mark.parametrize("state", ["changed", "unknown", None])
+def test_ram_is_resumed_only_over_unchanged_backing_files(world, state):
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
     snapshot(world)
-    if trouble == "unknown":
+    if state == "unknown":
         top.write_bytes(b"QFI\xfb is no header")
     put_back(world, keep_running=True, despite_other_disks=True)
-    if trouble == "changed":
+    if state == "changed":
         base.write_bytes(b"committed")
-    if trouble is None:
+    if state is None:
         assert undo(world).resumed
         return
-    what = base if trouble == "changed" else top
+    what = base if state == "changed" else top
     text = refusal(world)
     assert f"{what}, which lies beneath vda" in text
     assert "or use --disks-only" in text
     assert undo(world, disks_only=True).state is DomainState.OFF
 
 
-@pytest.mark.parametrize("trouble", ["changed", "unknown"])
-def test_disks_are_not_brought_back_over_a_changed_backing_file(world, trouble):
-    """Without RAM too; then a backing file of unknown state is no reason to refuse."""
+@pytest.mark.parametrize("state", ["changed", "unknown"])
+def test_disks_are_not_brought_back_over_a_changed_backing_file(world, state):
+    """This holds without RAM too; then a backing file of unknown state is no reason to refuse."""
     base, top = world.image("flash/golden", "base.img"), world.image("tank/web", "top.img")
     top.write_bytes(qcow2(str(base), "raw"))
     world.add_guest("web", {}, more=(DiskSpec("vda", str(top), format="qcow2"),))
     snapshot(world)
-    if trouble == "unknown":
+    if state == "unknown":
         top.write_bytes(b"QFI\xfb is no header")
     put_back(world, despite_other_disks=True)
-    if trouble == "changed":
+    if state == "changed":
         base.write_bytes(b"committed")
         assert f"{base}, which lies beneath vda" in refusal(world)
-    assert undo(world, disks_only=trouble == "changed").state is DomainState.OFF
+    assert undo(world, disks_only=state == "changed").state is DomainState.OFF
 
 
-def test_where_the_disks_were_is_in_the_record(excluded, world):
+def test_the_paths_of_the_disks_are_in_the_record(excluded, world):
     (copy,) = safety_copies(world.context.store, "web")
     vda, vdb = copy.manifest.disks
     assert (vda.dataset, vda.is_apart) == ("tank/web", False)

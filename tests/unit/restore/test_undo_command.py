@@ -82,7 +82,7 @@ def test_the_running_state_is_resumed(story, world):
     assert story.content() == {b"now"}
 
 
-def test_the_running_state_may_be_left(story, world):
+def test_the_running_state_may_be_ignored(story, world):
     put_back(world, keep_running=True)
     assert undo(world, disks_only=True).state is DomainState.OFF
 
@@ -131,12 +131,12 @@ def test_a_second_undo_with_the_same_copy_rolls_back_to_its_last_snapshot(restor
     assert "pool.receive" not in world.hooks.acts()
 
 
-def test_files_come_back(tell, world):
+def test_files_are_restored(make_story, world):
     vars_fd, state = world.root / "vars.fd", world.root / "tpm2"
     vars_fd.write_bytes(b"then")
     state.mkdir()
     (state / "tpm2-00.permall").write_bytes(b"secret then")
-    tell(nvram=str(vars_fd), tpm=str(state))
+    make_story(nvram=str(vars_fd), tpm=str(state))
     vars_fd.write_bytes(b"now")
     vars_fd.chmod(0o640)
     (state / "tpm2-00.permall").write_bytes(b"secret now")
@@ -148,7 +148,7 @@ def test_files_come_back(tell, world):
 
 
 def test_a_managed_save_made_since_is_deleted(restored, world):
-    """A start would resume it on disks that it is not of."""
+    """A start would resume it on disks of another time."""
     guest = world.guest()
     manage_save(world)
     assert any("managed save" in loss for loss in losses(world.context, plan(world)))
@@ -169,7 +169,7 @@ def refused(world, *words, **how):
 
 
 @pytest.mark.parametrize("dataset", DATASETS)
-def test_a_target_that_is_another(restored, world, dataset):
+def test_a_replaced_target_is_refused(restored, world, dataset):
     world.pool.remake(f"{dataset}@s1")
     refused(world, f"{dataset}@s1 (GUID ", "is missing")
 
@@ -185,7 +185,7 @@ def test_a_dataset_that_was_renamed_gets_its_name_back_first(restored, world):
     assert restored.content() == {b"now"}
 
 
-def test_the_wrong_order_names_the_right_one(story, world):
+def test_undoing_in_the_wrong_order_names_the_right_order(story, world):
     later = story.snapshot("s2")
     put_back(world, "s2")
     put_back(world, "s1")
@@ -200,7 +200,7 @@ def test_the_wrong_order_names_the_right_one(story, world):
     assert later.run
 
 
-def test_what_is_newer_and_held_or_cloned(restored, world):
+def test_newer_snapshots_that_are_held_or_cloned_are_refused(restored, world):
     world.pool.snapshot(["tank/web@daily"], {})
     refused(world, "tank/web@daily", "--discard-newer")
     world.pool.hold(["tank/web@daily"], "backup")
@@ -210,14 +210,14 @@ def test_what_is_newer_and_held_or_cloned(restored, world):
     refused(world, "clone tank/test", discard_newer=True)
 
 
-def test_no_room_on_the_pool(restored, world):
+def test_too_little_room_on_the_pool_is_refused(restored, world):
     world.pool.room = -(1 << 20)
     refused(world, "no room on ")
 
 
 @pytest.mark.parametrize("name", ["000.zfs", "003.zfs", "domain.xml"])
 @pytest.mark.parametrize("how", ["gone", "damaged"])
-def test_an_incomplete_copy(restored, world, name, how):
+def test_an_incomplete_copy_is_refused(restored, world, name, how):
     (copy,) = safety_copies(world.context.store, "web")
     path = copy.directory / name
     if how == "gone":
@@ -227,12 +227,12 @@ def test_an_incomplete_copy(restored, world, name, how):
     refused(world, name)
 
 
-def test_disks_that_another_process_uses(restored, world):
+def test_disks_that_another_process_uses_are_refused(restored, world):
     world.users["flash/web"] = "4711"
     refused(world, "flash/web is in use by process 4711")
 
 
-def test_disks_that_another_process_uses_when_the_guest_is_about_to_be_stopped(restored, world):
+def test_disks_that_a_process_uses_just_before_the_stop_are_refused(restored, world):
     world.hooks.at["pool.send_increment"] = lambda: world.users.update({"flash/web": "4711"})
     refused_after = pytest.raises(RefusedError, match="is in use by process 4711")
     with refused_after:
@@ -240,31 +240,31 @@ def test_disks_that_another_process_uses_when_the_guest_is_about_to_be_stopped(r
     assert_untouched(world, b"since")
 
 
-def test_another_domain_with_the_same_disks(restored, world):
+def test_another_domain_with_the_same_disks_is_refused(restored, world):
     world.add_guest("db", disks={"vda": "tank/web"})
     refused(world, "the domain db has disks on tank/web")
 
 
-def test_a_disk_whose_path_leads_elsewhere(restored, world):
+def test_a_disk_whose_path_leads_elsewhere_is_refused(restored, world):
     image = world.root / "zfs" / "tank" / "web" / "web-vda.img"
     image.rename(image.with_name("moved.img"))
     image.symlink_to(world.image("tank/other", "other.img"))
     refused(world, "leads to tank/other")
 
 
-def test_a_guest_that_was_renamed(restored, world):
+def test_a_renamed_guest_is_refused(restored, world):
     (copy,) = safety_copies(world.context.store, "web")
     world.guest().name = "www"
     with pytest.raises(RefusedError, match="has the name www now"):
         make_undo_plan(world.context, copy)
 
 
-def test_a_domain_without_a_copy(story, world):
+def test_a_domain_without_a_copy_is_not_found(story, world):
     with pytest.raises(NotFoundError, match="no safety copy"):
         choose_copy(world.context, "web", None)
 
 
-def test_a_copy_that_there_is_not(restored, world):
+def test_a_missing_copy_is_not_found(restored, world):
     with pytest.raises(NotFoundError, match="has no safety copy safety-1; it has safety-"):
         choose_copy(world.context, "web", "safety-1")
 
@@ -273,7 +273,7 @@ def test_a_copy_that_there_is_not(restored, world):
     ("content", "step"),
     [(b"{}", "use the snaporch that wrote it"), (b"\xff{", "choose another copy")],
 )
-def test_a_record_of_another_snaporch(restored, world, content, step):
+def test_a_record_of_another_version_is_refused(restored, world, content, step):
     (copy,) = safety_copies(world.context.store, "web")
     (copy.directory / RECORD).write_bytes(content)
     with pytest.raises(RefusedError, match=step):
@@ -311,7 +311,7 @@ def test_killed_and_recovered(restored, world, kill, place, moment):  # noqa: F8
 @pytest.mark.parametrize("act", ["pool.receive", "pool.received", "pool.set_properties"])
 @pytest.mark.parametrize("way", ["recover", "undo"])
 def test_killed_while_a_stream_is_received(restored, world, kill, act, way):  # noqa: F811
-    """Half received it is rolled back, and received again."""
+    """A half-received dataset is rolled back, and received again."""
     restored.snapshot("s2")
     undo(world, discard_newer=True)
     (_, copy) = safety_copies(world.context.store, "web")
@@ -335,7 +335,7 @@ def test_killed_while_a_stream_is_received(restored, world, kill, act, way):  # 
     assert world.leftovers() == []
 
 
-def test_a_stream_that_cannot_be_received_says_what_leads_out(restored, world):
+def test_a_stream_that_cannot_be_received_names_the_next_step(restored, world):
     world.hooks.at["pool.receive"] = failing(PoolError("zfs receive", "no"))
     with pytest.raises(AttentionError) as caught:
         undo(world)
@@ -361,7 +361,7 @@ def test_an_interrupted_restore_is_undone(story, world, kill, place):  # noqa: F
 
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, dataset):  # noqa: F811
-    """By force, because it was held: datasets not yet rolled back have not changed."""
+    """It was held, so it was destroyed by force. Datasets not yet rolled back are unchanged."""
     with kill("ahead", "tank/web"):
         put_back(world)
     assert held(world) == ["flash/web@s1", "tank/web@s1"]
@@ -383,10 +383,10 @@ def test_a_target_destroyed_in_the_middle_of_a_restore(story, world, kill, datas
     assert held(world) == []
 
 
-def test_a_second_restore_that_fails_lets_go_of_no_target_of_the_first(story, world, kill):  # noqa: F811
+def test_a_second_restore_that_fails_releases_no_hold_of_the_first(story, world, kill):  # noqa: F811
     with kill("after", "flash/web"):
         put_back(world)
-    world.hooks.at["pool.send_increment"] = failing(PoolError("zfs send", "trouble"))
+    world.hooks.at["pool.send_increment"] = failing(PoolError("zfs send", "some failure"))
     with pytest.raises(PoolError):
         put_back(world)
     assert held(world) == ["flash/web@s1", "tank/web@s1"]
@@ -412,19 +412,19 @@ def test_a_guest_that_the_script_has_left_barred(restored, world):
     assert unfinished(world.paths.journal, guest.uuid) == []
 
 
-# -- the base snapshot of a copy -----------------------------------------------------------------
+# -- base snapshots of copies --------------------------------------------------------------------
 
 BASES = ["flash/web@s1", "tank/web@s1"]
 
 
-def test_a_copy_keeps_what_its_streams_follow_upon(restored, world):
+def test_a_copy_holds_the_base_snapshots_of_its_streams(restored, world):
     assert (held(world), kept(world)) == ([], BASES)
     with pytest.raises(PoolError, match="busy"):
         world.pool.destroy_snapshots(["tank/web@s1"])
     plan(world)
 
 
-def test_what_two_copies_follow_upon_is_kept_for_the_second(restored, world):
+def test_a_base_snapshot_of_two_copies_stays_held_for_the_second(restored, world):
     undo(world)
     first, second = safety_copies(world.context.store, "web")
     release_bases(world.pool, first.directory)
@@ -435,7 +435,7 @@ def test_what_two_copies_follow_upon_is_kept_for_the_second(restored, world):
     assert kept(world) == []
 
 
-def test_a_copy_that_does_not_say_what_it_holds_is_in_no_ones_way(restored, world):
+def test_a_copy_without_a_list_of_holds_blocks_nothing(restored, world):
     other = world.paths.bundles / world.guest().uuid / "safety-20000101T000000.000000Z"
     other.mkdir()
     (other / "undo.json").touch()
@@ -443,14 +443,14 @@ def test_a_copy_that_does_not_say_what_it_holds_is_in_no_ones_way(restored, worl
     assert (held(world), kept(world)) == ([], BASES)
 
 
-def test_a_restore_without_a_copy_keeps_nothing(story, world):
+def test_a_restore_without_a_copy_holds_nothing(story, world):
     made = make_restore_plan(world.context, "web", "s1", discard_newer=True)
     restore(world.context, made, safety=False)
     assert (held(world), kept(world)) == ([], [])
 
 
-def test_an_older_restore_takes_what_a_newer_copy_follows_upon_along(story, world):
-    """And its undo, which brings that back, keeps it again."""
+def test_an_older_restore_destroys_the_base_snapshots_of_a_newer_copy(story, world):
+    """Its undo, which restores those snapshots, holds them again."""
     story.snapshot("s2")
     put_back(world, "s2")
     later = sorted(f"{dataset}@s2" for dataset in DATASETS)
@@ -461,7 +461,7 @@ def test_an_older_restore_takes_what_a_newer_copy_follows_upon_along(story, worl
     assert sorted(kept(world)) == sorted([*BASES, *later])
 
 
-def test_recovery_keeps_it_too(story, world, kill):  # noqa: F811
+def test_recovery_holds_the_base_snapshots_too(story, world, kill):  # noqa: F811
     with kill("after", RestoreStep.STOP):
         put_back(world)
     recover(world.context, story.domain.uuid)
@@ -471,7 +471,7 @@ def test_recovery_keeps_it_too(story, world, kill):  # noqa: F811
 # -- users of a dataset --------------------------------------------------------------------------
 
 
-def test_what_a_process_has_open_is_found_by_the_mount_that_it_is_on(tmp_path, monkeypatch):
+def test_open_files_of_a_process_are_found_by_their_mount(tmp_path, monkeypatch):
     process = tmp_path / "17"
     (process / "fd").mkdir(parents=True)
     (process / "fdinfo").mkdir()
@@ -547,23 +547,23 @@ def test_no_snapshot_is_read_while_it_is_rolled_back(restored, world):
     assert caught
 
 
-def test_snapshots_are_read_beside_each_other(restored, world):
+def test_several_processes_may_read_snapshots(restored, world):
     with reading_lock(world.context, restored.record):
         verify(world.context, restored.record, VerifyOptions(run=False))
 
 
-@pytest.mark.parametrize("trouble", ["cloned", "held", "in use"])
-def test_what_appears_while_it_saves_is_seen_before_the_guest_is_stopped(
-    story, world, monkeypatch, trouble
+@pytest.mark.parametrize("problem", ["cloned", "held", "in use"])
+def test_a_problem_that_appears_during_the_save_is_found_before_the_stop(
+    story, world, monkeypatch, problem
 ):
-    """On the second dataset too, of which nothing is rolled back before it fails."""
+    """This holds for the second dataset too: nothing is rolled back before the failure."""
     story.snapshot("s2")
     full = "tank/web@s2"
 
     def appear():
-        if trouble == "cloned":
+        if problem == "cloned":
             world.pool.clone(full, "tank/test")
-        elif trouble == "held":
+        elif problem == "held":
             world.pool.hold([full], "backup")
         else:
             monkeypatch.setattr(steps, "check_not_in_use", refuse)

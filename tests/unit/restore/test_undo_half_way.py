@@ -53,7 +53,7 @@ def torn(story, world, kill):  # noqa: F811
     "place", [None, RestoreStep.FILES, "tank/web", "flash/web", RestoreStep.ROLLBACK]
 )
 def test_disks_that_a_restore_found_half_done_are_not_brought_back(torn, world, kill, place):  # noqa: F811
-    """Whether the second restore ended, or was interrupted itself."""
+    """This holds whether the second restore ended or was interrupted itself."""
     if place is None:
         assert put_back(world, cold=True).undo is None
     else:
@@ -75,7 +75,7 @@ def test_a_copy_of_half_done_disks_is_not_used_by_an_undo_of_the_undo(torn, worl
     assert_back(torn, world)
 
 
-def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F811
+def test_half_done_disks_are_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F811
     with kill("after", RestoreStep.STOP):
         put_back(world)
     with kill("ahead", "tank/web"):
@@ -90,7 +90,7 @@ def test_it_is_known_through_a_chain_of_restores(torn, world, kill):  # noqa: F8
 
 
 def test_disks_that_a_restore_found_whole_are_brought_back(torn, world, kill):  # noqa: F811
-    """The second has rolled back all that the first had not."""
+    """The second restore has rolled back all datasets that the first had not."""
     with kill("ahead", RestoreStep.FILES):
         put_back(world)
     put_back(world)
@@ -100,7 +100,7 @@ def test_disks_that_a_restore_found_whole_are_brought_back(torn, world, kill):  
 
 
 def test_disks_that_a_script_left_half_done_are_not_brought_back(story, world):
-    """It keeps no journal, but the bar."""
+    """The script keeps no journal; it leaves the guest barred."""
     put_back(world)
     (copy,) = safety_copies(world.context.store, "web")
     guest = world.guest()
@@ -113,7 +113,7 @@ def test_disks_that_a_script_left_half_done_are_not_brought_back(story, world):
     assert_back(story, world)
 
 
-def test_its_script_refuses_and_names_the_copy_to_take(torn, world):
+def test_the_script_refuses_and_names_the_copy_to_use(torn, world):
     put_back(world, cold=True)
     first, second = safety_copies(world.context.store, "web")
     done = subprocess.run(
@@ -146,7 +146,7 @@ def test_without_a_copy_of_the_first_restore_nothing_is_undone(story, world, kil
 # -- the last restore, and no other --------------------------------------------------------------
 
 
-def test_one_that_never_began_is_taken_back_and_the_one_before_undone(torn, world, kill):  # noqa: F811
+def test_a_restore_that_changed_nothing_is_cancelled_and_the_previous_one_undone(torn, world, kill):  # noqa: F811
     with kill("before", RestoreStep.SAFETY):
         put_back(world)
     command(world)
@@ -167,7 +167,7 @@ def test_a_restore_interrupted_after_a_half_done_script(story, world, kill):  # 
 
 @pytest.fixture
 def stopping(story, world, monkeypatch):
-    """Makes a restore die when the guest is stopped, weeks after another one."""
+    """Kills a restore when the guest is stopped, weeks after an earlier restore."""
 
     def begin(*, safety=True, transient=False, **how):
         put_back(world)
@@ -175,15 +175,15 @@ def stopping(story, world, monkeypatch):
             world.guest().inactive = None
         story.write(b"weeks of work")
         with monkeypatch.context() as patched:
-            patched.setattr(SafetyCopyWriter, "write_script", dies)
-            patched.setattr(steps, "check_newer_may_go", dies)
-            patched.setattr(restore_module, "cancel_restore", dies)
+            patched.setattr(SafetyCopyWriter, "write_script", raise_killed)
+            patched.setattr(steps, "check_newer_may_go", raise_killed)
+            patched.setattr(restore_module, "cancel_restore", raise_killed)
             with pytest.raises(Killed):
                 restore_how(world, safety=safety, **how)
         domain = world.hypervisor.find(story.domain.uuid)
         assert domain is None or not domain.active
 
-    def dies(*_what, **_how):
+    def raise_killed(*_what, **_how):
         raise Killed
 
     return begin
@@ -215,15 +215,15 @@ def test_a_restore_without_a_copy_has_to_be_finished_first(story, world, kill): 
 
 
 @pytest.mark.parametrize("moment", ["after", "ahead"])
-def test_one_that_took_the_place_of_another_leads_to_the_copy_of_that(torn, world, kill, moment):  # noqa: F811
+def test_a_restore_that_replaced_another_names_the_copy_of_that(torn, world, kill, moment):  # noqa: F811
     with kill(moment, RestoreStep.STOP if moment == "after" else "flash/web"):
         restore_how(world, safety=False)
     command(world)
     assert_back(torn, world)
 
 
-def test_one_that_took_the_place_of_another_without_a_copy_is_not_forgotten(story, world, kill):  # noqa: F811
-    """Its journal is all that says how the disks are."""
+def test_a_restore_that_replaced_one_without_a_copy_keeps_its_journal(story, world, kill):  # noqa: F811
+    """Only its journal describes the state of the disks."""
     with kill("after", "flash/web"):
         restore_how(world, safety=False)
     with kill("ahead", "flash/web"):
@@ -234,8 +234,8 @@ def test_one_that_took_the_place_of_another_without_a_copy_is_not_forgotten(stor
     assert len(unfinished(world.paths.journal, story.domain.uuid)) == 1
 
 
-def test_one_of_a_transient_guest_that_was_stopped_is_not_given_up(world, stopping):
-    """Its definition and TPM state went with it."""
+def test_a_restore_of_a_stopped_transient_guest_is_not_cancelled(world, stopping):
+    """Its definition and TPM state were lost when it was stopped."""
     stopping(keep_running=True, transient=True)
     with pytest.raises(RefusedError, match="snaporch recover web first"):
         command(world)

@@ -1,4 +1,4 @@
-"""The script that undoes a restore: it looks at everything before it touches anything."""
+"""The script that undoes a restore: it checks everything before it changes anything."""
 
 import json
 import os
@@ -88,7 +88,7 @@ class Host:
             }
 
     def undo(self, *options):
-        """Its exit status, its output and the commands that it ran."""
+        """Run the script; returns its exit status, its output and the commands that it ran."""
         (self.here / "facts.json").write_text(json.dumps(self.facts))
         path = {**os.environ, "PATH": f"{self.here}:{os.environ['PATH']}"}
         done = subprocess.run(
@@ -112,7 +112,7 @@ def refused(host, *words):
         assert word in said
 
 
-def test_nothing_in_the_way(host):
+def test_without_obstacles_the_script_restores_everything(host):
     status, said, done = host.undo()
     assert (status, said) == (0, "")
     lines = done.splitlines()
@@ -122,8 +122,8 @@ def test_nothing_in_the_way(host):
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
-def test_a_missing_or_replaced_target(host, dataset):
-    """Whichever it is: before the first is rolled back."""
+def test_a_missing_or_replaced_target_is_refused(host, dataset):
+    """The script refuses before the first rollback, whichever target it is."""
     host.facts[f"{dataset}@s1"]["guid"] += 1
     refused(host, f"{dataset}@s1 is missing, or is another snapshot of that name")
     del host.facts[f"{dataset}@s1"]
@@ -131,12 +131,12 @@ def test_a_missing_or_replaced_target(host, dataset):
 
 
 @pytest.mark.parametrize(("holds", "clones"), [("1", "-"), ("0", "tank/test")])
-def test_what_cannot_be_destroyed(host, holds, clones):
+def test_snapshots_that_cannot_be_destroyed_are_refused(host, holds, clones):
     host.facts["newer"] = ["99\t1\ttank/x\ttank/web@old", f"101\t{holds}\t{clones}\ttank/web@new"]
     refused(host, "tank/web@new")
 
 
-def test_what_another_copy_follows_upon_may_go(host):
+def test_the_base_snapshots_of_another_copy_may_be_destroyed(host):
     """snaporch's own holds are released before ZFS has to destroy it."""
     host.facts["newer"] = ["101\t2\t-\ttank/web@new"]
     host.facts["tags"] = ["snaporch-restore", "snaporch-undo"]
@@ -148,15 +148,15 @@ def test_what_another_copy_follows_upon_may_go(host):
     assert lines.index("zfs release snaporch-restore tank/web@new") < rollback
 
 
-def test_no_room(host):
+def test_too_little_room_is_refused(host):
     host.facts["flash/web"]["available"] = 3
     refused(host, "flash/web has no room")
     host.facts["flash/web"]["written"] = 1 << 20
     assert host.undo()[0] == 0
 
 
-def test_disks_that_a_process_uses(host):
-    """Under whatever name: their files are open."""
+def test_disks_that_a_process_uses_are_refused(host):
+    """A process is found by its open files, whatever its name."""
     with (host.here / "image").open("w"):
         host.facts["device"] = host.here.stat().st_dev
         refused(host, "is in use: /proc/")
@@ -227,12 +227,12 @@ def looped(place, over="zd16p1"):
     "use",
     [mapped, swapped_to, mounted, mounted_with_a_number_of_its_own, in_a_pool, looped],
 )
-def test_a_volume_that_the_host_uses(host, there, use):
-    """Or a partition of it: no process has it open."""
+def test_a_volume_that_the_host_uses_is_refused(host, there, use):
+    """The host may also use a partition of it; no process has it open."""
     refused(host, "flash/web", use(there))
 
 
-def test_a_volume_that_nothing_uses(host, there):
+def test_an_unused_volume_is_accepted(host, there):
     mapped_elsewhere = there / "sys/class/block/zd32/holders/dm-3"
     mapped_elsewhere.parent.mkdir(parents=True)
     mapped_elsewhere.touch()
@@ -243,12 +243,12 @@ def test_a_volume_that_nothing_uses(host, there):
     assert host.undo()[:2] == (0, "")
 
 
-def test_a_volume_of_which_the_kernel_does_not_tell(host, there):
+def test_a_volume_that_the_kernel_does_not_report_is_refused(host, there):
     shutil.rmtree(there / "sys")
     refused(host, "the users of", "are unknown")
 
 
-def test_an_image_that_a_loop_device_lies_over(host, there):
+def test_an_image_beneath_a_loop_device_is_refused(host, there):
     """On a file system on which no process has anything open."""
     looped(there, "/sys/kernel")
     host.facts["flash/web"]["type"] = "filesystem"
@@ -267,7 +267,9 @@ def over_a_base(world):
 
 
 @pytest.mark.parametrize("keep", [True, False])
-def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_factory, keep):
+def test_a_backing_file_that_was_changed_since_is_refused(
+    over_a_base, world, tmp_path_factory, keep
+):
     """The image would differ, with and without RAM."""
     plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
     script = restore(world.context, plan, safety=True, keep_running=keep).undo
@@ -283,32 +285,32 @@ def test_a_backing_file_that_was_changed_since(over_a_base, world, tmp_path_fact
     assert "virsh restore" not in host.undo("--disks-only")[2]
 
 
-def test_snapshots_that_are_being_read(host, story, world):
+def test_snapshots_that_are_being_read_are_refused(host, story, world):
     with reading_lock(world.context, story.record):
         assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
     assert host.undo()[0] == 0
 
 
 @pytest.mark.parametrize("asked", ["list", "domstate", "dominfo"])
-def test_a_libvirt_that_does_not_answer(host, asked):
-    """It may run the guest all the same."""
+def test_a_libvirt_that_does_not_answer_is_refused(host, asked):
+    """It may run the guest nevertheless."""
     host.facts["down"] = [asked]
     refused(host, "libvirt does not")
 
 
-def test_it_is_the_libvirt_that_snaporch_asks(host):
+def test_the_script_asks_the_same_libvirt_as_snaporch(host):
     host.facts["uri"] = "test:///elsewhere"
     refused(host, "libvirt does not answer")
 
 
-def test_a_guest_that_is_undefined_since(host):
+def test_an_undefined_guest_is_accepted(host):
     host.facts["known"], host.facts["down"] = "", ["domstate", "dominfo"]
     assert host.undo()[0] == 0
 
 
 @pytest.fixture
 def shared(story, world, tmp_path_factory):
-    """Restored, with a note of the administrator's in one of the datasets."""
+    """A restored guest, with a note of the administrator's in one of the datasets."""
     place = world.root / "zfs" / "tank" / "web"
     (place / "note").write_text("of a stranger")
     then = place / ".zfs" / "snapshot" / "s1"
@@ -321,12 +323,12 @@ def shared(story, world, tmp_path_factory):
     return host
 
 
-def test_a_file_of_others_that_is_as_it_was(shared):
+def test_an_unchanged_file_of_others_is_accepted(shared):
     (shared.place / "web-vda.img").write_text("the guest has written")
     assert shared.undo()[0] == 0
 
 
-def test_what_others_wrote_since_the_restore(shared):
+def test_files_that_others_wrote_since_the_restore_are_refused(shared):
     (shared.place / "sub").mkdir()
     for name in ("sub/new one", "d", "c", "b"):
         (shared.place / name).write_text("new")
@@ -342,14 +344,14 @@ def test_a_dataset_that_is_not_mounted(shared):
     assert shared.undo("--also-roll-back")[0] == 0
 
 
-def test_an_option_that_there_is_not(host):
+def test_an_unknown_option_is_refused(host):
     status, said, done = host.undo("--all")
     assert (status, done) == (5, "")
     assert "usage: " in said
 
 
 def test_a_managed_save_made_since_is_deleted(host):
-    """A start would resume it on disks that it is not of."""
+    """A start would resume it on disks of another time."""
     host.facts["info"] = "Managed save:   yes"
     _, _, done = host.undo()
     lines = done.splitlines()
@@ -359,7 +361,7 @@ def test_a_managed_save_made_since_is_deleted(host):
 
 @pytest.fixture
 def came_back(story, world, tmp_path_factory):
-    """Restored, when it was not defined: the copy has no definition of it."""
+    """A guest that was restored when it was not defined: the copy has no definition of it."""
     world.hypervisor.destroy(story.domain.uuid)
     world.hypervisor.undefine(story.domain.uuid)
     plan = make_restore_plan(world.context, story.domain.uuid, "s1", discard_newer=True)
@@ -375,7 +377,7 @@ def test_a_guest_that_was_not_defined_keeps_its_definition(came_back):
     assert "virsh" not in done
 
 
-def test_a_guest_that_is_not_off(host):
+def test_a_guest_that_is_not_off_is_refused(host):
     host.facts["state"] = "running"
     refused(host, "the guest is running; shut it off first")
 

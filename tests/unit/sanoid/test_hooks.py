@@ -125,7 +125,7 @@ def host(world, tmp_path):
     made.rest()
 
 
-def test_a_round(host, world):
+def test_pre_freezes_and_post_releases(host, world):
     world.add_guest()
     assert host.pre("tank/web") == 0
     assert not world.on_bases()
@@ -136,7 +136,7 @@ def test_a_round(host, world):
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
 
 
-def test_a_dataset_without_a_guest(host, world):
+def test_for_a_dataset_without_a_guest_nothing_is_done(host, world):
     world.add_guest()
     assert host.pre("tank/other") == 0
     assert host.post("tank/other") == 0
@@ -214,7 +214,7 @@ def test_a_guest_whose_restore_was_interrupted_is_refused(host, world):
     world.add_guest()
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     plan = make_restore_plan(world.context, "web", "s1")
-    world.hooks.at["pool.rollback"] = failing_once(PoolError("zfs rollback", "trouble"))
+    world.hooks.at["pool.rollback"] = failing_once(PoolError("zfs rollback", "some failure"))
     with pytest.raises(AttentionError):
         restore(world.context, plan, safety=False)
     world.hooks.log.clear()
@@ -404,7 +404,7 @@ def test_excluded_disks_are_not_frozen(host, world):
     assert host.threads == []
 
 
-def test_a_guest_that_is_off(host, world):
+def test_a_guest_that_is_off_gets_level_off(host, world):
     world.add_guest(state=DomainState.OFF)
     assert host.pre("tank/web") == 0
     world.pool.snapshot(["tank/web@hourly"], {})
@@ -420,12 +420,12 @@ def test_sanoid_that_runs_but_whose_configuration_cannot_be_read(host, world):
     assert host.threads == []
 
 
-def test_an_error_is_one_line_and_its_exit_code(capsys):
+def test_an_error_is_one_line_with_its_exit_code(capsys):
     assert answer("pre", {"SANOID_TARGET": "tank/x", "SANOID_SCRIPT": "post"}) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("snaporch: SANOID_SCRIPT=")
 
 
-def test_a_bug_is_one_line_too(capsys):
+def test_a_bug_is_reported_on_one_line(capsys):
     assert answer("no-such-phase", {}) == 1
     assert "a bug in snaporch: KeyError" in capsys.readouterr().err

@@ -90,14 +90,14 @@ class StuckStore:
         self.gate, self.stuck = threading.Event(), threading.Event()
         write = SaveImageWriter._raw_write
 
-        def stand_still(writer, data):
+        def block(writer, data):
             self.writer = writer
             if writer._stored > 92:  # the header and the XML are written beforehand
                 self.stuck.set()
                 self.gate.wait(PATIENCE)
             write(writer, data)
 
-        monkeypatch.setattr(SaveImageWriter, "_raw_write", stand_still)
+        monkeypatch.setattr(SaveImageWriter, "_raw_write", block)
 
 
 @pytest.fixture

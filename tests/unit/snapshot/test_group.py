@@ -1,4 +1,4 @@
-"""Consistency groups: all frozen before any pool is snapshotted, all or none."""
+"""Consistency groups: all frozen before any pool is snapshotted, and all snapshotted or none."""
 
 import concurrent.futures
 import math
@@ -125,9 +125,9 @@ def test_each_has_its_own_run_and_all_know_the_group(pair):
         ("pair", outcome.records[0].group_run)
     }
     for record in outcome.records:
-        told = read_manifest(pair.context.store.path(f"{record.uuid}/{record.run}")).group
-        assert told.run == record.group_run
-        assert [member.domain for member in told.members] == ["app", "db"]
+        group = read_manifest(pair.context.store.path(f"{record.uuid}/{record.run}")).group
+        assert group.run == record.group_run
+        assert [member.domain for member in group.members] == ["app", "db"]
 
 
 def test_the_default_name_is_the_same_for_all_members(pair):
@@ -195,7 +195,7 @@ def test_a_member_with_an_allowed_lower_level_does_not_stop_the_others(pair):
     assert any("taking paused instead" in note for note in pair.heard.notes)
 
 
-def test_a_called_off_member_tries_no_lower_level(pair):
+def test_a_cancelled_member_tries_no_lower_level(pair):
     document = configured(pair, ram_capture="file").context.config.model_dump(exclude_unset=True)
     own = {"app": {"on_unavailable": "crash"}}
     pair.context.config = Config.model_validate(document | {"domain": own})
@@ -330,13 +330,13 @@ def test_patterns_do_not_match_clones(pair, monkeypatch):
     ("domains", "words"),
     [(("app", "bd"), "no such domain"), (("x*",), "no domain matches")],
 )
-def test_a_domain_that_does_not_exist(pair, domains, words):
+def test_a_missing_domain_is_not_found(pair, domains, words):
     configured(pair, *domains)
     with pytest.raises(NotFoundError, match=words):
         take(pair)
 
 
-def test_no_such_group(pair):
+def test_a_missing_group_is_not_found(pair):
     with pytest.raises(NotFoundError, match="there are pair"):
         snapshot_group(pair.context, "pear", AS_CONFIGURED)
 
@@ -458,7 +458,7 @@ def test_a_member_that_saves_no_ram_after_all_blocks_no_other(window):
 
 
 def test_a_waiting_member_is_woken_at_its_turn(window, pair, monkeypatch):
-    goes_on_only_when_told(monkeypatch)
+    wait_without_polling(monkeypatch)
     app, db = (window.plans[name] for name in ("app", "db"))
     whole = pair.hypervisor.ram_in_use(app.domain.uuid)
     with ThreadPoolExecutor(2) as threads:
@@ -541,7 +541,7 @@ def ready(window):
             window.await_turn(plan.domain.uuid, plan, waits)
 
 
-def goes_on_only_when_told(monkeypatch):
+def wait_without_polling(monkeypatch):
     monkeypatch.setattr(group_barrier, "_POLL_SECONDS", 2 * PATIENCE)
 
 
@@ -579,9 +579,7 @@ def test_a_member_that_is_frozen_for_too_long_ends_the_attempt(window, pair):
         (Strategy.OFF, 30, math.inf),
     ],
 )
-def test_a_frozen_member_gives_up_before_its_guardian_releases_it(
-    window, strategy, deadline, seconds
-):
+def test_a_frozen_member_fails_before_its_guardian_releases_it(window, strategy, deadline, seconds):
     plan = window.plans["app"]
     settings = plan.settings.model_copy(update={"freeze_deadline": deadline})
     facts = replace(plan.facts, strategy=strategy)
@@ -598,17 +596,17 @@ def test_a_signal_to_a_frozen_member_ends_the_attempt(window, pair):
 
 
 def test_no_snapshot_is_taken_while_a_member_is_being_released(pair):
-    """Else the snapshots would be of a running guest."""
+    """Otherwise the snapshots would be of a running guest."""
     configured(pair, freeze_deadline="1s", ram_strategy="manual")
-    letting_go, over = threading.Event(), threading.Event()
+    releasing, over = threading.Event(), threading.Event()
 
     def before_db():
         if pair.hooks.log[-1] == "hypervisor.capture db":
-            assert letting_go.wait(PATIENCE)
+            assert releasing.wait(PATIENCE)
 
     def resume():
         if pair.hooks.log[-1] == "hypervisor.resume app":
-            letting_go.set()
+            releasing.set()
             assert over.wait(PATIENCE)
 
     def step(subject, text):
@@ -627,9 +625,9 @@ def test_no_snapshot_is_taken_while_a_member_is_being_released(pair):
     assert as_it_was(pair)
 
 
-def test_after_the_snapshots_a_failure_calls_no_member_off(window, pair, monkeypatch):
+def test_after_the_snapshots_a_failure_cancels_no_member(window, pair, monkeypatch):
     ready(window)
-    goes_on_only_when_told(monkeypatch)
+    wait_without_polling(monkeypatch)
     app, db = (window.plans[name] for name in ("app", "db"))
     with frozen(window, "app") as future:
         GroupMemberSnapshotter(pair.context, window, db.domain.uuid).take(db, {})
@@ -639,20 +637,20 @@ def test_after_the_snapshots_a_failure_calls_no_member_off(window, pair, monkeyp
     assert window.failed is None
 
 
-def test_before_them_a_failure_calls_the_others_off_at_once(window, monkeypatch):
+def test_before_the_snapshots_a_failure_cancels_the_others_at_once(window, monkeypatch):
     ready(window)
-    goes_on_only_when_told(monkeypatch)
+    wait_without_polling(monkeypatch)
     with frozen(window, "db") as future:
         window.fail(window.plans["app"].domain.uuid, RunFailedError("app", "early"))
         with pytest.raises(CalledOffError, match="because app failed"):
             future.result(PATIENCE)
 
 
-def test_a_pool_that_fails_calls_all_off_at_once(window, pair, monkeypatch):
+def test_a_pool_that_fails_cancels_all_members_at_once(window, pair, monkeypatch):
     """The others are frozen, and must not wait until the failed run has been undone."""
     pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
     ready(window)
-    goes_on_only_when_told(monkeypatch)
+    wait_without_polling(monkeypatch)
     with frozen(window, "app") as future:
         with pytest.raises(PoolError):
             take_as_a_member(window, "db")

@@ -98,17 +98,17 @@ CHANGED = {
         "its definition was changed",
     ),
     "undefined": (replace(PLANNED, inactive_xml=None), "its definition was changed"),
-    "started anew": (replace(PLANNED, boot="host:2"), "it was started or stopped"),
+    "started again": (replace(PLANNED, boot="host:2"), "it was started or stopped"),
     "gone": (None, "it does not exist any more"),
 }
 
 
-@pytest.mark.parametrize(("now", "told"), CHANGED.values(), ids=CHANGED)
-def test_changes_that_matter_are_described(now, told):
-    assert told in find_change(PLANNED, now, (OVERLAY,))
+@pytest.mark.parametrize(("now", "described"), CHANGED.values(), ids=CHANGED)
+def test_changes_that_matter_are_described(now, described):
+    assert described in find_change(PLANNED, now, (OVERLAY,))
 
 
-def test_a_guest_that_is_off():
+def test_changes_of_a_guest_that_is_off():
     off = replace(PLANNED, live_xml=None, boot="")
     assert find_change(off, off, ()) == ""
     assert "definition" in find_change(off, replace(off, inactive_xml=xml(top=TOOL)), ())

@@ -135,7 +135,7 @@ def test_a_disk_is_left_out_for_a_reason(world, spec, reason, matters):
 
 
 @pytest.mark.parametrize(
-    ("shareable", "other", "together", "told"),
+    ("shareable", "other", "together", "reported"),
     [
         (True, DomainState.RUNNING, False, True),
         (True, DomainState.PAUSED, False, True),
@@ -144,7 +144,7 @@ def test_a_disk_is_left_out_for_a_reason(world, spec, reason, matters):
         (False, DomainState.RUNNING, False, False),
     ],
 )
-def test_a_disk_that_others_write_to_is_reported(world, shareable, other, together, told):
+def test_a_disk_that_others_write_to_is_reported(world, shareable, other, together, reported):
     shared = DiskSpec("vdb", str(world.image("tank/shared", "vdb.img")), shareable=shareable)
     domain = world.add_guest(more=(shared,))
     second = world.add_guest("db", {}, more=(shared,), state=other)
@@ -152,7 +152,7 @@ def test_a_disk_that_others_write_to_is_reported(world, shareable, other, togeth
     context = world.with_defaults(ram_strategy="auto")
     made = make_plan(context, domain, SnapshotRequest("s"), group=group if together else None)
     assert [text.split(":")[0] for text in made.shared] == (
-        ["db writes to vdb, too, and is not frozen"] if told else []
+        ["db writes to vdb, too, and is not frozen"] if reported else []
     )
 
 
@@ -473,7 +473,7 @@ def test_an_emulator_that_was_started_before_the_upgrade_counts_as_the_old_one(w
     ("emulator", "discard", "strategy"),
     [
         ("10.0.10", "unmap", Strategy.MANUAL),
-        ("nobody knows", "unmap", Strategy.MANUAL),
+        ("unknown", "unmap", Strategy.MANUAL),
         ("10.0.11", "unmap", Strategy.OVERLAY),
         ("10.0.10", "ignore", Strategy.OVERLAY),
         ("10.0.10", None, Strategy.OVERLAY),
@@ -539,7 +539,7 @@ def test_a_store_may_be_empty_or_older_than_its_marker(world, empty):
 
 
 def test_a_reservation_without_room_for_a_snapshot_is_refused(world):
-    """Else it would fail after minutes of saving RAM, at each try."""
+    """Otherwise each try would fail after minutes of saving RAM."""
     domain = world.add_guest(disks={"vda": "tank/web", "vdb": "tank/more", "vdc": "flash/web"})
     mib = 1 << 20
     for name, room in (("tank/web", 9), ("tank/more", 9), ("flash/web", 5)):

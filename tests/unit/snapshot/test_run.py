@@ -156,8 +156,8 @@ def test_the_bundle_names_its_snapshots(world):
     world.add_guest(disks=TWO)
     record = snapshot(world)
     manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
-    told = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
-    assert told == {(s.dataset, s.guid) for s in world.pool.snapshots()}
+    listed = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
+    assert listed == {(s.dataset, s.guid) for s in world.pool.snapshots()}
     assert manifest.part(Role.LIVE_XML).name == "domain.live.xml"
     assert [disk.target for disk in manifest.disks] == ["vda", "vdb"]
 
@@ -374,15 +374,15 @@ def test_a_level_that_cannot_be_recorded_keeps_the_journal_for_recovery(world):
 def test_a_level_recorded_on_the_second_try_is_not_called_a_crash(world):
     world.add_guest(disks=TWO)
     world.hooks.at["pool.set_properties"] = failing_once(PoolError("zfs set", "busy"))
-    told = ""
+    message = ""
     try:
         snapshot(world)
     except RunFailedError as error:
-        told = str(error)
+        message = str(error)
     assert_as_it_was(world)
     (record,) = records(world)
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
-    assert "only as crash-consistent" not in told
+    assert "only as crash-consistent" not in message
 
 
 def test_sealing_that_fails_leaves_level_crash_and_no_bundle(world, monkeypatch):
@@ -488,13 +488,13 @@ def broken_stream(world, monkeypatch, error):
     real, ended = SaveImageWriter.write, threading.Event()
     run = RamPipe._run
 
-    def run_and_tell(stream):
+    def run_and_signal(stream):
         try:
             run(stream)
         finally:
             ended.set()
 
-    monkeypatch.setattr(RamPipe, "_run", run_and_tell)
+    monkeypatch.setattr(RamPipe, "_run", run_and_signal)
     world.hooks.at["capture.writing"] = lambda: ended.wait(30)
 
     def write(writer, block):
@@ -517,7 +517,7 @@ def test_a_stream_that_is_no_image_is_repeated_with_a_file(world, monkeypatch):
 
 def test_a_capture_that_fails_once_is_repeated_with_a_file(world):
     world.add_guest()
-    world.hooks.at["capture.writing"] = failing_once(HypervisorError("web", "pipe trouble"))
+    world.hooks.at["capture.writing"] = failing_once(HypervisorError("web", "pipe failure"))
     assert snapshot(world).level is Level.RAM
     assert_as_it_was(world)
 
@@ -543,8 +543,8 @@ def test_the_cause_is_reported_and_not_libvirts_broken_pipe(world, monkeypatch):
 def test_a_configured_stream_is_not_replaced_by_a_file(world):
     world.add_guest()
     world.with_defaults(ram_capture="stream")
-    world.hooks.at["capture.writing"] = failing_once(HypervisorError("web", "pipe trouble"))
-    with pytest.raises(RunFailedError, match="pipe trouble"):
+    world.hooks.at["capture.writing"] = failing_once(HypervisorError("web", "pipe failure"))
+    with pytest.raises(RunFailedError, match="pipe failure"):
         snapshot(world)
     assert_as_it_was(world)
 

@@ -17,7 +17,7 @@ OTHERS = ("start", "started", "stopped", "release", "migrate", "restore", "recon
 
 @pytest.fixture
 def installed(tmp_path):
-    """The hook, with a directory of the test for its mark."""
+    """The hook, with its mark in a directory of the test."""
     path = tmp_path / "hook"
     text = shared_file(SOURCE).read_text()
     assert MARK in text
@@ -58,7 +58,7 @@ def test_a_guest_on_an_overlay_of_a_run_is_not_started(call, overlay, name):
 
 
 @pytest.mark.parametrize("operation", OTHERS)
-def test_nothing_else_is_kept_from_it_or_changed(call, overlay, operation):
+def test_other_operations_are_permitted_and_unchanged(call, overlay, operation):
     """For some operations libvirt takes the output of a hook as the definition."""
     done = call(overlay, operation)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -71,7 +71,7 @@ def test_all_other_guests_are_started(call, world, overlay):
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_it_leaves_a_mark_and_does_without_one(call, tmp_path):
+def test_the_hook_writes_a_mark_and_works_if_it_cannot(call, tmp_path):
     call("/tank/b.img", "reconnect")
     assert (tmp_path / "mark").exists()
     (tmp_path / "mark").unlink()
@@ -92,26 +92,26 @@ def find(tmp_path):
     return lambda may_have_called=True: find_hook_problem(may_have_called=may_have_called, **places)
 
 
-def test_a_hook_that_is_called_guards(find):
+def test_a_hook_that_libvirt_calls_is_found(find):
     assert find() is None
 
 
-def test_one_that_is_not_there(find, tmp_path):
+def test_a_missing_hook_is_reported(find, tmp_path):
     (tmp_path / "snaporch").unlink()
     assert find().step == "snaporch install"
 
 
-def test_one_that_libvirt_would_not_call(find, tmp_path):
+def test_a_hook_that_libvirt_would_not_call_is_reported(find, tmp_path):
     (tmp_path / "snaporch").chmod(0o644)
     assert find().step == "snaporch install"
 
 
-def test_one_of_another_snaporch(find, tmp_path):
+def test_a_hook_of_another_version_is_reported(find, tmp_path):
     (tmp_path / "snaporch").write_text("#!/bin/sh\nexit 0\n")
     assert find().step == "snaporch install"
 
 
-def test_one_that_libvirt_has_not_seen(find, tmp_path):
+def test_a_hook_that_libvirt_has_not_called_is_reported(find, tmp_path):
     (tmp_path / "called").unlink()
     assert "has not loaded" in find().reason
     assert find(may_have_called=False) is None

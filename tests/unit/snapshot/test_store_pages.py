@@ -64,7 +64,7 @@ def test_the_image_is_replaced_by_pages_and_the_rest(paged):
     assert paged.is_as_it_was()
 
 
-def test_the_record_is_as_good_as_any(paged):
+def test_the_record_is_complete(paged):
     record = snapshot(paged)
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     (listed,) = all_records(paged.context.store, paged.pool.snapshots())
@@ -72,7 +72,7 @@ def test_the_record_is_as_good_as_any(paged):
     assert record.datasets == ("flash/web", "tank/web")
 
 
-def test_policies_see_it_as_good_as_any(paged):
+def test_for_policies_the_snapshot_is_complete(paged):
     """Its pages are in a snapshot that is not one of the domain's disks."""
     snapshot(paged)
     (outlook,) = make_forecasts(paged.context, datetime.now(UTC))

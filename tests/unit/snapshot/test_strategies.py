@@ -720,8 +720,8 @@ def test_a_freeze_longer_than_its_budget_is_recorded_as_crash(
     monkeypatch.setattr(quiesced, "time", clock)
     world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + late)
     assert snapshot(world).level is level
-    told = any("more than 500 ms" in text for text in world.heard.notes)
-    assert told == (level is Level.CRASH)
+    reported = any("more than 500 ms" in text for text in world.heard.notes)
+    assert reported == (level is Level.CRASH)
     assert world.is_as_it_was()
 
 
@@ -1152,9 +1152,9 @@ def test_a_pause_is_recorded_in_its_parts(world, prepare, case):
     prepare(case)
     taken = snapshot(world)
     parts = taken.pause_parts.as_json()
-    told = [part for part, value in parts.items() if value is not None]
+    recorded = [part for part, value in parts.items() if value is not None]
     with_snapshot = ["downtime_ms", "switch_ms", "snapshot_ms", "resume_ms"]
-    assert told == (with_snapshot if case == "manual" else with_snapshot[:2])
+    assert recorded == (with_snapshot if case == "manual" else with_snapshot[:2])
     total = sum(value for value in parts.values() if value is not None)
     assert total == pytest.approx(taken.pause_ms, abs=0.5)
     assert taken.as_json()["pause_parts"] == parts
@@ -1287,11 +1287,11 @@ def test_the_note_about_a_lower_level_has_the_guests_state(world, prepare, state
 
     world.hooks.at["hypervisor.suspend"] = stop
     snapshot(world)
-    (told,) = [text for text in world.heard.notes if "taking crash instead" in text]
-    assert "odd thing" in told
+    (note,) = [text for text in world.heard.notes if "taking crash instead" in text]
+    assert "odd thing" in note
     stopped = "; the guest is suspended, and was running (if `virsh dompmwakeup` does not wake it"
-    assert (stopped in told) == (state is DomainState.SUSPENDED)
-    assert ("the guest is" in told) == (state is DomainState.SUSPENDED)
+    assert (stopped in note) == (state is DomainState.SUSPENDED)
+    assert ("the guest is" in note) == (state is DomainState.SUSPENDED)
 
 
 def test_a_slow_agent_is_followed_by_a_lower_level(world, prepare):

@@ -103,7 +103,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("value", HOSTILE)
 @pytest.mark.parametrize("key", ["run", "verified", "domain", "policy"])
-def test_a_received_value_neither_drops_nor_makes_up_another(zfs, key, value):
+def test_a_received_value_neither_hides_nor_forges_another(zfs, key, value):
     pool, _, _, table = zfs
     table["t/a"] = {"snaporch:policy": value}
     table["t/a@mine"] = born(7, 8) | {f"snaporch:{key}": (value, "received")}
@@ -207,7 +207,7 @@ def test_snapshots_of_no_datasets_take_none(zfs):
 
 
 class Absent(ZfsCommand):
-    """It knows tank/a only, and fails when asked for anything else."""
+    """A ``zfs`` with tank/a only, which fails when asked for anything else."""
 
     def _run(self, *arguments):
         if "gone" in arguments:
@@ -238,7 +238,7 @@ def test_a_failure_that_is_not_about_absence_is_no_empty_list(zfs):
         pool.snapshots(["tank/a"])
 
 
-def test_newer_are_snapshots_and_bookmarks_born_later(zfs):
+def test_newer_are_snapshots_and_bookmarks_created_later(zfs):
     pool, answers, _, _ = zfs
     answers["list"] = "t/a@old\t5\nt/a@s\t6\nt/a@new one\t7\nt/a#mark\t8\nt/a#before\t5\n"
     assert pool.newer("t/a@s") == ["t/a@new one", "t/a#mark"]
@@ -263,7 +263,7 @@ def test_clones_are_listed_for_snapshots_that_have_any(zfs):
     assert pool.clones(["t@a", "t@b", "t@c"]) == {"t@a": ["t/x", "t/y z"]}
 
 
-def test_no_snapshots_no_question(zfs):
+def test_without_snapshots_zfs_is_not_called(zfs):
     pool, _, asked, _ = zfs
     assert pool.clones([]) == {}
     assert asked == []
@@ -315,7 +315,7 @@ def test_long_lists_are_cut_below_the_kernels_limit():
     assert all(sum(len(name) + 1 for name in chunk) <= 101_000 for chunk in chunks)
 
 
-def test_no_names_no_chunks():
+def test_without_names_there_are_no_chunks():
     assert _chunks([]) == []
 
 
@@ -413,7 +413,7 @@ def test_no_argument_of_a_command_is_too_long_for_the_kernel(zfs):
     assert max(len(word) for words in asked for word in words) < 131072
 
 
-def test_a_hold_whose_tag_is_of_several_lines_is_no_other(zfs):
+def test_a_hold_tag_of_several_lines_is_not_read_as_another(zfs):
     """Tags also arrive with streams; without libzfs_core they cannot be parsed reliably."""
     pool, answers, _, _ = zfs
     answers["holds"] = "t@s\tkeep\tnow\nt@s\ttwo\nlines\tnow\nt@s\ta\tb\tnow\n"

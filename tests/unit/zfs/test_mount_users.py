@@ -20,7 +20,7 @@ class Proc:
         (root / "self").symlink_to("1")
 
     def add(self, pid, namespace, *mounts, comm="sleep", cmdline=""):
-        """A mount is a source, where it is, and its optional fields."""
+        """Add mounts, each with its source, mount point and optional fields."""
         process = self.root / pid
         (process / "ns").mkdir(parents=True)
         (self.root / namespace).touch()
@@ -54,7 +54,7 @@ def test_another_process_is_named_with_its_number(proc):
 
 
 @pytest.mark.parametrize("optional", ["shared:5 ", "master:5 "])
-def test_mounts_that_follow_the_hosts_hold_nothing(proc, optional):
+def test_mounts_that_follow_the_hosts_do_not_block(proc, optional):
     proc.add("33", "box", (HELD, AUTOMOUNT, optional))
     assert foreign_mounts(None, proc.root) == []
 
@@ -90,7 +90,7 @@ def test_the_error_of_destroying_names_the_mounting_program():
         Failing(ForeignMount("tank/web", "the guest db")).destroy_dataset("tank/web")
 
 
-def test_another_reason_stays_as_it_was():
+def test_another_reason_is_reported_unchanged():
     with pytest.raises(PoolError) as caught:
         Failing(ForeignMount("tank/other", "the guest db")).destroy_dataset("tank/web")
     assert type(caught.value) is PoolError

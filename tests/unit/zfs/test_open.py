@@ -28,7 +28,7 @@ def lzc(monkeypatch):
 
 def test_libzfs_core_is_used_for_changes(lzc):
     assert type(open_pool()).__name__ == "LibZfsCore"
-    lzc.assert_called_once_with({})  # which loads the libraries, and holds nothing
+    lzc.assert_called_once_with({})  # this loads the libraries, and creates no hold
 
 
 def test_libzfs_core_is_not_imported_for_listings(lzc):
@@ -36,20 +36,20 @@ def test_libzfs_core_is_not_imported_for_listings(lzc):
     assert "snaporch.zfs.lzc" not in sys.modules
 
 
-def test_without_it_the_command_does(lzc, monkeypatch):
+def test_without_libzfs_core_the_command_is_used(lzc, monkeypatch):
     monkeypatch.setitem(sys.modules, "libzfs_core", None)
     assert type(open_pool()) is ZfsCommand
 
 
 @pytest.mark.parametrize(
-    "trouble",
+    "error",
     [
         OSError("cannot load library 'libzfs_core.so.6': cannot open shared object file"),
         AttributeError("function/symbol 'lzc_hold' not found in library"),
         ZFSError("libzfs_core initialization failed"),
     ],
 )
-def test_where_its_libraries_cannot_be_loaded_the_command_does(lzc, trouble):
+def test_if_its_libraries_cannot_be_loaded_the_command_is_used(lzc, error):
     """pyzfs detects this at the first call, which comes before any guest is frozen."""
-    lzc.side_effect = trouble
+    lzc.side_effect = error
     assert type(open_pool()) is ZfsCommand

@@ -132,7 +132,7 @@ def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
         resolve(str(tmp_path / "absent"))
 
 
-# -- what may never answer ----------------------------------------------------------------------
+# -- paths that may hang ------------------------------------------------------------------------
 
 
 def mount(number, parent, place, filesystem="zfs", source="tank/x", root="/"):
@@ -280,7 +280,7 @@ def test_a_partition_is_on_its_whole_disk(monkeypatch, tmp_path):
     assert resolver._whole_disk(os.makedev(230, 16)) is None
 
 
-def test_it_is_the_whole_disk_that_is_asked(image, monkeypatch, tmp_path):
+def test_the_whole_disk_is_asked_for_its_volume(image, monkeypatch, tmp_path):
     """A partition's node does not know the request."""
     whole = tmp_path / "whole"
     whole.touch()
@@ -303,7 +303,7 @@ def test_flushing_reaches_the_device(image, monkeypatch):
     assert flushed == [str(image)]
 
 
-# -- from a dataset to its place -----------------------------------------------------------------
+# -- mount points and nodes ---------------------------------------------------------------------
 
 
 def test_a_mount_point_is_that_of_the_dataset_itself(monkeypatch):
@@ -336,7 +336,7 @@ def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted(monkeypatch):
 
 @pytest.fixture
 def links(tmp_path, monkeypatch):
-    """A directory of links to nodes; the reported volume of each, by the link's name."""
+    """A directory of links to nodes; tests set the volume that each reports, by the link's name."""
     said = {}
     monkeypatch.setattr(resolver, "_LINKS", tmp_path)
     monkeypatch.setattr(resolver, "_NODE_POLL_SECONDS", 0.001)
@@ -357,7 +357,7 @@ def test_the_node_of_a_volume(links):
     assert resolver.volume_node("tank/vm one", seconds=5).name == "vm+one"
 
 
-def test_a_node_that_is_anothers_does_not_count(links):
+def test_a_node_of_another_volume_is_not_used(links):
     links("tank/vol", "tank/old")
     with pytest.raises(NotOnZfsError, match="no device node after 0 s"):
         resolver.volume_node("tank/vol", seconds=0.05)

@@ -1,4 +1,4 @@
-"""Whatever is mounted wherever, a file belongs to the dataset of its device number."""
+"""A file belongs to the dataset of its device number, whatever the mounts are."""
 
 import os
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ from snaporch.model import Dataset, DatasetKind
 from snaporch.zfs import resolver
 from snaporch.zfs.resolver import Mount, NotOnZfsError, read_mounts, resolve
 
-# What a file name may be made of: any byte but "/" and NUL; hostile ones more often.
+# The bytes of file names: any but "/" and NUL; hostile ones more often.
 PART = st.one_of(
     st.sampled_from(
         [b"web", b" - zfs tank rw", b"-", b"\\040", b"a\nb", b"\t", b"#", b"\xff", b" "]

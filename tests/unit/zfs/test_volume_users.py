@@ -28,7 +28,7 @@ def volume(monkeypatch, tmp_path):
 
 @pytest.fixture
 def claimed(monkeypatch):
-    """The kernel refuses an exclusive open."""
+    """Make the kernel refuse an exclusive open."""
     real = os.open
 
     def refuse(path, flags, *more, **how):
@@ -39,7 +39,7 @@ def claimed(monkeypatch):
     monkeypatch.setattr(volume_users.os, "open", refuse)
 
 
-def test_a_volume_that_nothing_uses(volume):
+def test_an_unused_volume_has_no_users(volume):
     assert volume_users.holder_of("tank/vol") == ""
 
 

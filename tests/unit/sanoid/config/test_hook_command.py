@@ -27,7 +27,7 @@ from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand, parse_hoo
         ("A=b", "", ""),
     ],
 )
-def test_spellings(text, program, phase):
+def test_spellings_of_the_hook_command(text, program, phase):
     assert parse_hook(text) == HookCommand(program, phase)
 
 

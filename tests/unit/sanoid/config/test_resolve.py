@@ -184,7 +184,7 @@ LINES = st.sampled_from(
 
 @given(st.lists(LINES, max_size=12), st.sampled_from(DATASETS))
 def test_coverage_does_not_depend_on_known_datasets(lines, dataset):
-    """What makes :meth:`covering` right for a dataset that was not there when the file was read."""
+    """So :meth:`covering` is right for a dataset that was created after the file was read."""
     import tempfile
     from pathlib import Path
 
@@ -235,7 +235,7 @@ def test_an_unreadable_script_has_no_release(tmp_path):
         ("[tank/p/child]\nautosnap = no\t\n", "tank/p/child", None),
         ("[web]\npath =<<E\n tank/p/child\nE\n", None, "web"),
         ("[template_t]\nautosnap = no \n[tank/p/child]\nuse_template = t\n", "tank/p/child", None),
-        (  # too late for what was copied already
+        (  # too late for values that were copied already
             "[tank/p/child]\nuse_template = t\n[template_t]\nautosnap = no \n",
             "tank/p/child",
             "tank/p/child",
@@ -265,7 +265,7 @@ LIST = ("tank", "tank/p", "tank/p/child")
         ("2.2.0", LIST, "tank/p/new", True),
         ("2.3.0", LIST, "tank/p/new", False),
         ("2.3.0", LIST, "tank/p/child", True),
-        ("2.3.0", ("tank/other",), "tank/p/new", True),  # then it asks ZFS all the same
+        ("2.3.0", ("tank/other",), "tank/p/new", True),  # then it asks ZFS nevertheless
         ("2.3.0", (), "tank/p/new", True),
     ],
 )

@@ -25,12 +25,12 @@ WEB = "sanoid snapshots tank/web by [{}] without freezing the guest"
         ("[tank/web]\n", WEB.format("tank/web")),
         ("[tank]\nrecursive = yes\n", WEB.format("tank")),
         ("[tank]\nrecursive = zfs\n", WEB.format("tank")),
-        (f"[tank/web]\n{HOOKS}", WEB.format("tank/web")),  # taken all the same when pre fails
+        (f"[tank/web]\n{HOOKS}", WEB.format("tank/web")),  # taken nevertheless when pre fails
         (FOREIGN, WEB.format("tank/web")),
         (HELD.replace("[tank/web]", "[x]\npath = tank/web"), WEB.format("x")),
     ],
 )
-def test_sections(sanoid_conf, text, expected):
+def test_sections_without_hooks_are_found(sanoid_conf, text, expected):
     config = sanoid_conf(text, "tank", "tank/web", "tank/other")
     assert unheld_section(config, ["flash/web", "tank/web"]) == expected
 

@@ -197,7 +197,7 @@ def test_one_of_two_sanoids_exits_before_the_order_is_given(world, hold, sanoid)
     assert held.end() == 0
 
 
-def test_a_hook_that_gives_no_order_does_not_keep_the_guest_for_ever(world, hold, monkeypatch):
+def test_a_guest_is_released_if_its_hook_gives_no_order(world, hold, monkeypatch):
     monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.order_seconds", lambda _config: 0)
     world.add_guest()
     held = hold()
@@ -280,7 +280,7 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
 
 
 def test_a_guest_that_cannot_be_paused_long_enough_takes_the_lower_level(world, hold, clock):
-    """Its turn is then after all whose RAM is saved."""
+    """Its turn is then after all guests whose RAM is saved."""
     world.add_guest()
     world.with_defaults(ram_strategy="manual", on_unavailable="paused", freeze_deadline="60s")
     held = hold()
@@ -352,7 +352,7 @@ def test_a_guest_that_cannot_be_frozen_is_reported_to_the_hook(world, hold):
     assert held.end() == 8
 
 
-def test_sanoid_took_nothing(world, hold):
+def test_without_snapshots_by_sanoid_the_run_fails_and_leaves_nothing(world, hold):
     world.add_guest()
     held = hold()
     held.enter()
@@ -470,7 +470,7 @@ def test_every_level_can_be_held(world, hold, level):
     assert world.is_as_it_was()
 
 
-def test_a_guest_that_is_off(world, hold):
+def test_a_guest_that_is_off_gets_level_off(world, hold):
     world.add_guest(state=DomainState.OFF)
     held = hold()
     held.enter()
@@ -510,7 +510,7 @@ def test_without_a_hook_nothing_is_touched(world, hold):
     assert world.hooks.log == []
 
 
-# -- and back -----------------------------------------------------------------------------------
+# -- restores -----------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -140,7 +140,7 @@ class Story:
         return any((w, k) == (what, key) for w, k, _ in self.events[place + 1 :])
 
     def _joins(self):
-        """Those that were not withdrawn."""
+        """The joins that were not withdrawn."""
         return [
             (place, key, promised)
             for place, (what, key, promised) in enumerate(self.events)
@@ -148,7 +148,7 @@ class Story:
         ]
 
     def _has_ended(self, sanoid):
-        """It joins as long as it lives."""
+        """A sanoid process may join until it has exited."""
         last = max(
             place
             for place, (what, key, _) in enumerate(self.events)
@@ -162,7 +162,7 @@ class Story:
 
     @property
     def inside(self):
-        """Who joined and has not gone since."""
+        """The calls that joined and have not left since."""
         return {
             key
             for place, key, _ in self._joins()
@@ -225,7 +225,7 @@ class Anything(RuleBasedStateMachine):
         self.window.close()
 
     @invariant()
-    def it_is_over_when_nobody_is_inside_or_awaited(self):
+    def it_is_over_when_no_call_is_inside_or_awaited(self):
         assert self.window.awaited == self.story.awaited
         assert self.window.all_withdrawn is self.story.all_withdrawn
         waits = self.story.inside or self.story.awaited

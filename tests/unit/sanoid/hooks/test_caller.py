@@ -7,7 +7,7 @@ from snaporch.sanoid.hooks.caller import Caller, find_sanoid
 
 @pytest.fixture
 def proc(tmp_path):
-    """Makes /proc entries: each with its parent and its command line."""
+    """Makes /proc entries, each with its parent and its command line."""
 
     def process(pid, parent, *words, cwd=None):
         entry = tmp_path / str(pid)
@@ -74,5 +74,5 @@ def test_an_ancestor_that_has_just_exited(proc):
     assert find_sanoid(proc(80, 79, "python3"), 80).pid == 0
 
 
-def test_the_real_proc():
+def test_the_real_proc_can_be_read():
     assert find_sanoid().pid == 0

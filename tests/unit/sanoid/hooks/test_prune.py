@@ -36,7 +36,7 @@ def destroy(world, *names):
         world.pool.destroy_snapshots([name])
 
 
-def test_a_bundle_goes_with_its_last_snapshot_and_not_before(host, capsys):
+def test_a_bundle_is_deleted_with_its_last_snapshot_and_not_before(host, capsys):
     destroy(host, "tank/web@s1")
     assert prune(host.environment) == 0
     assert host.bundle.is_dir()
@@ -96,7 +96,7 @@ def test_before_a_snapshot_is_destroyed_nothing_is_done(host):
     assert host.hooks.log == []
 
 
-def test_the_trash_is_emptied_on_the_way(host):
+def test_the_trash_is_emptied_too(host):
     destroy(host, "tank/web@s1", "flash/web@s1")
     prune(host.environment)
     trash = host.paths.bundles / ".trash"
@@ -165,7 +165,7 @@ def test_another_phase_is_refused(host, script):
 
 
 @pytest.mark.parametrize("function", [prune, pre_prune])
-def test_no_environment_at_all(function):
+def test_an_empty_environment_is_refused(function):
     with pytest.raises(UsageError, match="SANOID_TARGET=''"):
         function({})
 
@@ -179,7 +179,7 @@ def test_an_invalid_configuration_is_reported_by_the_schema(host, tmp_path, text
 
 
 def test_a_hook_that_has_nothing_to_do_loads_nothing_heavy(host, tmp_path):
-    """As sanoid calls it: for every snapshot it destroys, of any dataset."""
+    """sanoid calls it for every snapshot that it destroys, of any dataset."""
     code = (
         "import os, sys\n"
         "from snaporch.sanoid.hooks.prune import prune\n"
