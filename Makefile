@@ -55,7 +55,7 @@ test-lab: ## whole flows in the lab (WORDS="uefi names" JOBS=1)
 	@tests/e2e/run $(LABS) $(WORDS)
 
 .PHONY: check
-check: ## lint, types, direction of imports, spelling
+check: ## lint, types, direction of imports, spelling, words and links of the pages
 	@echo "static checks"
 	@test -n "$(VENV)"
 	@$(VENV)/bin/ruff check -q .
@@ -63,10 +63,13 @@ check: ## lint, types, direction of imports, spelling
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/lint-imports --no-logo >$(CACHE)/imports.log 2>&1 || { cat $(CACHE)/imports.log; exit 1; }
 	@$(VENV)/bin/codespell
+	@tests/prose/check
+	@tests/prose/packages --check docs/design.md
 	@shellcheck -x -P SCRIPTDIR $$(grep -lE '^#!(/bin/sh|.*bash)' $$(git ls-files))
 
 .PHONY: docs
 docs: ## regenerate the pages that are made from the code
+	@tests/prose/packages docs/design.md
 	@$(VENV)/bin/python -m snaporch.config.reference > docs/configuration.md
 
 .PHONY: bench

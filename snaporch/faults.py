@@ -58,7 +58,7 @@ class Fault:
     what: str
     meanwhile: str
     """How snaporch avoids the fault."""
-    mend: str
+    fix: str
     sources: tuple[str, ...]
 
     def affects(self, release: Release) -> bool:
@@ -85,7 +85,7 @@ QCOW2_DISCARD = Fault(
     "write of zeros with detect_zeroes='unmap', corrupts the image",
     meanwhile='its overlays are qcow2: `ram_strategy = "auto"` takes `manual` for guests with such '
     "disks, also with several pools and for sanoid",
-    mend="upgrade QEMU, then restart the guests; or set discard='ignore' and detect_zeroes='off'",
+    fix="upgrade QEMU, then restart the guests; or set discard='ignore' and detect_zeroes='off'",
     sources=(
         "changes of QEMU 10.0.11 and of 11.0.2",
         "'qcow2: Fix corruption on discard during write with COW'",
@@ -105,7 +105,7 @@ FAULTS: tuple[Fault, ...] = (
         what="flushes of guests on volumes are ignored: a power loss loses writes that were "
         "confirmed to the guest",
         meanwhile="syncs each volume before its snapshot, so that snapshots have all writes",
-        mend="upgrade OpenZFS, or set sync=always on the volumes",
+        fix="upgrade OpenZFS, or set sync=always on the volumes",
         sources=("https://github.com/openzfs/zfs/pull/17131",),
     ),
     Fault(
@@ -117,7 +117,7 @@ FAULTS: tuple[Fault, ...] = (
         harmful=True,
         what="a read after a block clone over a range that was just truncated returns zeros",
         meanwhile="makes its copies in new files",
-        mend="upgrade OpenZFS, or set the module's parameter zfs_bclone_enabled to 0",
+        fix="upgrade OpenZFS, or set the module's parameter zfs_bclone_enabled to 0",
         sources=(
             "https://github.com/openzfs/zfs/commit/dceca0d4a36343c9e80a218feb16018ddbc31c0b",
             "https://github.com/openzfs/zfs/commit/e7524594a9",
@@ -133,7 +133,7 @@ FAULTS: tuple[Fault, ...] = (
         what="an access to .zfs/snapshot while the same file system is rolled back or received "
         "into can hang, and with it all processes that list mounts",
         meanwhile="reads snapshots through mounts of its own, never through .zfs/snapshot",
-        mend="upgrade OpenZFS; until then keep indexers and backups out of .zfs/snapshot",
+        fix="upgrade OpenZFS; until then keep indexers and backups out of .zfs/snapshot",
         sources=(
             "https://github.com/openzfs/zfs/issues/18073",
             "https://github.com/openzfs/zfs/pull/18415",
@@ -150,7 +150,7 @@ FAULTS: tuple[Fault, ...] = (
         "base: a commit fails with 'Permission denied'",
         meanwhile="`auto` takes `manual`, which commits nothing, where all disks are in one pool; "
         "a commit that is denied leaves the guest running on its overlay, and is reported",
-        mend="upgrade libvirt; a guest whose commit was denied: shut it off, `snaporch recover`",
+        fix="upgrade libvirt; a guest whose commit was denied: shut it off, `snaporch recover`",
         sources=(
             "https://gitlab.com/libvirt/libvirt/-/issues/806",
             "libvirt 12.1.0, NEWS: 'AppArmor: Ask for no deny rule for readonly disk elements'",
@@ -165,7 +165,7 @@ FAULTS: tuple[Fault, ...] = (
         harmful=False,
         what="the RAM of external snapshots is labelled wrongly, and cannot be restored",
         meanwhile="writes the right label itself; `virsh snapshot-create` does not",
-        mend="remove the line, and restart libvirtd",
+        fix="remove the line, and restart libvirtd",
         sources=(
             "libvirt 11.2.0, NEWS: 'Add sparse as a new save image format'",
             "seen with 11.3.0; no fix in NEWS up to 12.8.0",

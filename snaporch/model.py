@@ -232,7 +232,7 @@ class Domain:
     emulator_owner: Owner | None
     boot: str
     """Identifies the emulator process; empty if there is none."""
-    trouble: str = ""
+    problem: str = ""
     """Why libvirt could not report the current state; ``live_xml`` is then only the definition."""
 
     @property

@@ -107,7 +107,7 @@ class BackingFileEntry(_Frozen):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether a later check cannot tell if the file is still the same."""
+        """Whether a later check cannot find out if the file is still the same."""
         return self.dataset is None and self.inode is None
 
 

@@ -29,7 +29,7 @@ class Finding:
     subject: str
     what: str
     why: str
-    mend: str
+    fix: str
     """What to do, and where."""
     lines: tuple[str, ...] = ()
     """Lines to write there, or commands to run."""

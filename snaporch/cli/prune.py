@@ -86,7 +86,7 @@ def _print_lines(done: PruneResult, *, dry_run: bool, verbose: bool) -> None:
     from snaporch.output.terminal import print_result
 
     for each in done.verdicts:
-        if (verbose or not each.usual) and not each.found.trouble:
+        if (verbose or not each.usual) and not each.found.problem:
             print_result(decision_line(each, dry_run=dry_run))
     parts = [text for kind in _REMAINING if (text := _remaining(done, kind))]
     parts.append(f"{'would free' if dry_run else 'freed'} {size(done.freed)}")
@@ -98,7 +98,7 @@ def decision_line(decision: PruneDecision, *, dry_run: bool = False) -> str:
     from snaporch.errors import one_line
     from snaporch.output.format import size
 
-    action = decision.fate.value.replace("-", " ") if dry_run else decision.fate.done
+    action = decision.action.value.replace("-", " ") if dry_run else decision.action.done
     item = decision.found
     return one_line(f"{item.title}  {action}  {size(item.bytes)}  {decision.reason}")
 

@@ -111,7 +111,7 @@ def _print_status(
     if json:
         from json import dumps
 
-        document = status.as_json() | {"troubles": [each.as_json() for each in problems]}
+        document = status.as_json() | {"problems": [each.as_json() for each in problems]}
         print_result(dumps(document, indent=2, ensure_ascii=False))
     else:
         print_status(status, problems, zone_of(config))

@@ -183,8 +183,8 @@ def verify_and_report_due(
         with host_lock(context):
             for each in verify_due(context):
                 _report(outcomes, each.outcome)
-                if each.trouble is not None:
-                    observers.failed(context.config, each.trouble)
+                if each.problem is not None:
+                    observers.failed(context.config, each.problem)
     except BusyError as error:
         context.progress.note(error.thing, f"{error.reason}; due verifications run later")
     return outcomes
@@ -199,5 +199,5 @@ def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> N
     result = "passed" if outcome.passed else "FAILED"
     line = f"{outcome.record.full_name}  {result}, {_REACHED[outcome.reached]}"
     outcomes.add(outcome.as_json(), line)
-    if outcome.trouble is not None:
-        outcomes.fail(outcome.trouble)
+    if outcome.problem is not None:
+        outcomes.fail(outcome.problem)

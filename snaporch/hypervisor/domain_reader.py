@@ -64,12 +64,12 @@ class DomainReader:
             if not handle.isActive():
                 raise
             definition = self._xml(handle, _SECURE | _INACTIVE)  # needs no emulator
-            return self._domain(handle, definition, trouble=error.get_error_message())
+            return self._domain(handle, definition, problem=error.get_error_message())
 
     def _read(self, handle: Any) -> Domain:
         return self._domain(handle, self._live_xml(handle))
 
-    def _domain(self, handle: Any, live: str | None, trouble: str = "") -> Domain:
+    def _domain(self, handle: Any, live: str | None, problem: str = "") -> Domain:
         inactive = self._xml(handle, _SECURE | _INACTIVE) if handle.isPersistent() else None
         root = domain_xml.parse(live or inactive or "")
         kind = root.find("os/type")
@@ -86,7 +86,7 @@ class DomainReader:
             managed_save=self._has_managed_save(handle),
             emulator_owner=domain_xml.emulator_owner(root) if live else None,
             boot=_boot(handle) if live else "",
-            trouble=trouble,
+            problem=problem,
         )
 
     def _has_managed_save(self, handle: Any) -> bool:

@@ -212,7 +212,7 @@ class Hypervisor(Protocol):
     """Operations on domains. After a lookup a domain is identified by its UUID."""
 
     def domains(self) -> list[Domain]:
-        """All domains, defined or running, sorted by name; see :attr:`Domain.trouble`."""
+        """All domains, defined or running, sorted by name; see :attr:`Domain.problem`."""
 
     def domain(self, name: str) -> Domain:
         """The domain called ``name``, or with that UUID.

@@ -84,17 +84,17 @@ class LibvirtHypervisor(LibvirtQueries):
         found = self.find(uuid)
         if found is None or found.inactive_xml is None:
             return
-        mended = domain_xml.with_bases(found.inactive_xml, disks)
-        if mended is not None:
-            self.define(mended)
+        rebased = domain_xml.with_bases(found.inactive_xml, disks)
+        if rebased is not None:
+            self.define(rebased)
 
     def rebase_managed_save(self, uuid: str, disks: Sequence[OverlayDisk]) -> bool:
         with self._explained(uuid, "pointing its managed save image at the bases"):
             xml = self._saved_xml(uuid)
-            mended = domain_xml.with_bases(xml, disks) if xml is not None else None
-            if mended is not None:
-                self._handle(uuid).managedSaveDefineXML(mended, 0)
-        return mended is not None
+            rebased = domain_xml.with_bases(xml, disks) if xml is not None else None
+            if rebased is not None:
+                self._handle(uuid).managedSaveDefineXML(rebased, 0)
+        return rebased is not None
 
     def unpause_managed_save(self, uuid: str) -> None:
         with self._explained(uuid, "setting its managed save image to run"):

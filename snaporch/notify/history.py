@@ -12,7 +12,7 @@ from snaporch.bundle.store import private_directory, replace_private, store_erro
 from snaporch.model import iso, parse_iso
 from snaporch.notify.event import Event
 
-_NAME = "told.json"
+_NAME = "notified.json"
 _PROBLEMS = ("failure", "attention")
 
 

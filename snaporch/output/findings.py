@@ -43,7 +43,7 @@ def _paragraph(finding: Finding, width: int) -> Text:
     text = Text()
     text.append(f"{finding.severity}", style=_STYLES[finding.severity])
     text.append(f"  {one_line(finding.subject)}  [{finding.code}]\n")
-    for sentence in (finding.what, f"Why: {finding.why}", f"Fix: {finding.mend}"):
+    for sentence in (finding.what, f"Why: {finding.why}", f"Fix: {finding.fix}"):
         for line in textwrap.wrap(
             one_line(sentence), width - len(_INDENT), break_long_words=False, break_on_hyphens=False
         ):

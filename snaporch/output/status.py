@@ -37,11 +37,11 @@ _NAGIOS = {
 }
 
 
-def print_status(status: Status, troubles: Sequence[Problem], zone: tzinfo) -> None:
+def print_status(status: Status, problems: Sequence[Problem], zone: tzinfo) -> None:
     """Print ``snaporch status`` on standard output.
 
     Args:
-        troubles: the problems, the worst first.
+        problems: the problems, the worst first.
         zone: the time zone of printed times.
     """
     console = Console(highlight=False, emoji=False, soft_wrap=True)
@@ -53,10 +53,10 @@ def print_status(status: Status, troubles: Sequence[Problem], zone: tzinfo) -> N
         if status.domains:
             console.print()
             console.print(_table(status, zone), soft_wrap=False)
-        if troubles:
+        if problems:
             console.print()
-        for trouble in troubles:
-            console.print(_paragraph(trouble, console))
+        for problem in problems:
+            console.print(_paragraph(problem, console))
     print_result("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
@@ -65,7 +65,7 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
     bundles = f"{store.bundles} bundle{'' if store.bundles == 1 else 's'}"
     room = f"{size(store.trash_bytes)} in the trash; {size(store.free_bytes)} free"
     lines = [
-        f"policies  {_carrier(status.carrier, status.at, zone)}",
+        f"policies  {_scheduler(status.scheduler, status.at, zone)}",
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
     for run in status.runs:
@@ -76,13 +76,13 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
     return lines
 
 
-def _carrier(carrier: SchedulerState, now: datetime, zone: tzinfo) -> str:
-    active = sorted(unit for unit, state in carrier.units.items() if state == "active")
-    if carrier.holder is None:
+def _scheduler(scheduler: SchedulerState, now: datetime, zone: tzinfo) -> str:
+    active = sorted(unit for unit, state in scheduler.units.items() if state == "active")
+    if scheduler.holder is None:
         return f"{', '.join(active)} active" if active else "neither the daemon nor a timer"
-    since = parse_iso(carrier.holder.since)
+    since = parse_iso(scheduler.holder.since)
     return (
-        f"{carrier.holder.doing} (pid {carrier.holder.pid}) since "
+        f"{scheduler.holder.doing} (pid {scheduler.holder.pid}) since "
         f"{since.astimezone(zone):%Y-%m-%d %H:%M %Z}, {age(since, now)}"
     )
 
@@ -145,9 +145,9 @@ def _ago(moment: datetime | None, now: datetime) -> str:
     return "-" if moment is None else age(moment, now)
 
 
-def _paragraph(trouble: Problem, console: Console) -> Text:
-    word = trouble.grade.value
-    line = f"{word}  {one_line(trouble.subject)}: {one_line(trouble.text)}  [{trouble.code}]"
+def _paragraph(problem: Problem, console: Console) -> Text:
+    word = problem.grade.value
+    line = f"{word}  {one_line(problem.subject)}: {one_line(problem.text)}  [{problem.code}]"
     wrapped = textwrap.wrap(
         line,
         min(console.width, _WIDEST) if console.is_terminal else _PIPED_WIDTH,
@@ -156,22 +156,22 @@ def _paragraph(trouble: Problem, console: Console) -> Text:
         break_on_hyphens=False,
     )
     text = Text("\n".join(wrapped))
-    text.stylize(_STYLES[trouble.grade], 0, len(word))
+    text.stylize(_STYLES[problem.grade], 0, len(word))
     return text
 
 
 # -- Nagios --------------------------------------------------------------------------------------
 
 
-def nagios(status: Status, troubles: Sequence[Problem], limits: Limits) -> tuple[str, int]:
+def nagios(status: Status, problems: Sequence[Problem], limits: Limits) -> tuple[str, int]:
     """Return the line and the exit status of a monitoring plugin (Nagios Plugin API)."""
-    word, code = _NAGIOS[worst_grade(troubles)]
+    word, code = _NAGIOS[worst_grade(problems)]
     count = len(status.domains)
     text = f"{count} guest{'' if count == 1 else 's'}"
-    if troubles:
-        text = f"{troubles[0].subject}: {troubles[0].text}"
-        if len(troubles) > 1:
-            text += f" (and {len(troubles) - 1} more)"
+    if problems:
+        text = f"{problems[0].subject}: {problems[0].text}"
+        if len(problems) > 1:
+            text += f" (and {len(problems) - 1} more)"
     return f"{nagios_line(word, text)} | {_perfdata(status, limits)}", code
 
 
@@ -182,7 +182,7 @@ def _perfdata(status: Status, limits: Limits) -> str:
         "guests": f"{len(status.domains)}",
         "missed": f"{sum(policy.missed > 0 for policy in policies)}",
         "failed": f"{sum(bool(policy.next and policy.next.failed) for policy in policies)}",
-        "cut_short": f"{sum(not run.held for run in status.runs)}",
+        "interrupted": f"{sum(not run.held for run in status.runs)}",
         "oldest": f"{_oldest(status.domains, status.at)}s",
         "store_bytes": f"{store.bundle_bytes + store.trash_bytes + store.other_bytes}B",
         "store_used": f"{store.used_percent:.0f}%;{limits.store_warning};{limits.store_critical}",

@@ -81,7 +81,7 @@ class StoreItem:
     references: tuple[SnapshotReference, ...] = ()
     age: timedelta = timedelta()
     """How long the item has been in its place; for items in the trash, and safety copies."""
-    trouble: str = ""
+    problem: str = ""
     """Why prune cannot decide about the item; empty if it can."""
     wanted: bool = False
     """An undo may need the bundle: a safety copy has its snapshot, or its record is unreadable."""
@@ -111,7 +111,7 @@ class PruneDecision:
     """The action for an item, and the reason."""
 
     found: StoreItem
-    fate: PruneAction
+    action: PruneAction
     reason: str
     usual: bool = False
     """The item is kept for the usual reason; only ``--verbose`` prints it."""
@@ -119,7 +119,7 @@ class PruneDecision:
     @property
     def kind_now(self) -> ItemKind | None:
         """The item's kind after the decision was carried out; None if it was deleted."""
-        match self.fate:
+        match self.action:
             case PruneAction.DELETE:
                 return None
             case PruneAction.TRASH:
@@ -138,7 +138,7 @@ class PruneDecision:
             "snapshot": self.found.snapshot or None,
             "path": str(self.found.path),
             "bytes": self.found.bytes,
-            "action": self.fate.value,
+            "action": self.action.value,
             "reason": self.reason,
         }
 
@@ -159,8 +159,8 @@ def decide(
         grace: how long the trash and safety copies stay.
         now: the time, only to print until when an item stays.
     """
-    if found.trouble:
-        return _keep(found, found.trouble)
+    if found.problem:
+        return _keep(found, found.problem)
     if reason := in_use_reason(found, under_way):
         return _keep(found, reason)
     match found.kind:

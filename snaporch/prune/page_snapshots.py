@@ -112,7 +112,7 @@ def prune_page_snapshots(
     done = PageSnapshotsRemoved([], [])
     names = {each.uuid: each.domain for each in found if each.domain}
     for each in found:
-        if not dry_run and each.kind is ItemKind.BUNDLE and not each.trouble:
+        if not dry_run and each.kind is ItemKind.BUNDLE and not each.problem:
             _delete_leftover_parts(each)
     marked = _marked(pool)
     if not marked:
@@ -128,11 +128,11 @@ def prune_page_snapshots(
                 PruneDecision(thing, PruneAction.KEEP, "its run is under way", usual=True)
             )
             continue
-        fate, reason = decide_pages(_facts(config, pages, scan))
-        verdict = PruneDecision(thing, fate, reason, usual=fate is PruneAction.KEEP)
-        if fate is PruneAction.DELETE and not dry_run:
+        action, reason = decide_pages(_facts(config, pages, scan))
+        verdict = PruneDecision(thing, action, reason, usual=action is PruneAction.KEEP)
+        if action is PruneAction.DELETE and not dry_run:
             verdict = _destroy(config, pool, pages, verdict, scan, done)
-        elif fate is PruneAction.DELETE:
+        elif action is PruneAction.DELETE:
             verdict = replace(verdict, found=_with_bytes(pool, thing))
         done.verdicts.append(verdict)
     return done
@@ -207,18 +207,18 @@ def _destroy(
     found = _with_bytes(pool, verdict.found)
     try:
         with _locked(found):
-            fate, reason = decide_pages(_facts(config, pages, scan))
-            if fate is PruneAction.DELETE:
+            action, reason = decide_pages(_facts(config, pages, scan))
+            if action is PruneAction.DELETE:
                 pool.destroy_snapshots([pages.full_name])
-            return replace(verdict, found=found, fate=fate, reason=reason)
+            return replace(verdict, found=found, action=action, reason=reason)
     except BusyError as error:
-        return replace(verdict, fate=PruneAction.KEEP, reason=f"its domain is {error.reason}")
+        return replace(verdict, action=PruneAction.KEEP, reason=f"its domain is {error.reason}")
     except MountedError as error:
-        return replace(verdict, fate=PruneAction.KEEP, reason=error.reason)
+        return replace(verdict, action=PruneAction.KEEP, reason=error.reason)
     except SnaporchError as error:
         done.failures.append(error)
         return replace(
-            verdict, fate=PruneAction.KEEP, reason=f"cannot be destroyed: {error.reason}"
+            verdict, action=PruneAction.KEEP, reason=f"cannot be destroyed: {error.reason}"
         )
 
 

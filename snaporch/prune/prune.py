@@ -48,16 +48,16 @@ class PruneResult:
     """The decision for each item, as it was carried out."""
     failures: list[SnaporchError] = field(default_factory=list)
 
-    def of(self, *fates: PruneAction) -> list[PruneDecision]:
+    def of(self, *actions: PruneAction) -> list[PruneDecision]:
         """The decisions with one of these actions."""
-        return [verdict for verdict in self.verdicts if verdict.fate in fates]
+        return [verdict for verdict in self.verdicts if verdict.action in actions]
 
     @property
     def undecided_items(self) -> list[AttentionError]:
         """The items that prune cannot decide about; they stay until the admin acts."""
         step = "it is kept; check it, then move or delete it yourself"
-        troubled = (each.found for each in self.verdicts if each.found.trouble)
-        return [AttentionError(found.title, found.trouble, step) for found in troubled]
+        troubled = (each.found for each in self.verdicts if each.found.problem)
+        return [AttentionError(found.title, found.problem, step) for found in troubled]
 
     @property
     def freed(self) -> int:
@@ -145,13 +145,13 @@ def _prune_store(
     now = datetime.now(UTC)
     first = pool.census() if only is None else _census_of_bundles(pool, found)
     verdicts = _decide_all(config, found, first, now)
-    if any(verdict.fate is not PruneAction.KEEP for verdict in verdicts):
+    if any(verdict.action is not PruneAction.KEEP for verdict in verdicts):
         verdicts = _decide_all(config, found, first.agreed(pool.census()), now)
     done = PruneResult()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if stopped():
             break
-        if dry_run or verdict.fate is PruneAction.KEEP:
+        if dry_run or verdict.action is PruneAction.KEEP:
             done.verdicts.append(verdict)
         else:
             _execute(config, pool, verdict, now, done)
@@ -159,13 +159,13 @@ def _prune_store(
 
 
 def _unless_barred(verdict: PruneDecision, may_be_barred: Callable[[str], bool]) -> PruneDecision:
-    if verdict.found.kind is not ItemKind.SAFETY or verdict.fate is PruneAction.KEEP:
+    if verdict.found.kind is not ItemKind.SAFETY or verdict.action is PruneAction.KEEP:
         return verdict
     if not may_be_barred(verdict.found.uuid):
         return verdict
     return replace(
         verdict,
-        fate=PruneAction.KEEP,
+        action=PruneAction.KEEP,
         reason="may be needed to finish an interrupted undo",
     )
 
@@ -214,23 +214,23 @@ def _execute(
     try:
         with _held(found):
             if reason := in_use_reason(found, _under_way(config)):
-                done.verdicts.append(replace(verdict, fate=PruneAction.KEEP, reason=reason))
+                done.verdicts.append(replace(verdict, action=PruneAction.KEEP, reason=reason))
                 return
             if found.kind is ItemKind.SAFETY:
                 release_bases(pool, found.path)
             moved = _move(Trash(config.paths.bundles), verdict, now)
-        if verdict.fate is PruneAction.DELETE:
+        if verdict.action is PruneAction.DELETE:
             remove(moved)
     except FileNotFoundError:
         return
     except BusyError as error:
-        verdict = replace(verdict, fate=PruneAction.KEEP, reason=f"its domain is {error.reason}")
+        verdict = replace(verdict, action=PruneAction.KEEP, reason=f"its domain is {error.reason}")
     except (OSError, PoolError, ManifestError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         reason = f"cannot be moved or deleted: {why}"
         step = "nothing is lost; fix the cause and run `snaporch prune` again"
         done.failures.append(PruneError(str(found.path), reason, step))
-        verdict = replace(verdict, fate=PruneAction.KEEP, reason=reason)
+        verdict = replace(verdict, action=PruneAction.KEEP, reason=reason)
     done.verdicts.append(verdict)
 
 
@@ -245,7 +245,7 @@ def _held(found: StoreItem) -> AbstractContextManager[None]:
 
 
 def _move(trash: Trash, verdict: PruneDecision, now: datetime) -> Path:
-    match verdict.fate:
+    match verdict.action:
         case PruneAction.TRASH:
             return trash.put(verdict.found, now)
         case PruneAction.PUT_BACK:

@@ -113,7 +113,7 @@ def _safety(path: Path) -> Iterator[StoreItem]:
         try:
             runs_of(path)
         except ManifestError as error:
-            yield replace(found, trouble=f"{error.thing}: {error.reason}")
+            yield replace(found, problem=f"{error.thing}: {error.reason}")
         else:
             yield found
 
@@ -146,7 +146,7 @@ def _with_manifest(found: StoreItem) -> Iterator[StoreItem]:
         named = _name_on_this_host(found.path)
     except ManifestError as error:
         for each in _with_size(found, lambda _name: True):
-            yield replace(each, trouble=f"{error.thing}: {error.reason}")
+            yield replace(each, problem=f"{error.thing}: {error.reason}")
         return
     known = {MANIFEST_NAME, COPY_NAME, *(part.name for part in manifest.parts)}
     if not known.isdisjoint({RAM_NAME, REST_NAME}):
@@ -206,11 +206,11 @@ def _with_size(found: StoreItem, known: Callable[[str], bool]) -> Iterator[Store
                     foreign.append(entry.name)
     except FileNotFoundError:
         return
-    trouble = ""
+    problem = ""
     if foreign:
         names = ", ".join(sorted(foreign))
-        trouble = f"{found.path} holds {names}, which snaporch did not put there"
-    yield replace(found, bytes=size, trouble=trouble)
+        problem = f"{found.path} holds {names}, which snaporch did not put there"
+    yield replace(found, bytes=size, problem=problem)
 
 
 def _named(found: list[StoreItem]) -> list[StoreItem]:

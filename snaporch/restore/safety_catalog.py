@@ -40,7 +40,7 @@ class SafetyRecord(BaseModel):
     kept: tuple[KeptDataset, ...] = Field(description="with names of files in place of their paths")
     sizes: dict[str, int] = Field(description="of the streams, in bytes")
     half_way: bool = Field(
-        default=False, description="the disks were half rolled back by a restore that was cut short"
+        default=False, description="the disks were half rolled back by an interrupted restore"
     )
     whole: str = Field(
         default="", description="if they were: the copy of the time before that, or empty"

@@ -261,7 +261,7 @@ class Daemon:
         daily = prune_daily(context, self._ending.is_set)
         for pruned in daily.pruned:
             found = pruned.found
-            text = f"{pruned.fate.done} {found.path.name}: {pruned.reason}"
+            text = f"{pruned.action.done} {found.path.name}: {pruned.reason}"
             context.progress.step(found.domain or found.uuid, text)
         self._report_failures(context, daily)
 

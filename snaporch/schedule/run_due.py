@@ -170,7 +170,7 @@ def take_all(
             done, open_ones = wait(open_ones, timeout=_POLL_SECONDS)
             for future in done:
                 outcomes.append(future.result())
-                _tell(context, outcomes[-1])
+                _print_notes(context, outcomes[-1])
                 on_outcome(outcomes[-1])
             if context.interrupt.signum is not None and not stopped:
                 stopped = True
@@ -206,7 +206,7 @@ def changed_by(
     return changed
 
 
-def _tell(context: Context, outcome: CaptureOutcome) -> None:
+def _print_notes(context: Context, outcome: CaptureOutcome) -> None:
     name = outcome.capture.label
     for text in outcome.notes:
         context.progress.note(name, text.removeprefix(f"{name}  note: "))

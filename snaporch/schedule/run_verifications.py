@@ -21,11 +21,11 @@ class VerificationOutcome:
     outcome: Verification | SnaporchError
 
     @property
-    def trouble(self) -> SnaporchError | None:
+    def problem(self) -> SnaporchError | None:
         """The error to report; ``None`` if the snapshot passed."""
         if isinstance(self.outcome, SnaporchError):
             return self.outcome
-        return self.outcome.trouble
+        return self.outcome.problem
 
 
 def verify_due(context: Context) -> Iterator[VerificationOutcome]:

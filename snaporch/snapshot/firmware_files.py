@@ -27,8 +27,8 @@ def check_firmware(domain: Domain, uri: str) -> None:
         if xml is None:
             continue
         root = domain_xml.parse(xml)
-        if trouble := domain_xml.uncapturable_reason(root):
-            raise RefusedError(domain.name, *trouble)
+        if problem := domain_xml.uncapturable_reason(root):
+            raise RefusedError(domain.name, *problem)
         if urlsplit(uri).path == "/session" and domain_xml.has_tpm_in_default_place(root):
             raise RefusedError(
                 domain.name,

@@ -123,8 +123,8 @@ def make_plan(
         RefusedError: the snapshot is not possible.
         UnavailableError: libvirt or a file cannot be read.
     """
-    if domain.trouble:
-        raise UnavailableError(domain.name, f"libvirt cannot read it ({domain.trouble})")
+    if domain.problem:
+        raise UnavailableError(domain.name, f"libvirt cannot read it ({domain.problem})")
     check_store(context.store, context.pool, context.hypervisor)
     settings = context.config.settings(domain.name, domain.uuid)
     if request.rate is not None:

@@ -329,15 +329,15 @@ class _Run:
             done = recover_run(
                 self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True
             )
-        except AttentionError as trouble:
+        except AttentionError as problem:
             journal.close(settled=False)
-            reason = f"{_reason(error, name)}; then: {trouble.thing}: {trouble.reason}"
-            return AttentionError(name, reason, trouble.step)
-        except (SnaporchError, OSError) as trouble:
+            reason = f"{_reason(error, name)}; then: {problem.thing}: {problem.reason}"
+            return AttentionError(name, reason, problem.step)
+        except (SnaporchError, OSError) as problem:
             journal.close(settled=False)
             step = f"run: snaporch recover {self._domain.uuid}"
             return AttentionError(
-                name, f"{_reason(error, name)}; then cleaning up failed: {trouble}", step
+                name, f"{_reason(error, name)}; then cleaning up failed: {problem}", step
             )
         journal.close(settled=True)
         for result in done:

@@ -79,7 +79,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     runs = _runs(config)
     return Status(
         at=now,
-        carrier=SchedulerState(held_by(config.paths.runtime, SCHEDULE), unit_states()),
+        scheduler=SchedulerState(held_by(config.paths.runtime, SCHEDULE), unit_states()),
         domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),
         overlays=_stray(overlays, runs),

@@ -154,7 +154,7 @@ class Status:
     """The state of everything at one moment."""
 
     at: datetime
-    carrier: SchedulerState
+    scheduler: SchedulerState
     domains: tuple[DomainStatus, ...]
     runs: tuple[OpenRun, ...]
     overlays: tuple[str, ...]
@@ -173,15 +173,15 @@ class Status:
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/json.md``), without the problems."""
-        holder = self.carrier.holder
+        holder = self.scheduler.holder
         store = self.store
         return {
             "at": iso(self.at),
-            "carrier": {
+            "scheduler": {
                 "doing": holder.doing if holder else None,
                 "pid": holder.pid if holder else None,
                 "since": holder.since if holder else None,
-                "units": dict(self.carrier.units),
+                "units": dict(self.scheduler.units),
             },
             "domains": [_domain_json(each, self.at) for each in self.domains],
             "runs": [
@@ -198,7 +198,7 @@ class Status:
                 }
                 for run in self.runs
             ],
-            "stray_overlays": list(self.overlays),
+            "unknown_overlays": list(self.overlays),
             "barred": [name for name, _ in self.barred],
             "mounted": [{"snapshot": each.name, "by": each.holder} for each in self.mounted],
             "store": {

@@ -30,7 +30,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     found = [problem for run in status.runs for problem in _run(run)]  # first: may hold a guest
     for name, text in status.barred:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
-    found += _carrier(status, limits)
+    found += _scheduler(status, limits)
     for domain in status.domains:
         found += _domain(domain, _busy(domain, status.runs))
         for policy in domain.policies:
@@ -39,7 +39,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
     for path in status.overlays:
         text = "belongs to no known run; may hold writes of a guest: see docs/recovery.md"
-        found.append(Problem("stray-overlay", ProblemGrade.WARNING, path, text))
+        found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))
     if status.store_gone:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
@@ -53,8 +53,8 @@ def worst_grade(problems: Sequence[Problem]) -> ProblemGrade | None:
     return min((each.grade for each in problems), key=_ORDER.index, default=None)
 
 
-def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
-    for unit, state in status.carrier.units.items():
+def _scheduler(status: Status, limits: StatusOptions) -> Iterator[Problem]:
+    for unit, state in status.scheduler.units.items():
         if state == "failed":
             text = f"has failed; see: journalctl -u {unit}"
             grade = (
@@ -68,7 +68,7 @@ def _carrier(status: Status, limits: StatusOptions) -> Iterator[Problem]:
     for section, name in status.strangers:
         text = f"names the domain {name!r}, which does not exist"
         yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
-    if not status.carrier.there and _anything_waits(status, limits.grace):
+    if not status.scheduler.there and _anything_waits(status, limits.grace):
         text = "snapshots are due, but neither the daemon nor the timer of run-due is active"
         yield Problem("scheduler-inactive", ProblemGrade.WARNING, "policies", text)
 
@@ -149,7 +149,7 @@ def _utc(moment: datetime | None) -> str:
 def _run(run: OpenRun) -> Iterator[Problem]:
     if not run.kind:
         text = f"{run.path} {run.phase}"
-        yield Problem("strange-journal", ProblemGrade.CRITICAL, run.domain, text)
+        yield Problem("unreadable-journal", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.held and run.guest_held:
         text = (
             f"a {run.kind} was interrupted while {run.phase}, and the guest may still be paused or "
@@ -158,7 +158,7 @@ def _run(run: OpenRun) -> Iterator[Problem]:
         yield Problem("held", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.held:
         text = f"a {run.kind} was interrupted while {run.phase}; run: snaporch recover {run.uuid}"
-        yield Problem("cut-short", ProblemGrade.CRITICAL, run.domain, text)
+        yield Problem("interrupted", ProblemGrade.CRITICAL, run.domain, text)
 
 
 def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:

@@ -88,7 +88,7 @@ class Verification:
         return VerificationResult(self.at, self.passed, self.reached, self.disks)
 
     @property
-    def trouble(self) -> SnaporchError | None:
+    def problem(self) -> SnaporchError | None:
         """The error to print and to notify of; None if the snapshot passed."""
         error, name = self.failure, self.record.full_name
         if error is None:

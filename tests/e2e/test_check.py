@@ -93,7 +93,7 @@ def test_what_is_rendered_is_clean_and_sanoid_takes_it(sanoid, tmp_path):
     for phase in ("pre", "post"):
         assert f"{phase}_snapshot_script '{program} hook sanoid {phase}' on dataset" in output
     status, found = findings()
-    assert (status, set(found)) == (0, {("taken-apart", "pools")})
+    assert (status, set(found)) == (0, {("not-atomic", "pools")})
 
 
 def test_faults_in_the_file_are_found(sanoid):
@@ -102,7 +102,7 @@ def test_faults_in_the_file_are_found(sanoid):
     sanoid("".join(line for line in lines if not line.strip().startswith(keys)))
     lacking = {
         *("script-timeout", "inconsistent-snapshot", "post-missing", "pruning-missing"),
-        "stranger",  # what is not held still is snapshotted beside us
+        "other-snapshots",  # what is not held still is snapshotted beside us
     }
     assert codes("one") == (9, lacking)
 
@@ -113,7 +113,7 @@ def test_faults_in_the_file_are_found(sanoid):
     status, found = findings()
     assert status == 9
     assert {
-        *(("path-section", "[web]"), ("taken-apart", "two"), ("partly-covered", "pools")),
+        *(("path-section", "[web]"), ("not-atomic", "two"), ("partly-scheduled", "pools")),
         *(("dataset-missing", "[flash/gone]"), ("hook-phase", "[tank/vm/two]")),
     } <= set(found)
 
@@ -174,11 +174,11 @@ def test_an_encrypted_guest_and_a_store_in_the_clear(sanoid, tmp_path):
     subprocess.run(words, input=b"a long passphrase\n" * 2, check=True, stdout=subprocess.DEVNULL)
     guest = Guest.create("secret", disks=[Disk("zvol", "tank/secret/v")])
     sanoid(must("snaporch", "render", "sanoid", "secret"))
-    assert codes("secret") == (10, {"store-in-clear"})
+    assert codes("secret") == (10, {"store-unencrypted"})
     with config(tmp_path, '[paths]\nbundles = "/tank/secret/bundles"\n') as env:
         assert codes("secret", env=env) == (0, set())
     for dataset, expected in [
-        ("tank/ram", (10, {"pages-in-clear"})),
+        ("tank/ram", (10, {"pages-unencrypted"})),
         ("tank/secret/ram", (0, set())),
         ("gone/ram", (9, {"pages-missing"})),
     ]:

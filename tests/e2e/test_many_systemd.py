@@ -81,7 +81,7 @@ def test_the_next_ones_are_staggered(guests):
 
 def test_all_is_well(guests):
     outcome = snaporch("status", "--json")
-    problems = [each["code"] for each in outcome.json["troubles"]]
+    problems = [each["code"] for each in outcome.json["problems"]]
     assert problems == []
     assert len(outcome.json["domains"]) == COUNT
     assert outcome.json["store"]["bundles"] == COUNT

@@ -155,7 +155,7 @@ def test_within_its_sandbox_it_notifies_and_serves(guest):
         )
 
     text = wait_for(scraped, "figures after the snapshot", PATIENCE_SECONDS)
-    assert "snaporch_carrier_active 1.0" in text
+    assert "snaporch_scheduler_active 1.0" in text
 
 
 def test_a_guest_that_is_defined_is_noticed_at_once(guest):

@@ -331,7 +331,7 @@ def test_a_host_that_does_not_answer_is_reported(guests, tmp_path):
     (found,) = [
         each
         for each in snaporch("--config", str(config), "check", "--json").json
-        if each["code"] == "replica-away"
+        if each["code"] == "replica-unreachable"
     ]
     assert "cannot be reached" in found["what"]
-    assert "replica-away" not in snaporch("check").out
+    assert "replica-unreachable" not in snaporch("check").out

@@ -44,7 +44,7 @@ def guest():
 
 
 def codes(outcome):
-    return [problem["code"] for problem in outcome.json["troubles"]]
+    return [problem["code"] for problem in outcome.json["problems"]]
 
 
 def test_a_first_snapshot_without_an_active_scheduler_is_a_problem(guest):
@@ -77,7 +77,7 @@ def test_a_run_under_way_is_seen_and_so_is_a_killed_one(guest, tmp_path):
         assert f"snaporch recover {run['uuid']}" in line.out
     assert snaporch("recover").status == 0
     assert not any(JOURNAL.iterdir())
-    assert {"held", "cut-short"}.isdisjoint(codes(snaporch("status", "--json")))
+    assert {"held", "interrupted"}.isdisjoint(codes(snaporch("status", "--json")))
     guest.wait_count()
     guest.assert_undisturbed(mark)
     assert_clean(guest)
@@ -124,7 +124,7 @@ smtp = "{sink.place}"
 
 def test_then_all_is_well(guest):
     outcome = snaporch("status", "stood", "--json")
-    assert (outcome.status, outcome.json["troubles"]) == (0, [])
+    assert (outcome.status, outcome.json["problems"]) == (0, [])
     (stood,) = outcome.json["domains"]
     assert list(stood["newest"]) == ["crash"]
     (weekly,) = stood["policies"]

@@ -49,7 +49,7 @@ DOMAIN = DomainStatus(
 RUN = OpenRun("web", "u", "snapshot", "frozen", True, NOW, True, "/j/r.jsonl")
 WELL = Status(
     at=NOW,
-    carrier=SchedulerState(
+    scheduler=SchedulerState(
         Holder("daemon", 123, "2026-06-09T10:30:00Z"), {"snaporch.service": "active"}
     ),
     domains=(DOMAIN,),

@@ -125,9 +125,9 @@ def test_a_guest_that_does_not_answer_does_not_hide_the_others(hypervisor, monke
     hypervisor.define(guest_xml(DiskSpec("vda", "/tank/web/base.img")))
     monkeypatch.setattr(DomainReader, "_live_xml", live_xml)
     other, test = hypervisor.domains()
-    assert (other.name, other.trouble) == (NAME, "")
+    assert (other.name, other.problem) == (NAME, "")
     assert test.active
-    assert "stuck" in test.trouble
+    assert "stuck" in test.problem
     with pytest.raises(HypervisorError, match="stuck"):
         hypervisor.domain("test")
     assert hypervisor.domain(NAME) == other

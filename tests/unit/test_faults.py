@@ -101,7 +101,7 @@ def row(fault: Fault):
     since = f"{dotted(fault.since)} on" if fault.since else "all before"
     fixed = " and ".join(map(dotted, fault.fixed)) or "none known"
     cells = (f"`{fault.code}`", fault.component, since, fixed, fault.need)
-    return f"| {' | '.join((*cells, fault.what, fault.meanwhile, fault.mend))} |"
+    return f"| {' | '.join((*cells, fault.what, fault.meanwhile, fault.fix))} |"
 
 
 def test_the_page_has_the_table():

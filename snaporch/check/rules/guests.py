@@ -80,7 +80,7 @@ def excluded_disk(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
         )
 
 
-def stranger(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+def other_snapshots(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """Another program snapshots the guest's datasets without freezing it.
 
     No finding where that changes nothing: with all disks in one pool and no hook that waits,
@@ -138,7 +138,7 @@ def policy_level(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
         )
 
 
-def uncovered(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+def unscheduled(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """Neither a policy nor sanoid takes snapshots of the guest."""
     if guest.policies or guest.opted_out or not guest.datasets:
         return
@@ -156,7 +156,7 @@ def uncovered(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
         )
 
 
-def partly_covered(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+def partly_scheduled(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """sanoid takes snapshots of only some of the guest's datasets, and no policy of any."""
     if guest.policies or guest.opted_out:
         return
@@ -183,7 +183,7 @@ def _not_by_sanoid(facts: HostFacts, guest: GuestFacts, severity: Severity, why:
     )
 
 
-def taken_apart(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+def not_atomic(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """sanoid snapshots the guest's datasets one after the other."""
     config = facts.sanoid.config
     covering = [config.covering(dataset) for dataset in guest.datasets] if config else []

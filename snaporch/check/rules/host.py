@@ -22,7 +22,7 @@ def unfinished_run(facts: HostFacts) -> Iterator[Finding]:
             )
 
 
-def replica_away(facts: HostFacts) -> Iterator[Finding]:
+def replica_unreachable(facts: HostFacts) -> Iterator[Finding]:
     """A replica that a policy names cannot be reached."""
     for name, reason in facts.replicas.items():
         if reason:
@@ -74,7 +74,7 @@ def known_fault(facts: HostFacts) -> Iterator[Finding]:
                     f"{component} {version}",
                     fault.what,
                     f"{fault.need}{f' ({guests})' if guests else ''}; snaporch {fault.meanwhile}",
-                    fault.mend,
+                    fault.fix,
                     code=fault.code,
                 )
 

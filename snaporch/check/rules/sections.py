@@ -102,7 +102,7 @@ def _can_run(command: HookCommand, program: HookProgram | None) -> bool:
     return bool(command.program) and program is not None and program.executable
 
 
-def hook_foreign(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
+def hook_not_snaporch(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A hook setting calls a program other than snaporch."""
     for key, command, program in section.hooks(facts):
         if _can_run(command, program) and not command.phase:

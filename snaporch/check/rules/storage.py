@@ -21,7 +21,7 @@ def overlays_left(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
-def overlays_set_aside(facts: HostFacts) -> Iterator[Finding]:
+def overlays_quarantined(facts: HostFacts) -> Iterator[Finding]:
     """There are overlays in quarantine."""
     if facts.overlays.quarantined:
         yield warning(
@@ -55,7 +55,7 @@ def overlays_snapshotted(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
-def forgetful_place(facts: HostFacts) -> Iterator[Finding]:
+def volatile_directory(facts: HostFacts) -> Iterator[Finding]:
     """Overlays, journals or bundles are on a file system that a power loss empties."""
     for directory, kind in facts.volatile.items():
         yield error(
@@ -79,7 +79,7 @@ def store_unwritable(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
-def store_open(facts: HostFacts) -> Iterator[Finding]:
+def store_readable(facts: HostFacts) -> Iterator[Finding]:
     """Users other than root can read the bundle store."""
     store = facts.store
     if store.writable and store.exists and store.mode & _OTHERS:
@@ -110,7 +110,7 @@ def _snapshotting_section(facts: HostFacts, dataset: str | None) -> str:
     return section.origin if section else ""
 
 
-def store_in_clear(facts: HostFacts) -> Iterator[Finding]:
+def store_unencrypted(facts: HostFacts) -> Iterator[Finding]:
     """A guest's dataset is encrypted, and the bundle store is not."""
     encrypted = _encrypted_datasets(facts)
     if encrypted and not facts.store.encrypted:
@@ -122,7 +122,7 @@ def store_in_clear(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
-def pages_in_clear(facts: HostFacts) -> Iterator[Finding]:
+def pages_unencrypted(facts: HostFacts) -> Iterator[Finding]:
     """A guest's dataset is encrypted, and the dataset for its RAM in pages is not."""
     pages = facts.pages
     if pages is None or pages.encrypted or not _has_pool(facts, pages.dataset):

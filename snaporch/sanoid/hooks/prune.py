@@ -68,7 +68,7 @@ def _prune_bundles(settings: HookSettings, references: list[str]) -> int:
 
     done = prune_store(settings.validated(), open_pool(), only=references)
     for verdict in done.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK):
-        print(f"{verdict.found.title}  {verdict.fate.done}: {verdict.reason}")  # noqa: T201
+        print(f"{verdict.found.title}  {verdict.action.done}: {verdict.reason}")  # noqa: T201
     for failure in done.failures:
         raise failure
     return 0

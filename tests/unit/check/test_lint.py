@@ -94,7 +94,7 @@ def test_the_default_script_timeout_kills_sanoid(facts):
     assert (finding.code, finding.severity) == ("script-timeout", Severity.ERROR)
     assert finding.lines == ("script_timeout = 0",)
     assert "5 s" in finding.what
-    assert "[tank/web] of /etc/sanoid/sanoid.conf" in finding.mend
+    assert "[tank/web] of /etc/sanoid/sanoid.conf" in finding.fix
 
 
 def test_snapshots_of_guests_that_could_not_be_frozen(facts):
@@ -130,7 +130,7 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
     finding = only(facts(TOGETHER, guests, jobs=1))
     assert (finding.code, finding.severity) == ("hook-deadline", severity)
     assert "on tank: saving the RAM of all 3 guests takes about 180 s" in finding.what
-    assert 'hook_deadline = "180s"' in finding.mend
+    assert 'hook_deadline = "180s"' in finding.fix
     assert lint(facts(TOGETHER, guests, jobs=2)) == []
     assert lint(facts(TOGETHER, guests[:2], jobs=1)) == []
 
@@ -193,7 +193,7 @@ def test_a_hook_of_another_installation(facts):
 
 def test_a_hook_that_calls_another_program(facts):
     finding = only(facts(GOOD.replace("snaporch hook sanoid pre", "freeze-all")))
-    assert (finding.code, finding.severity) == ("hook-foreign", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("hook-not-snaporch", Severity.WARNING)
 
 
 def test_hooks_in_each_others_places(facts):
@@ -234,13 +234,13 @@ def test_a_shared_template_is_reported_once_for_each_section(facts):
 
 def test_a_guest_without_coverage(facts):
     finding = only(facts(guests=[WEB, GuestFacts("new vm", "auto", ("tank/db",))]))
-    assert (finding.code, finding.severity) == ("uncovered", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("unscheduled", Severity.WARNING)
     assert finding.lines == ("snaporch render sanoid 'new vm'",)
 
 
 def test_a_guest_of_which_some_disks_are_covered(facts):
     finding = only(facts(guests=[replace(WEB, datasets=("flash/web", "tank/web"))]))
-    assert (finding.code, finding.severity) == ("partly-covered", Severity.ERROR)
+    assert (finding.code, finding.severity) == ("partly-scheduled", Severity.ERROR)
     assert "flash/web" in finding.what
     assert "tank/web" not in finding.what
 
@@ -257,7 +257,7 @@ ABSENT = SanoidFacts(False, None, Path("/etc/sanoid"), None)
 @pytest.mark.parametrize(("policies", "severity"), [(True, "warning"), (False, "hint")])
 def test_a_guest_without_any_snapshots(facts, policies, severity):
     alone = replace(facts(), sanoid=ABSENT, policies=policies)
-    assert codes_in(alone) == {("sanoid-missing", "hint"), ("uncovered", severity)}
+    assert codes_in(alone) == {("sanoid-missing", "hint"), ("unscheduled", severity)}
 
 
 def test_a_policy_whose_level_is_not_available(facts):
@@ -265,7 +265,7 @@ def test_a_policy_whose_level_is_not_available(facts):
     finding = only(facts(guests=[replace(WEB, policies=("nightly",), unmet=unmet)]))
     assert (finding.code, finding.severity) == ("policy-level", Severity.ERROR)
     assert finding.what == "policy nightly: no guest agent answers"
-    assert "[policy.nightly]" in finding.mend
+    assert "[policy.nightly]" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -283,16 +283,16 @@ DB = GuestFacts("db", "auto", ("tank/db/data", "tank/db/log"))
 
 def test_a_guest_taken_apart_that_could_be_one_call(facts):
     finding = only(facts(GOOD.replace("[tank/web]", "[tank/db]\nrecursive = yes"), [DB]))
-    assert (finding.code, finding.severity) == ("taken-apart", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("not-atomic", Severity.WARNING)
     assert finding.lines == ("recursive = zfs",)
-    assert "in [tank/db], in place of its recursive line" in finding.mend
+    assert "in [tank/db], in place of its recursive line" in finding.fix
     assert lint(facts(GOOD.replace("[tank/web]", "[tank/db]\nrecursive = zfs"), [DB])) == []
 
 
 def test_a_guest_taken_apart_by_a_section_far_above(facts):
     text = GOOD.replace("[tank/web]", "[tank]\nrecursive = yes")
     finding = only(facts(text, [DB]))
-    assert "below [tank]" in finding.mend
+    assert "below [tank]" in finding.fix
     assert finding.lines == ("[tank/db]", "recursive = zfs")
     assert lint(facts(f"{text}[tank/db]\nrecursive = zfs\n", [DB])) == []
 
@@ -301,21 +301,21 @@ def test_a_guest_taken_apart_by_sections_of_its_own(facts):
     template = "use_template = snaporch\n"
     text = GOOD.replace("[tank/web]", f"[tank/db/log]\n{template}[tank/db/data]")
     finding = only(facts(text, [DB]))
-    assert "in place of [tank/db/data] and [tank/db/log]" in finding.mend
+    assert "in place of [tank/db/data] and [tank/db/log]" in finding.fix
     assert finding.lines == ("[tank/db]", "recursive = zfs")
 
 
 def test_a_guest_on_two_pools_is_bridged_by_the_window(facts):
     guest = replace(WEB, datasets=("flash/web", "tank/web"))
     finding = only(facts(GOOD + "[flash/web]\nuse_template = snaporch\n", [guest]))
-    assert (finding.code, finding.severity) == ("taken-apart", Severity.HINT)
+    assert (finding.code, finding.severity) == ("not-atomic", Severity.HINT)
 
 
 def test_a_refusal_of_the_plan(facts):
     guest = replace(WEB, refusal=("a pci host device cannot be saved", "detach it"))
     finding = only(facts(guests=[guest]))
     assert (finding.code, finding.severity) == ("no-snapshot", Severity.ERROR)
-    assert (finding.what, finding.mend) == guest.refusal
+    assert (finding.what, finding.fix) == guest.refusal
 
 
 def test_a_downgrade_of_the_plan(facts):
@@ -362,16 +362,16 @@ BY_HAND = "tank/web@by-hand is not snaporch's"
 )
 def test_another_program_that_snapshots_a_guest(facts, guest, severity):
     finding = only(facts(guests=[guest]))
-    assert (finding.code, finding.severity) == ("stranger", severity)
+    assert (finding.code, finding.severity) == ("other-snapshots", severity)
     assert BY_HAND in finding.what
     assert "torn" in finding.why
 
 
 def test_another_program_matters_only_where_overlays_would_be_used(facts):
     guest = replace(WEB, other_taker=BY_HAND)
-    assert "stranger" not in {code for code, _ in codes_in(facts("[tank/web]\n", [guest]))}
+    assert "other-snapshots" not in {code for code, _ in codes_in(facts("[tank/web]\n", [guest]))}
     two = replace(guest, datasets=("flash/web", "tank/web"))
-    assert ("stranger", "hint") in codes_in(facts("[tank/web]\n", [two]))
+    assert ("other-snapshots", "hint") in codes_in(facts("[tank/web]\n", [two]))
 
 
 def test_a_busy_guest(facts):
@@ -425,7 +425,7 @@ def test_unfinished_runs(facts):
     ("overlays", "expected"),
     [
         ({"unknown": ("20261121T000000Z-x",)}, ("overlays-left", "warning")),
-        ({"quarantined": ("r/vda.qcow2",)}, ("overlays-set-aside", "warning")),
+        ({"quarantined": ("r/vda.qcow2",)}, ("overlays-quarantined", "warning")),
         ({"free_mib": 255}, ("overlay-space", "error")),
         ({"dataset": "tank/web"}, ("overlays-snapshotted", "warning")),
         ({"dataset": "tank/db"}, None),
@@ -441,7 +441,7 @@ def test_overlays(facts, overlays, expected):
     [
         ({"writable": False}, ("store-unwritable", "error")),
         ({"writable": False, "exists": False}, ("store-unwritable", "error")),
-        ({"mode": 0o755}, ("store-open", "warning")),
+        ({"mode": 0o755}, ("store-readable", "warning")),
         ({"mode": 0o755, "exists": False}, None),
         ({"dataset": "tank/web"}, ("store-snapshotted", "warning")),
         ({"dataset": "tank/db"}, None),
@@ -455,7 +455,7 @@ def test_store(facts, store, expected):
 def test_ram_of_an_encrypted_guest_is_stored_unencrypted(facts):
     secret = frozenset({"tank/web", "tank/db"})
     finding = only(facts(encrypted=secret))
-    assert (finding.code, finding.severity) == ("store-in-clear", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("store-unencrypted", Severity.WARNING)
     assert "tank/db" not in finding.what
     assert lint(facts(encrypted=secret, store=StoreFacts(Path("/store"), encrypted=True))) == []
 
@@ -464,7 +464,7 @@ def test_ram_of_an_encrypted_guest_is_stored_unencrypted(facts):
     ("dataset", "encrypted", "secret", "expected"),
     [
         ("tank/ram", False, set(), None),
-        ("tank/ram", False, {"tank/web"}, ("pages-in-clear", "warning")),
+        ("tank/ram", False, {"tank/web"}, ("pages-unencrypted", "warning")),
         ("tank/ram", False, {"tank/db"}, None),
         ("tank/ram", True, {"tank/web"}, None),
         ("gone/ram", False, {"tank/web"}, ("pages-missing", "error")),
@@ -479,7 +479,7 @@ def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
 
 def test_replicas(facts):
     finding = only(facts(replicas={"nas": "", "usb": "zfs list: cannot open 'usb': no such pool"}))
-    assert (finding.code, finding.severity) == ("replica-away", Severity.WARNING)
+    assert (finding.code, finding.severity) == ("replica-unreachable", Severity.WARNING)
     assert (finding.subject, "no such pool" in finding.what) == ("replica usb", True)
 
 
@@ -507,7 +507,7 @@ def test_a_version_that_cannot_be_read_is_reported(facts, version):
 
 def test_directories_that_a_power_loss_empties(facts):
     finding = only(facts(volatile={Path("/run/journal"): "tmpfs"}))
-    assert (finding.code, finding.severity) == ("forgetful-place", Severity.ERROR)
+    assert (finding.code, finding.severity) == ("volatile-directory", Severity.ERROR)
     assert finding.subject == "/run/journal"
 
 

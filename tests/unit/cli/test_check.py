@@ -100,7 +100,7 @@ def test_a_finding_as_text(sound, snaporch, sanoid, monkeypatch):
     sound.add_guest("new")
     answer = snaporch("check", "--configdir", str(sanoid.root))
     lines = answer.out.splitlines()
-    assert lines[0] == "warning  new  [uncovered]"
+    assert lines[0] == "warning  new  [unscheduled]"
     assert "        snaporch render sanoid new" in lines
     assert lines[-1] == "2 guests checked: 1 warning"
     assert max(map(len, lines)) <= 80
@@ -128,7 +128,7 @@ def test_a_misspelt_domain(sound, snaporch):
 def test_only_the_guests_that_were_named(sound, check):
     sound.add_guest("new")
     assert check("web") == (0, {})
-    assert set(check("new")[1]) == {"uncovered"}
+    assert set(check("new")[1]) == {"unscheduled"}
 
 
 def test_a_refused_plan(sound, check):
@@ -231,13 +231,13 @@ def test_overlays_that_belong_to_no_run(sound, check):
     found = check()[1]
     assert "r1" in found["overlays-left"]["what"]
     assert "quarantine" not in found["overlays-left"]["what"]
-    assert "r2/vda.qcow2" in found["overlays-set-aside"]["what"]
+    assert "r2/vda.qcow2" in found["overlays-quarantined"]["what"]
 
 
 def test_an_open_store(sound, check):
     sound.paths.bundles.mkdir(mode=0o755)
     sound.paths.bundles.chmod(0o755)
-    assert check()[1]["store-open"]["lines"] == [f"chmod 700 {sound.paths.bundles}"]
+    assert check()[1]["store-readable"]["lines"] == [f"chmod 700 {sound.paths.bundles}"]
     sound.paths.bundles.chmod(0o700)
     assert check() == (0, {})
 
@@ -251,7 +251,7 @@ def test_a_store_that_is_a_file(sound, check):
 def test_an_encrypted_guest_and_an_unencrypted_store(sound, check):
     sound.pool.create("tank/safe", encrypted=True)
     sound.add_guest("safe", {"vda": "tank/safe"})
-    assert "tank/safe is" in check("safe")[1]["store-in-clear"]["what"]
+    assert "tank/safe is" in check("safe")[1]["store-unencrypted"]["what"]
 
 
 def test_a_libvirt_that_does_not_call_the_hook(sound, check):
@@ -401,14 +401,14 @@ def test_the_json_is_as_documented(sound, snaporch, sanoid):
     sanoid("[tank/web]\n")
     answer = snaporch("check", "--json", "--configdir", str(sanoid.root))
     for document in json.loads(answer.out):
-        assert list(document) == ["code", "severity", "subject", "what", "why", "mend", "lines"]
+        assert list(document) == ["code", "severity", "subject", "what", "why", "fix", "lines"]
 
 
 def test_a_journal_that_a_power_loss_destroys(sound, check):
     sound.paths.journal.mkdir(parents=True, exist_ok=True)
     sound.forgetful[sound.paths.journal] = "tmpfs"
     code, found = check()
-    assert (code, found["forgetful-place"]["subject"]) == (9, str(sound.paths.journal))
+    assert (code, found["volatile-directory"]["subject"]) == (9, str(sound.paths.journal))
 
 
 # -- policies -----------------------------------------------------------------------------------
@@ -433,11 +433,11 @@ def test_a_policy_whose_level_is_not_available(sound, check, configure):
 
 def test_a_guest_with_a_policy_needs_no_section(sound, check, configure):
     sound.add_guest("new")
-    assert set(check()[1]) == {"uncovered"}
+    assert set(check()[1]) == {"unscheduled"}
     configure("[policy.hourly]", 'every = "1h"', 'domains = ["new"]')
     assert check() == (0, {})
     configure("[policy.byhand]", 'domains = ["new"]')
-    assert set(check()[1]) == {"uncovered"}
+    assert set(check()[1]) == {"unscheduled"}
     configure("[domain.new]", "policies = []")
     assert check() == (0, {})
 
@@ -448,8 +448,8 @@ def test_without_a_sanoid_conf_there_are_no_errors(sound, check, configure, sano
     assert (check()[0], set(check()[1])) == (0, {"sanoid-unused"})
     sound.add_guest("new")
     code, found = check()
-    assert (code, set(found)) == (ExitCode.WARNINGS, {"sanoid-unused", "uncovered"})
-    assert found["uncovered"]["subject"] == "new"
+    assert (code, set(found)) == (ExitCode.WARNINGS, {"sanoid-unused", "unscheduled"})
+    assert found["unscheduled"]["subject"] == "new"
 
 
 @pytest.mark.parametrize(

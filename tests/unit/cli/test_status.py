@@ -61,13 +61,13 @@ def test_json(policies, snaporch):
     answer = snaporch("status", "web", "--json")
     assert answer.code == ExitCode.WARNINGS
     assert set(answer.json) == {
-        "at", "carrier", "domains", "runs", "stray_overlays", "barred", "mounted", "store",
-        "troubles",
+        "at", "scheduler", "domains", "runs", "unknown_overlays", "barred", "mounted", "store",
+        "problems",
     }  # fmt: skip
     (web,) = answer.json["domains"]
     (daily,) = web["policies"]
     assert (web["counts"], daily["failed"], daily["missed"]) == ({"ram": 1}, "no such luck", 0)
-    (problem,) = answer.json["troubles"]
+    (problem,) = answer.json["problems"]
     assert (problem["code"], problem["grade"], problem["subject"]) == ("failed", "warning", "web")
 
 
@@ -121,4 +121,4 @@ def test_one_format_at_a_time(policies, snaporch, words):
 
 
 def test_json_is_one_document(policies, snaporch):
-    assert json.loads(snaporch("status", "--json").out)["carrier"]["doing"] is None
+    assert json.loads(snaporch("status", "--json").out)["scheduler"]["doing"] is None

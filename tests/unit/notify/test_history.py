@@ -44,10 +44,10 @@ def test_a_problem_that_was_over_is_sent_again():
 def test_the_history_is_kept_in_a_private_file(tmp_path):
     write_history(tmp_path / "s", KNOWN)
     assert read_history(tmp_path / "s") == KNOWN
-    assert (tmp_path / "s" / "told.json").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "s" / "notified.json").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1}', '{"a": ["x", "y", "z"]}'])
 def test_an_unreadable_history_is_empty(tmp_path, text):
-    (tmp_path / "told.json").write_text(text)
+    (tmp_path / "notified.json").write_text(text)
     assert read_history(tmp_path) == {}

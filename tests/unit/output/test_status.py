@@ -78,11 +78,11 @@ def test_the_next_column(shown, coming, word):
 
 
 def test_guests_without_policies_and_scheduler(shown):
-    status = replace(WELL, carrier=SchedulerState(None), domains=(replace(DOMAIN, policies=()),))
+    status = replace(WELL, scheduler=SchedulerState(None), domains=(replace(DOMAIN, policies=()),))
     lines = shown(status)
     assert lines[0] == "policies  neither the daemon nor a timer"
     assert re.fullmatch(r"web +- +- +- +10m +3d", lines[-1])
-    timer = replace(WELL, carrier=SchedulerState(None, {"snaporch-run-due.timer": "active"}))
+    timer = replace(WELL, scheduler=SchedulerState(None, {"snaporch-run-due.timer": "active"}))
     assert shown(timer)[0] == "policies  snaporch-run-due.timer active"
 
 
@@ -94,13 +94,13 @@ def test_names_are_text(shown):
 @pytest.mark.parametrize(
     ("status", "start", "code"),
     [
-        (WELL, "SNAPORCH OK - 1 guest | guests=1 missed=0 failed=0 cut_short=0 oldest=600s ", 0),
+        (WELL, "SNAPORCH OK - 1 guest | guests=1 missed=0 failed=0 interrupted=0 oldest=600s ", 0),
         (with_policy(missed=1), "SNAPORCH WARNING - web: hourly: the snapshot of ", 1),
         (
             replace(with_policy(missed=1), runs=(replace(RUN, held=False),)),
             (
                 "SNAPORCH CRITICAL - web: a snapshot was interrupted while frozen; run: snaporch "
-                "recover u (and 1 more) | guests=1 missed=1 failed=0 cut_short=1 "
+                "recover u (and 1 more) | guests=1 missed=1 failed=0 interrupted=1 "
             ),
             2,
         ),

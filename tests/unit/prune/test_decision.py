@@ -37,14 +37,14 @@ def test_its_own_snapshot_comes_before_copies_of_it():
 
 def test_a_safety_copy_of_an_unfinished_restore_stays():
     old = timedelta(days=9)
-    assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).fate is PruneAction.KEEP
+    assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).action is PruneAction.KEEP
     assert verdict(found(ItemKind.SAFETY, age=old), ["u"]).reason
-    assert verdict(found(ItemKind.SAFETY, age=old)).fate is PruneAction.DELETE
+    assert verdict(found(ItemKind.SAFETY, age=old)).action is PruneAction.DELETE
 
 
 @pytest.mark.parametrize("kind", [ItemKind.BUNDLE, ItemKind.PARTIAL])
 def test_a_bundle_is_not_needed_for_an_unfinished_restore(kind):
-    assert verdict(found(kind), ["u"]).fate in (PruneAction.TRASH, PruneAction.DELETE)
+    assert verdict(found(kind), ["u"]).action in (PruneAction.TRASH, PruneAction.DELETE)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_the_reason_names_the_time_until_which_an_item_stays(age, until):
 def test_an_item_without_further_facts_has_the_defaults():
     """It is not needed by an undo, its place is free, and it has no size yet."""
     old = timedelta(days=9)
-    assert verdict(found(ItemKind.TRASHED, age=old)).fate is PruneAction.DELETE
-    assert verdict(found(ItemKind.TRASHED, age=old, wanted=True)).fate is PruneAction.KEEP
-    assert verdict(found(ItemKind.TRASHED), names=["tank/web@s1"]).fate is PruneAction.PUT_BACK
+    assert verdict(found(ItemKind.TRASHED, age=old)).action is PruneAction.DELETE
+    assert verdict(found(ItemKind.TRASHED, age=old, wanted=True)).action is PruneAction.KEEP
+    assert verdict(found(ItemKind.TRASHED), names=["tank/web@s1"]).action is PruneAction.PUT_BACK
     assert found().bytes == 0
 
 
@@ -70,7 +70,7 @@ def test_an_item_that_stays_for_the_usual_reason_is_not_printed():
     assert verdict(found(ItemKind.TRASHED)).usual
     assert verdict(found(ItemKind.TRASHED, wanted=True)).usual
     assert verdict(found(ItemKind.SAFETY)).usual
-    assert not verdict(found(trouble="torn")).usual
+    assert not verdict(found(problem="torn")).usual
     assert not verdict(found(ItemKind.SAFETY), ["u"]).usual
     back = found(ItemKind.TRASHED, place_taken=True)
     assert not verdict(back, names=["tank/web@s1"]).usual

@@ -54,7 +54,7 @@ things = st.builds(
     name=st.sampled_from(RUNS),
     references=st.lists(references, max_size=3).map(tuple),
     age=st.integers(0, 40).map(lambda days: timedelta(days=days)),
-    trouble=st.sampled_from(("", "", "it is torn")),
+    problem=st.sampled_from(("", "", "it is torn")),
     place_taken=st.booleans(),
 )
 graces = st.builds(
@@ -77,7 +77,7 @@ def hidden(found, census):
 def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, census, grace, now):
     verdict = decide(found, census, (), grace, now)
     if found.kind in BUNDLES and alive(found, census):
-        assert verdict.fate in (PruneAction.KEEP, PruneAction.PUT_BACK)
+        assert verdict.action in (PruneAction.KEEP, PruneAction.PUT_BACK)
         assert existing_snapshot(found, census) != ""
 
 
@@ -85,7 +85,7 @@ def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, census, grac
 def test_a_bundle_with_a_snapshot_in_a_missing_pool_stays(found, census, grace, now):
     verdict = decide(found, census, (), grace, now)
     if found.kind in BUNDLES and hidden(found, census) and not alive(found, census):
-        assert verdict.fate is PruneAction.KEEP
+        assert verdict.action is PruneAction.KEEP
         assert not verdict.usual
 
 
@@ -96,17 +96,17 @@ def test_a_bundle_is_removed_exactly_when_all_its_snapshots_are_known_to_be_dest
     found = replace(found, kind=ItemKind.BUNDLE)
     verdict = decide(found, census, (), grace, now)
     lost = bool(found.references) and not alive(found, census) and not hidden(found, census)
-    removed = verdict.fate in (PruneAction.TRASH, PruneAction.DELETE)
-    assert removed == (lost and not found.trouble)
+    removed = verdict.action in (PruneAction.TRASH, PruneAction.DELETE)
+    assert removed == (lost and not found.problem)
     if removed:
-        assert (verdict.fate is PruneAction.DELETE) == (grace.trash == timedelta())
+        assert (verdict.action is PruneAction.DELETE) == (grace.trash == timedelta())
 
 
 @given(things, censuses(), journals, graces, moments)
 def test_an_item_of_a_run_under_way_and_an_unreadable_item_stay(found, census, runs, grace, now):
     verdict = decide(found, census, runs, grace, now)
-    if found.trouble or found.name in runs:
-        assert verdict.fate is PruneAction.KEEP
+    if found.problem or found.name in runs:
+        assert verdict.action is PruneAction.KEEP
         assert not verdict.usual
 
 
@@ -114,7 +114,7 @@ def test_an_item_of_a_run_under_way_and_an_unreadable_item_stay(found, census, r
 def test_no_item_is_deleted_before_its_time(found, census, grace, now):
     verdict = decide(found, census, (), grace, now)
     stays = {ItemKind.TRASHED: grace.trash, ItemKind.SAFETY: grace.safety}
-    if found.kind in stays and verdict.fate is PruneAction.DELETE:
+    if found.kind in stays and verdict.action is PruneAction.DELETE:
         assert found.age >= stays[found.kind]
 
 
@@ -130,15 +130,15 @@ def test_an_item_is_deleted_from_the_moment_in_which_its_time_is_over(kind, now,
     found = StoreItem(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
     census = SnapshotListing(frozenset(POOLS), {})
     verdict = decide(found, census, (), grace, now)
-    assert verdict.fate is (PruneAction.KEEP if offset < timedelta() else PruneAction.DELETE)
+    assert verdict.action is (PruneAction.KEEP if offset < timedelta() else PruneAction.DELETE)
 
 
 @given(things, censuses(), censuses(), graces, moments)
 def test_two_listings_together_delete_no_item_that_either_would_keep(found, one, other, grace, now):
-    both = decide(found, one.agreed(other), (), grace, now).fate
+    both = decide(found, one.agreed(other), (), grace, now).action
     if found.kind in BUNDLES and both in (PruneAction.TRASH, PruneAction.DELETE):
-        assert decide(found, one, (), grace, now).fate is both
-        assert decide(found, other, (), grace, now).fate is both
+        assert decide(found, one, (), grace, now).action is both
+        assert decide(found, other, (), grace, now).action is both
 
 
 @given(censuses(), censuses())

@@ -91,7 +91,7 @@ def test_without_grace_it_is_deleted_at_once(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     done = shelf.prune(trash_days=0)
-    assert [v.fate for v in done.verdicts] == [PruneAction.DELETE]
+    assert [v.action for v in done.verdicts] == [PruneAction.DELETE]
     assert done.freed > 0
     assert not bundle.exists()
     assert shelf.trashed() == []
@@ -408,7 +408,7 @@ def test_a_safety_copy_stays_while_its_guest_may_be_barred(shelf, safety):
         for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).verdicts
         if verdict.found.path == safety
     )
-    assert (kept.fate, "an interrupted undo" in kept.reason) == (PruneAction.KEEP, True)
+    assert (kept.action, "an interrupted undo" in kept.reason) == (PruneAction.KEEP, True)
     assert safety.is_dir()
     shelf.prune(safety_days=7, may_be_barred=lambda uuid: uuid != safety.parent.name)
     assert not safety.exists()
@@ -464,7 +464,7 @@ def test_a_bundle_with_a_foreign_file_stays_and_is_reported(shelf, tmp_path, kin
     else:
         foreign.symlink_to(tmp_path / "x")
     (verdict,) = shelf.prune(trash_days=0).verdicts
-    assert verdict.fate is PruneAction.KEEP
+    assert verdict.action is PruneAction.KEEP
     assert verdict.reason == f"{bundle} holds {foreign.name}, which snaporch did not put there"
     assert os.path.lexists(foreign)
 
@@ -476,7 +476,7 @@ def test_a_manifest_that_cannot_be_read_keeps_the_bundle(shelf, text):
     manifest = bundle / "manifest.json"
     manifest.unlink() if text is None else manifest.write_bytes(text)
     (verdict,) = shelf.prune(trash_days=0).verdicts
-    assert verdict.fate is PruneAction.KEEP
+    assert verdict.action is PruneAction.KEEP
     assert str(manifest) in verdict.reason
     assert bundle.is_dir()
 
@@ -582,7 +582,7 @@ def test_remains_with_a_foreign_file_stay(shelf):
     remains = shelf.trash / f"20250601T120000Z.{uuid}.r1.deleting"
     (remains / "mine").mkdir(parents=True)
     verdict = next(v for v in shelf.prune().verdicts if v.found.path == remains)
-    assert verdict.fate is PruneAction.KEEP
+    assert verdict.action is PruneAction.KEEP
     assert (remains / "mine").is_dir()
 
 
@@ -646,7 +646,7 @@ def test_a_dry_run_changes_nothing(shelf):
     shelf.lose("s1")
     before = contents(shelf.root)
     done = shelf.prune(trash_days=0, dry_run=True)
-    assert [v.fate for v in done.verdicts] == [PruneAction.DELETE]
+    assert [v.action for v in done.verdicts] == [PruneAction.DELETE]
     assert contents(shelf.root) == before
     assert not shelf.trash.exists()
 

@@ -179,7 +179,9 @@ def volume(story, world, monkeypatch):
         "holder_of",
         lambda name: said["holder"] if name == "tank/web" else "",
     )
-    monkeypatch.setattr(disk_checks.volume_users, "partitions", lambda _name: said["partitions"])
+    monkeypatch.setattr(
+        disk_checks.volume_users, "partition_numbers", lambda _name: said["partitions"]
+    )
     return said
 
 
@@ -193,7 +195,9 @@ def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
 def test_a_dataset_beneath_a_loop_device_is_not_rolled_back(volume, world, monkeypatch, dataset):
     """For example, an image that an admin mounted; no process has it open."""
-    monkeypatch.setattr(disk_checks.volume_users, "loops", lambda: iter([("loop7", dataset)]))
+    monkeypatch.setattr(
+        disk_checks.volume_users, "loop_devices", lambda: iter([("loop7", dataset)])
+    )
     assert f"{dataset} would be rolled back, and this host uses it: loop7" in refusal(world)
 
 

@@ -139,7 +139,7 @@ def test_the_record_of_a_copy_is_complete_or_missing(story, world, monkeypatch):
     (copy,) = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     (copy.path / ".undo.json").touch()  # left by a restore that was killed
     (copy,) = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
-    assert copy.trouble == ""
+    assert copy.problem == ""
 
 
 def test_an_undefined_domain_comes_back(story, world):
@@ -353,7 +353,7 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(make_story, world):
     made = plan(world)
     restore(world.context, made, safety=True, keep_running=True)
     found = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
-    assert [each.trouble for each in found] == ["", ""], "prune must know every file of it"
+    assert [each.problem for each in found] == ["", ""], "prune must know every file of it"
     assert any((each.path / "running.save").exists() for each in found)
 
 

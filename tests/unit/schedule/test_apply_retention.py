@@ -188,7 +188,7 @@ def aged(scheduled):
 def test_safety_copies_are_deleted_without_a_prune_by_hand(scheduled, aged):
     done = prune_store(scheduled)
     assert (done.failures, aged.exists()) == ([], False)
-    assert [(each.fate, each.found.path) for each in done.pruned] == [(PruneAction.DELETE, aged)]
+    assert [(each.action, each.found.path) for each in done.pruned] == [(PruneAction.DELETE, aged)]
 
 
 def test_a_bundle_that_is_trashed_or_put_back_is_reported(scheduled):
@@ -197,11 +197,11 @@ def test_a_bundle_that_is_trashed_or_put_back_is_reported(scheduled):
     pool.replicate(f"tank/web@{record.snapshot}", "backup/web")
     pool.exported.add("backup")
     pool.destroy_snapshots([f"tank/web@{record.snapshot}"])
-    assert [each.fate for each in prune_store(scheduled).pruned] == [PruneAction.TRASH]
+    assert [each.action for each in prune_store(scheduled).pruned] == [PruneAction.TRASH]
     assert not Path(record.bundle).exists()
     mark.unlink()
     pool.exported.clear()
-    assert [each.fate for each in prune_store(scheduled).pruned] == [PruneAction.PUT_BACK]
+    assert [each.action for each in prune_store(scheduled).pruned] == [PruneAction.PUT_BACK]
     assert Path(record.bundle).exists()
 
 

@@ -452,7 +452,7 @@ def test_a_tpm_that_never_ran_has_no_state_yet(world, tmp_path):
 
 
 def test_a_guest_that_libvirt_cannot_read_is_refused(world):
-    domain = replace(world.add_guest(), trouble="Timed out during operation")
+    domain = replace(world.add_guest(), problem="Timed out during operation")
     with pytest.raises(UnavailableError, match="Timed out during operation"):
         make_plan(world.context, domain)
 

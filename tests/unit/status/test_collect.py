@@ -209,12 +209,12 @@ def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatc
 
 
 def test_the_scheduler_that_runs_is_shown(scheduled, standing):
-    assert not standing().carrier.there
+    assert not standing().scheduler.there
     runtime = scheduled.context.config.paths.runtime
     with domain_lock(runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()):
-        carrier = standing().carrier
-    assert (carrier.holder.doing, carrier.holder.pid) == ("daemon", os.getpid())
-    assert carrier.there
+        scheduler = standing().scheduler
+    assert (scheduler.holder.doing, scheduler.holder.pid) == ("daemon", os.getpid())
+    assert scheduler.there
 
 
 def test_the_store_is_measured(tmp_path):

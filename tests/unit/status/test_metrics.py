@@ -32,10 +32,10 @@ def test_metrics_as_prometheus_reads_them():
     found = samples(replace(WELL, runs=runs, barred=(("db", "why"),)), [PROBLEM])
     assert found["snaporch_info", __version__] == 1
     assert found["snaporch_status_timestamp_seconds",] == NOW.timestamp()
-    assert found["snaporch_carrier_active",] == 1
-    assert found["snaporch_troubles", "warning"] == 1
-    assert found["snaporch_troubles", "critical"] == 0
-    assert (found["snaporch_runs_under_way",], found["snaporch_runs_cut_short",]) == (1, 1)
+    assert found["snaporch_scheduler_active",] == 1
+    assert found["snaporch_problems", "warning"] == 1
+    assert found["snaporch_problems", "critical"] == 0
+    assert (found["snaporch_runs_under_way",], found["snaporch_runs_interrupted",]) == (1, 1)
     assert found["snaporch_guests_barred",] == 1
     assert found["snaporch_windows_open",] == 2
     assert found["snaporch_newest_snapshot_timestamp_seconds", "ram", "web"] == TAKEN.timestamp()

@@ -52,12 +52,12 @@ def codes(status, **limits):
     [
         WELL,
         replace(WELL, runs=(RUN,)),
-        replace(WELL, carrier=INACTIVE),  # nothing is due
+        replace(WELL, scheduler=INACTIVE),  # nothing is due
         replace(
             with_policy(next=DUE),
-            carrier=SchedulerState(None, {"snaporch-run-due.timer": "active"}),
+            scheduler=SchedulerState(None, {"snaporch-run-due.timer": "active"}),
         ),
-        replace(with_policy(next=JUST_DUE), carrier=INACTIVE),
+        replace(with_policy(next=JUST_DUE), scheduler=INACTIVE),
         with_policy(next=FIRST),
         replace(with_domain(last=HALF), runs=(RUN,)),  # it is being sealed
         with_domain(verified=FINE),
@@ -87,12 +87,12 @@ def test_nothing_needs_attention(status):
         (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
         (with_domain(last=HALF), ("incomplete", "warning")),
         (with_domain(verified=BROKEN), ("verify-failed", "critical")),
-        (replace(WELL, runs=(replace(RUN, held=False),)), ("cut-short", "critical")),
-        (replace(WELL, runs=(replace(RUN, kind=""),)), ("strange-journal", "critical")),
+        (replace(WELL, runs=(replace(RUN, held=False),)), ("interrupted", "critical")),
+        (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
         (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
-        (replace(WELL, overlays=("/o/r",)), ("stray-overlay", "warning")),
-        (replace(with_policy(next=DUE), carrier=INACTIVE), ("scheduler-inactive", "warning")),
-        (replace(with_policy(next=FIRST), carrier=INACTIVE), ("scheduler-inactive", "warning")),
+        (replace(WELL, overlays=("/o/r",)), ("unknown-overlay", "warning")),
+        (replace(with_policy(next=DUE), scheduler=INACTIVE), ("scheduler-inactive", "warning")),
+        (replace(with_policy(next=FIRST), scheduler=INACTIVE), ("scheduler-inactive", "warning")),
         (with_policy(next=LONG), ("never", "critical")),
         (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
         (with_domain(lost="hourly"), ("no-policy", "critical")),
@@ -101,12 +101,14 @@ def test_nothing_needs_attention(status):
         (
             replace(
                 WELL,
-                carrier=SchedulerState(WELL.carrier.holder, {"snaporch-run-due.service": "failed"}),
+                scheduler=SchedulerState(
+                    WELL.scheduler.holder, {"snaporch-run-due.service": "failed"}
+                ),
             ),
             ("unit-failed", "warning"),
         ),
         (
-            replace(WELL, carrier=SchedulerState(None, {"snaporch.service": "failed"})),
+            replace(WELL, scheduler=SchedulerState(None, {"snaporch.service": "failed"})),
             ("unit-failed", "critical"),
         ),
         (replace(WELL, mounted=(MOUNT, MOUNT)), ("mounted", "warning")),

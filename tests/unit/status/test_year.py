@@ -154,7 +154,7 @@ class Host:
             setattr(guest, which, text)
         guest.name = new
 
-    def carrier(self, draw):
+    def scheduler(self, draw):
         """The daemon, the timer or neither takes snapshots from now on."""
         self.by = draw.choice(["daemon", "timer", "daemon", "timer", ""])
         self.jobs, self.look_at = {}, self.ticks
@@ -292,7 +292,7 @@ EVENTS = (
     Host.store,
     Host.damage,
     Host.rename,
-    Host.carrier,
+    Host.scheduler,
 )
 
 
