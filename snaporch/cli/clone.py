@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json as json_format
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+from snaporch.cli.options import Command, ConfigOption, JsonOption, QuietOption, config_path
 
 if TYPE_CHECKING:
     from snaporch.clone.clone import Clone
     from snaporch.context import Context
+
+
+class CloneCommand(Command):
+    """``clone``, whose usage shows both of its forms."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the arguments of both forms."""
+        del ctx
+        return ["[OPTIONS]", "DOMAIN@SNAPSHOT NEW | --delete CLONE"]
 
 
 def clone_command(
@@ -20,7 +29,7 @@ def clone_command(
         str,
         typer.Argument(
             metavar="DOMAIN@SNAPSHOT",
-            help="A snapshot, as `snaporch list` prints it; with --delete, the clone.",
+            help="A snapshot, as `snaporch list` shows it; with --delete, the clone.",
             show_default=False,
         ),
     ],
@@ -34,8 +43,8 @@ def clone_command(
         typer.Option(
             "--network",
             metavar="isolated|none|NAME",
-            help="Connect its network cards to nothing, link up (isolated) or down (none), "
-            "or to a libvirt network.",
+            help="`none`: no network, link down; `isolated`: no network, link up; NAME: a libvirt "
+            "network.",
         ),
     ] = "none",
     delete: Annotated[

@@ -24,7 +24,7 @@ def daemon_command(
         bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")
     ] = False,
 ) -> int:
-    """Carry out policies until stopped.
+    """Run policies as a service until stopped.
 
     Does what run-due does, each snapshot at its time. SIGHUP reloads the configuration. SIGTERM
     and SIGINT end the daemon, after running snapshots have finished or were undone.

@@ -32,10 +32,10 @@ def hook_command(
     phase: Annotated[HookPhase, typer.Argument(help="The event.", show_default=False)],
     config: ConfigOption = None,
 ) -> int:
-    """Answer sanoid's hooks. Written into sanoid.conf, not called by hand.
+    """Entry point for sanoid's hooks; not called by hand.
 
-    For pre_snapshot_script, post_snapshot_script, pre_pruning_script and pruning_script. sanoid
-    passes datasets and snapshots in the environment. See docs/sanoid.md.
+    Written into sanoid.conf as pre_snapshot_script, post_snapshot_script, pre_pruning_script and
+    pruning_script. sanoid passes datasets and snapshots in the environment. See docs/sanoid.md.
     """
     from snaporch.sanoid.hooks.dispatch import answer
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from snaporch import __version__
 from snaporch.cli.check import check_command
-from snaporch.cli.clone import clone_command
+from snaporch.cli.clone import CloneCommand, clone_command
 from snaporch.cli.daemon import daemon_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
@@ -35,7 +35,8 @@ from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 _PAGES = pages_directory()
 _EPILOG = (
     "Exit codes: 0 done, 2 wrong usage, 3 configuration, 4 not found, 5 refused, 6 busy, "
-    "7 libvirt, ZFS or permission missing, 8 failed and undone, 9 needs attention, 10 warnings."
+    "7 libvirt or ZFS unavailable, or no permission, 8 failed and undone, 9 needs attention, "
+    "10 warnings or problems."
 ) + (f" Messages name pages such as docs/recovery.md: see below {_PAGES}." if _PAGES else "")
 
 app = typer.Typer(
@@ -52,7 +53,7 @@ app.command("list", cls=Command)(list_command)
 app.command("show", cls=Command)(show_command)
 app.command("restore", cls=Command)(restore_command)
 app.command("undo", cls=Command)(undo_command)
-app.command("clone", cls=Command)(clone_command)
+app.command("clone", cls=CloneCommand)(clone_command)
 app.command("verify", cls=Command)(verify_command)
 app.command("replicate", cls=Command)(replicate_command)
 app.command("extract", cls=Command)(extract_command)
@@ -126,7 +127,7 @@ def _run(arguments: list[str] | None) -> int:
             print_result(str(error))
             return ExitCode.USAGE
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):  # click's UsageError
-            print_error(f"{error.format_message().rstrip('.')}; see `snaporch --help`")
+            print_error(_usage_line(error.format_message(), getattr(error, "ctx", None)))
             return int(ExitCode.USAGE)
         if type(error).__name__ in ("Abort", "Exit"):
             return int(getattr(error, "exit_code", ExitCode.USAGE))
@@ -139,6 +140,14 @@ def _run(arguments: list[str] | None) -> int:
         return ExitCode.BUG
     code = result if isinstance(result, int) else ExitCode.OK
     return code or _code_of_success()
+
+
+def _usage_line(message: str, context: Any) -> str:
+    """Return the line of click's error, with the help of the command that it is about."""
+    command = context.command_path if context is not None else "snaporch"
+    if message.endswith("?"):
+        return f"{message} See `{command} --help`"
+    return f"{message.rstrip('.')}; see `{command} --help`"
 
 
 _PRINTING_ONLY = ("", "check", "list", "plan", "render", "show", "status")

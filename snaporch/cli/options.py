@@ -63,7 +63,7 @@ WaitOption = Annotated[
         "--wait",
         min=0,
         metavar="SECONDS",
-        help="Wait this long for another run on the domain [default: configured, or 0].",
+        help="Wait this long for another run on the domain [default: option `wait`, 0s].",
         show_default=False,
     ),
 ]

@@ -33,7 +33,7 @@ def plan_command(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Show what policies will take, and would delete.
+    """Preview the next snapshots and deletions of policies.
 
     Changes nothing.
     """

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
 from snaporch.errors import SnaporchError, UsageError
 from snaporch.output.terminal import print_error, print_result
 from snaporch.recovery.decision import UserDecision
@@ -42,15 +42,22 @@ def recover_command(
     ] = None,
     autostart: Annotated[
         bool,
-        typer.Option(
-            "--autostart", help="Afterwards start those of the guests that libvirt starts at boot."
-        ),
+        typer.Option("--autostart", help="Then start the guests marked autostart in libvirt."),
     ] = False,
     notify: Annotated[
         bool,
         typer.Option("--notify", help="Send a notification ([notify]) for each failure."),
     ] = False,
-    wait: WaitOption = None,
+    wait: Annotated[
+        int | None,
+        typer.Option(
+            "--wait",
+            min=0,
+            metavar="SECONDS",
+            help="Wait this long for another run on the domain [default: 0].",
+            show_default=False,
+        ),
+    ] = None,
     json: JsonOption = False,
     quiet: QuietOption = False,
     config: ConfigOption = None,
@@ -59,8 +66,8 @@ def recover_command(
 
     Without a domain, also removes leftovers of killed clones and verifications.
 
-    Every command that changes something does this first for its own domain. An interrupted restore
-    is finished, or undone if the guest had not been stopped yet.
+    Every command that changes a domain recovers it first. An interrupted restore is finished, or
+    undone if the guest had not been stopped yet.
     """
     if take is not None and domain is None:
         raise UsageError("--take", "needs one domain", "name it; see: snaporch list")

@@ -21,10 +21,10 @@ def render_command() -> None:
 def render_sanoid_command(
     context: typer.Context, domains: DomainsArgument = None, config: ConfigOption = None
 ) -> int:
-    """Print sections for sanoid.conf that make its snapshots of these domains consistent.
+    """Print sections for sanoid.conf, with snaporch's hooks.
 
-    The sections have snaporch's hooks without a time limit. A guest with several datasets below a
-    parent of its own gets one recursive section.
+    They make sanoid's snapshots of these domains consistent. The hooks have no time limit. A guest
+    with several datasets below a parent of its own gets one recursive section.
     """
     from snaporch.check.gather import choose_domains, gather_guests, own_command
     from snaporch.cli.session import session

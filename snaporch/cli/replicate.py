@@ -25,9 +25,7 @@ def replicate_command(
     everything: Annotated[
         bool, typer.Option("--all", help="All of libvirt's domains that have snapshots.")
     ] = False,
-    due: Annotated[
-        bool, typer.Option("--due", help="Only the copies that policies have due.")
-    ] = False,
+    due: Annotated[bool, typer.Option("--due", help="Only those due by policy.")] = False,
     to: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,7 +88,7 @@ def _replicate_due(context: Context, *, json: bool) -> int:
 def replicate_and_report_due(
     context: Context, observers: PolicyObservers, *, json: bool
 ) -> ResultPrinter:
-    """Run the replications that policies have due, print the results and notify of failures.
+    """Run the replications that are due by policy, print the results and notify of failures.
 
     While another replication runs on the host, only a note is printed.
     """

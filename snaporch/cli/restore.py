@@ -100,7 +100,7 @@ def restore_command(
         typer.Option(
             "--despite-damage",
             help="Restore even if UEFI variables, TPM state or the definition in the bundle are "
-            "damaged; the host's present ones stay. RAM is never resumed then.",
+            "damaged: the host's current files are kept; the guest then boots.",
         ),
     ] = False,
     no_safety: Annotated[
@@ -114,8 +114,9 @@ def restore_command(
 ) -> int:
     """Restore a domain to a snapshot, and resume it from RAM.
 
-    Stops the guest, rolls its datasets back, restores NVRAM and definition and resumes it from RAM.
-    First the discarded data is copied to the bundle store: `snaporch undo` brings it back.
+    Prints what will be lost, and asks for confirmation unless --yes is given. Then copies the data
+    that will be discarded to the bundle store: `snaporch undo` brings it back. Then stops the
+    guest, rolls its datasets back, restores NVRAM and definition, and resumes it from RAM.
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_result

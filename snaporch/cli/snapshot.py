@@ -57,8 +57,8 @@ def snapshot_command(
             min=1,
             max=64,
             metavar="N",
-            help="Take this many at once, each in a process of its own [default: one after the "
-            "other; with --all, schedule.jobs].",
+            help="Take this many at once, each in a process of its own [default: 1; with --all: "
+            "schedule.jobs].",
             show_default=False,
         ),
     ] = None,
@@ -115,10 +115,11 @@ def snapshot_command(
 ) -> int:
     """Take a consistent snapshot of one or more domains.
 
-    The RAM of a running guest is saved while it runs. Then the guest is paused for a moment: either
-    until its disks write to overlays, which are committed after the ZFS snapshots, or until the ZFS
-    snapshots exist (--dry-run prints which). A guest that is off gets a plain snapshot. With
-    --policy the whole consistency group of a domain is snapshotted.
+    The RAM of a running guest is saved while it runs. Then the guest is paused for a moment. With
+    the strategy `overlay` the pause ends when its disks write to overlays, which are committed
+    after the ZFS snapshots. With `manual` it ends when the ZFS snapshots exist. --dry-run prints
+    the strategy. A guest that is off gets a plain snapshot. With --policy the whole consistency
+    group of a domain is snapshotted.
 
     With --all or --jobs a failure does not stop the others, and the exit code is the worst one.
     """

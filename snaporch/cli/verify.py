@@ -38,7 +38,7 @@ def verify_command(
     everything: Annotated[bool, typer.Option("--all", help="All snapshots.")] = False,
     due: Annotated[
         bool,
-        typer.Option("--due", help="Only the snapshots that policies have due for verification."),
+        typer.Option("--due", help="Only those due by policy."),
     ] = False,
     sample: Annotated[
         int | None,
@@ -169,7 +169,7 @@ def _verify_due(context: Context, *, json: bool) -> int:
 def verify_and_report_due(
     context: Context, observers: PolicyObservers, *, json: bool
 ) -> ResultPrinter:
-    """Run the verifications that policies have due, print the results and notify of failures.
+    """Run the verifications that are due by policy, print the results and notify of failures.
 
     While another verification runs on the host, only a note is printed.
     """

@@ -163,7 +163,8 @@ class DomainSettings(_Section):
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
         "`auto` is `manual` when all disks are in one pool, in a consistency group, and where "
-        "another program snapshots the guest's datasets; `overlay` otherwise.",
+        "another program snapshots the guest's datasets; `overlay` otherwise. In sanoid's hooks "
+        "one pool alone is no reason for `manual`.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),

@@ -1,4 +1,4 @@
-"""Read a new bundle back, for policies that ask for it (``verify = "read"``)."""
+"""Read a new bundle back, for policies that ask for it (``verify = "checksums"``)."""
 
 from __future__ import annotations
 

@@ -106,6 +106,31 @@ def test_wrong_usage_is_one_line_and_exit_code_2(snaporch, words, message):
     assert "snaporch" in line.rpartition("see `")[2]
 
 
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        (["--nope"], "; see `snaporch --help`"),
+        (["resto"], "? See `snaporch --help`"),
+        (["restore"], "; see `snaporch restore --help`"),
+        (["clone", "web@s1"], "; see `snaporch clone --help`"),
+        (["render", "sanoid", "--nope"], "; see `snaporch render sanoid --help`"),
+    ],
+)
+def test_wrong_usage_names_the_help_of_its_command(snaporch, words, end):
+    line = snaporch(*words).err.rstrip()
+    assert line.endswith(end)
+    assert line.removesuffix(end)[-1] not in ".?;"
+
+
+def test_the_usage_of_clone_shows_both_forms(snaporch):
+    assert " DOMAIN@SNAPSHOT NEW | --delete CLONE\n" in snaporch("clone", "--help").out
+
+
+def test_each_summary_is_whole(snaporch):
+    for words in ([], ["render"]):
+        assert "..." not in snaporch(*words, "--help").out.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("words", [["restore", "web"], ["snapshot", "web", "--name", "a@b"]])
 def test_wrong_usage_that_the_parser_does_not_find(host, snaporch, words):
     answer = snaporch(*words)
