@@ -295,7 +295,7 @@ def _raise_late(clients: Sequence[HoldClient], since: float) -> None:
     """Raise an error for the first holder that owes a reply for longer than its limit."""
     for client in clients:
         if time.monotonic() - since > client.entry.seconds:
-            reason = f"its holder has not replied for {client.entry.seconds:.0f} s"
+            reason = f"its hold process has not replied for {client.entry.seconds:.0f} s"
             raise RunFailedError(client.name, reason, "see `journalctl -t snaporch`")
 
 
