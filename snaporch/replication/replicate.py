@@ -226,8 +226,8 @@ class _Transfer:
         """The record's datasets, without the copies that are on this host.
 
         Copies carry the same properties, so a run without a manifest cannot distinguish them
-        from originals. A copy is below a configured replica of this host, or is named as snaporch names
-        the copy of a dataset of any record: the original's snapshot may have been destroyed.
+        from originals. A copy is below a configured replica of this host, or is named as snaporch
+        names the copy of a dataset of any record: the original's snapshot may have been destroyed.
         """
         return {
             each

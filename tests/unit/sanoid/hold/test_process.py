@@ -213,7 +213,7 @@ def test_a_holder_that_does_not_answer_is_not_waited_for(world):
     entry = freeze.FreezeEntry(
         guests.GuestDatasets(world.hypervisor.domain("web"), {}), {}, seconds=0.1
     )
-    with there, pytest.raises(RunFailedError, match="web: its hold process has not replied for 0 s"):
+    with there, pytest.raises(RunFailedError, match="web: its hold process has not replied"):
         freeze.freeze_together([freeze.HoldClient(entry, JsonConnection(here))], jobs=4)
 
 
