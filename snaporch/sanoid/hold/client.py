@@ -49,10 +49,16 @@ class JsonConnection:
     def receive(self) -> Message | None:
         """The next message; ``None`` if the peer has gone or sent no JSON object."""
         try:
-            message = json.loads(self.socket.recv(_MAX_BYTES))
+            message = json.loads(self._receive())
         except (OSError, ValueError, RecursionError):
             return None
         return message if isinstance(message, dict) else None
+
+    def _receive(self) -> bytes:
+        try:
+            return self.socket.recv(_MAX_BYTES)
+        except ConnectionResetError:  # it comes before messages that the peer sent before it went
+            return self.socket.recv(_MAX_BYTES)
 
     def shut_down(self) -> None:
         """End the conversation; a thread in :meth:`receive` returns."""

@@ -10,10 +10,13 @@ snapshots. The second reads only the bundles that name the snapshot.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from snaporch.errors import UsageError
 from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, quoted
-from snaporch.sanoid.hooks.settings import HookSettings, read_settings
+
+if TYPE_CHECKING:
+    from snaporch.sanoid.hooks.settings import HookSettings
 
 _STEP = "this is called by sanoid's pruning_script; nothing was touched"
 
@@ -44,6 +47,7 @@ def prune(environment: Mapping[str, str]) -> int:
         raise UsageError(f"SANOID_SCRIPT={quoted(phase)}", "is not 'prune'", _STEP)
     dataset, snapshot = _read(environment)
     from snaporch.bundle.find_bundles import find_bundles
+    from snaporch.sanoid.hooks.settings import read_settings
 
     settings = read_settings(environment)
     references = find_bundles(settings.bundles, dataset, snapshot)
