@@ -34,6 +34,10 @@ CHANGING = frozenset(
 """Methods of ``virConnect`` and ``virDomain`` that snaporch calls and that change something."""
 
 
+_LOGGED: dict[type, type] = {}
+"""Classes that log, by the classes they stand for."""
+
+
 def log_calls(handle: Any) -> Any:
     """Have a ``virDomain`` or ``virConnect`` log its :data:`CHANGING` calls from now on.
 
@@ -42,7 +46,10 @@ def log_calls(handle: Any) -> Any:
     Returns: the same object. It stays an instance of libvirt's class, because libvirt's own methods
     check that (``virConnect.domainListGetStats``).
     """
-    handle.__class__ = _LOGGED[type(handle)]
+    plain = type(handle)
+    if plain not in _LOGGED:
+        _LOGGED[plain] = _logged_class(plain)
+    handle.__class__ = _LOGGED[plain]
     return handle
 
 
@@ -59,6 +66,3 @@ def _logged(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _logged_class(plain: type) -> type:
     names = CHANGING.intersection(dir(plain))
     return type(plain.__name__, (plain,), {n: _logged(getattr(plain, n), n) for n in names})
-
-
-_LOGGED = {plain: _logged_class(plain) for plain in (libvirt.virConnect, libvirt.virDomain)}

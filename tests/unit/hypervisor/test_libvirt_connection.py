@@ -17,8 +17,10 @@ def test_a_lost_connection_differs_from_a_refusal(monkeypatch, fails, went):
         alive[0] = 0 if went else 1
         raise libvirt.libvirtError("end of file")
 
-    found = SimpleNamespace(suspend=fail)
-    lookup = fail if fails == "lookup" else lambda _uuid: found
+    class Found:
+        suspend = fail
+
+    lookup = fail if fails == "lookup" else lambda _uuid: Found()
     hypervisor = LibvirtHypervisor("test:///default")
     connection = SimpleNamespace(isAlive=lambda: alive[0], lookupByUUIDString=lookup)
     monkeypatch.setattr(hypervisor, "_connection", connection)
