@@ -59,16 +59,15 @@ def check_command(
 
 
 def _check(config: Path | None, names: Sequence[str], configdir: Path, *, json: bool) -> int:
-    import json as json_format
 
     from snaporch.check.findings import exit_code
     from snaporch.output.findings import print_findings
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json
 
     findings, facts = _findings(config, names, configdir)
     if json:
         documents = [finding.as_json() for finding in findings]
-        print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))
+        print_json(documents)
     else:
         mode = f"{facts.capture.describe()}\n" if facts.capture else ""
         guests = len(facts.guests)

@@ -42,14 +42,12 @@ def extract_command(
 
     Disks become sparse images. The guest is not touched.
     """
-    import json as json_format
-
     from snaporch.bundle.manifest import Role
     from snaporch.cli.session import session
     from snaporch.clone.registry import remove_leftovers
     from snaporch.extract.extract import choose_disks, extract
     from snaporch.output.format import size
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.ram_from_pages import extract_ram
     from snaporch.restore.source import complete_source, find_records, reading_lock
 
@@ -74,5 +72,5 @@ def extract_command(
                         f"{size(each.bytes)}, {size(each.stored_bytes)} on disk"
                     )
     if json:
-        print_result(json_format.dumps(documents, indent=2, ensure_ascii=False))
+        print_json(documents)
     return 0

@@ -64,11 +64,10 @@ def print_unknown_policies(forecasts: Sequence[Forecast]) -> int:
 
 
 def _print_json(forecasts: Sequence[Forecast], now: datetime) -> None:
-    import json
 
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json
 
-    print_result(json.dumps(_document(forecasts, now), indent=2, ensure_ascii=False))
+    print_json(_document(forecasts, now))
 
 
 def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]:

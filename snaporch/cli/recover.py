@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_format
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
 from snaporch.errors import SnaporchError, UsageError
-from snaporch.output.terminal import print_error, print_result
+from snaporch.output.terminal import print_error, print_json, print_result
 from snaporch.recovery.decision import UserDecision
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class _Output:
     def end(self) -> int:
         """Print the JSON document; the first error's exit code."""
         if self._json:
-            print_result(json_format.dumps(self.lines, indent=2, ensure_ascii=False))
+            print_json(self.lines)
         return int(self.errors[0].exit_code) if self.errors else 0
 
 

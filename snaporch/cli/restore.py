@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import shlex
 import sys
 from functools import partial
@@ -119,7 +118,7 @@ def restore_command(
     guest, rolls its datasets back, restores NVRAM and definition, and resumes it from RAM.
     """
     from snaporch.cli.session import session
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.request import RestoreRequest, run_restore
 
     request = RestoreRequest(
@@ -141,7 +140,7 @@ def restore_command(
         ask = None if yes else partial(_ask, opened, request)
         restored = run_restore(opened, request, confirm=ask, wait=wait)
         if json:
-            print_result(json_format.dumps(restored.as_json(), indent=2, ensure_ascii=False))
+            print_json(restored.as_json())
         else:
             print_result(_line(restored))
         print_undo_command(opened, restored)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,7 +45,7 @@ def run_due_command(
     from snaporch.cli.verify import verify_and_report_due
     from snaporch.cli.watching import observing
     from snaporch.locks import SCHEDULE, domain_lock
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json
     from snaporch.schedule.concurrency import ConcurrencyLimiter
     from snaporch.schedule.run_due import run_due
     from snaporch.schedule.subprocesses import Subprocesses, snapshot_command
@@ -72,7 +71,7 @@ def run_due_command(
         if json:
             document = _document(done)
             document |= {"replicated": sent.documents, "verified": verified.documents}
-            print_result(dumps(document, indent=2, ensure_ascii=False))
+            print_json(document)
         interrupt.check(SCHEDULE)
         return (
             _exit_code(done, print_unknown_policies(done.forecasts)) or sent.code or verified.code

@@ -324,9 +324,7 @@ def _print_plan(plan: Plan) -> None:
 
 def _print_json(documents: Sequence[Mapping[str, Any]], *, single: bool = False) -> None:
     """Print an array; of a single domain its object alone."""
-    import json
-
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json
 
     printed = documents[0] if single else documents
-    print_result(json.dumps(printed, indent=2, ensure_ascii=False))
+    print_json(printed)

@@ -105,14 +105,12 @@ def _print_status(
 ) -> int:
     from snaporch.errors import ExitCode
     from snaporch.output.status import print_status
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json
     from snaporch.schedule.recurrence import zone_of
 
     if json:
-        from json import dumps
-
         document = status.as_json() | {"problems": [each.as_json() for each in problems]}
-        print_result(dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
     else:
         print_status(status, problems, zone_of(config))
     return ExitCode.WARNINGS if problems else ExitCode.OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import shlex
 from collections.abc import Callable
 from functools import partial
@@ -137,12 +136,12 @@ def _print_plan(
 
 
 def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:
-    from snaporch.output.terminal import print_result
+    from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.safety_catalog import MANAGED_SAVE
 
     name = restored.record.domain
     if json:
-        print_result(json_format.dumps(_document(restored, copy), indent=2, ensure_ascii=False))
+        print_json(_document(restored, copy))
     else:
         resumed = ", resumed from RAM" if restored.resumed else ""
         print_result(f"{name}  undid {copy.thing}; {restored.state}{resumed}")

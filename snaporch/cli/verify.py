@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -135,7 +134,7 @@ def _verify(
 ) -> int:
     from snaporch.catalog.records import all_records
     from snaporch.cli.outcomes import ResultPrinter
-    from snaporch.output.terminal import print_error, print_result
+    from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.source import find_records
     from snaporch.verify.verify import check_options, host_lock, longest_ago, verify_all
 
@@ -151,7 +150,7 @@ def _verify(
     if json:
         documents = outcomes.documents
         shown = documents[0] if len(texts) == 1 and documents else documents
-        print_result(json_format.dumps(shown, indent=2, ensure_ascii=False))
+        print_json(shown)
     elif not records:
         print_error("there are no snapshots; take one: snaporch snapshot DOMAIN")
     return outcomes.code
