@@ -12,21 +12,11 @@ import pytest
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind
 from snaporch.restore import disk_checks
-from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_bundle, restore
 from snaporch.zfs import resolver
 from snaporch.zfs.resolver import NotOnZfsError
 
-
-def plan(world, **how):
-    return make_restore_plan(world.context, "web", "s1", **how)
-
-
-def refusal(world, **how):
-    with pytest.raises(RefusedError) as caught:
-        plan(world, **how)
-    assert world.hooks.log == []
-    return str(caught.value)
+from .plans import plan, refusal
 
 
 def test_a_dataset_that_is_not_mounted_is_refused(story, world, monkeypatch):

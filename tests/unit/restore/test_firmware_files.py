@@ -5,23 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.errors import RefusedError
 from snaporch.restore.losses import losses
-from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_bundle, restore
 
+from .plans import plan, refusal
 from .test_disk_checks import read_only  # noqa: F401
-
-
-def plan(world, **how):
-    return make_restore_plan(world.context, "web", "s1", **how)
-
-
-def refusal(world, **how):
-    with pytest.raises(RefusedError) as caught:
-        plan(world, **how)
-    assert world.hooks.log == []
-    return str(caught.value)
 
 
 @pytest.fixture

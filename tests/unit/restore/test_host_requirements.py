@@ -12,18 +12,9 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
+from .plans import plan, refusal
+
 NOTHING = "MemAvailable:       1024 kB\n"
-
-
-def plan(world, **how):
-    return make_restore_plan(world.context, "web", "s1", **how)
-
-
-def refusal(world, **how):
-    with pytest.raises(RefusedError) as caught:
-        plan(world, **how)
-    assert world.hooks.log == []
-    return str(caught.value)
 
 
 @pytest.fixture

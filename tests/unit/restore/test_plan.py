@@ -18,16 +18,7 @@ from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import ForeignMount
 
-
-def plan(world, name="s1", *, domain="web", **options):
-    return make_restore_plan(world.context, domain, name, **options)
-
-
-def refusal(world, **options):
-    with pytest.raises(RefusedError) as caught:
-        plan(world, **options)
-    assert world.hooks.log == []
-    return str(caught.value)
+from .plans import plan, refusal
 
 
 @pytest.mark.parametrize(
