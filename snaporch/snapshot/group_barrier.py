@@ -9,7 +9,6 @@ are released.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -25,7 +24,6 @@ from snaporch.snapshot.snapshotter import LocalSnapshotter
 from snaporch.zfs import PREFIX
 
 _POLL_SECONDS = 0.2
-_MARGIN_SECONDS = 2
 _RAM_STRATEGIES = (Strategy.OVERLAY, Strategy.MANUAL)
 _FREEZE_ORDER = (
     _RAM_STRATEGIES,
@@ -165,7 +163,7 @@ class GroupBarrier:
         check: Callable[[str], None],
     ) -> None:
         """Wait until all are frozen; the last member takes the snapshots of all."""
-        seconds = _patience(plan)
+        seconds = plan.max_frozen
         end = time.monotonic() + seconds
         while not self._taken:
             check(own.name)
@@ -196,13 +194,6 @@ class GroupBarrier:
         shared = {key: value for key, value in properties.items() if key in common}
         for pool in sorted(pools):
             self._context.pool.snapshot(sorted(pools[pool]), shared)
-
-
-def _patience(plan: Plan) -> float:
-    """Return for how many seconds a member may be frozen: less than its guardian allows."""
-    if plan.strategy not in (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED):
-        return math.inf
-    return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
 class GroupMemberSnapshotter(LocalSnapshotter):

@@ -5,6 +5,7 @@ Every reason to refuse a snapshot before the guest is touched is raised from her
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 from collections.abc import Sequence
@@ -35,6 +36,11 @@ from snaporch.snapshot.snapshot_name import check_full_names, default_name, new_
 
 _SAME_ROOM = 64 << 20
 """Free bytes of two datasets of a pool that differ by less count as the same free bytes."""
+
+
+_FREEZING = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
+"""Strategies that keep the guest paused or quiesced until the ZFS snapshots exist."""
+_MARGIN_SECONDS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,13 @@ class Plan:
     def datasets(self) -> tuple[Dataset, ...]:
         """The datasets to snapshot, each once, in the order of their names."""
         return tuple(sorted({planned.dataset for planned in self.disks}))
+
+    @property
+    def max_frozen(self) -> float:
+        """Seconds for which the guest may be frozen: less than its guardian allows."""
+        if self.strategy not in _FREEZING:
+            return math.inf
+        return max(self.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
     def by_pool(self) -> dict[str, list[str]]:
         """Return the full names of the snapshots to take, by pool."""

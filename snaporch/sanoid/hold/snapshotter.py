@@ -6,12 +6,11 @@ they are frozen in the order of :mod:`snaporch.sanoid.hooks.freeze_order`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
-from snaporch.model import GroupRun, Level, PoolSnapshot, Strategy
+from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 from snaporch.sanoid.hooks.time_limits import order_seconds
@@ -20,8 +19,6 @@ from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.strategies.base import StrategyUnavailableError
 from snaporch.snapshot.strategies.ram_limits import effective_rate
 
-_PAUSING = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
-_MARGIN_SECONDS = 2
 _DEFAULT_MIB_PER_SECOND = 200
 """The expected rate for saving the RAM of a guest that has no bundle yet."""
 
@@ -77,7 +74,7 @@ class SanoidSnapshotter:
         """
         self._server.report_frozen(list(self._notes))
         del self._notes[:]
-        in_time = self._server.await_snapshots(self._seconds, _max_frozen(plan))
+        in_time = self._server.await_snapshots(self._seconds, plan.max_frozen)
         if self._server.window.all_withdrawn:
             raise RunFailedError("the snapshot", "was cancelled: no hook needs it any more")
         if not in_time and not self._server.begun:
@@ -92,7 +89,7 @@ class SanoidSnapshotter:
         """The error for a guest that has to be released before all guests are frozen."""
         self._context.interrupt.check(plan.domain.name)
         window, reason = "its window", "ended before all guests were frozen"
-        if _max_frozen(plan) < self._seconds:
+        if plan.max_frozen < self._seconds:
             return StrategyUnavailableError(window, reason, "raise freeze_deadline")
         return RunFailedError(window, reason, "raise hook_deadline or sanoid_hook_jobs")
 
@@ -145,7 +142,7 @@ class SanoidSnapshotter:
 
 def estimate_freeze(context: Context, plan: Plan) -> FreezeEstimate:
     """Estimate what freezing a guest takes, by the last time its RAM was saved."""
-    patience = min(plan.settings.hook_deadline, _max_frozen(plan))
+    patience = min(plan.settings.hook_deadline, plan.max_frozen)
     if plan.level is not Level.RAM:
         return FreezeEstimate(plan.strategy, 0, 0.0, patience)
     ram = context.hypervisor.ram_in_use(plan.domain.uuid)
@@ -154,13 +151,6 @@ def estimate_freeze(context: Context, plan: Plan) -> FreezeEstimate:
     if rate := effective_rate(plan.settings, ram):
         seconds = max(seconds, (ram >> 20) / rate)
     return FreezeEstimate(plan.strategy, ram, seconds, patience, plan.yields_to_other_program)
-
-
-def _max_frozen(plan: Plan) -> float:
-    """Seconds for which a guest may be paused or quiesced; the guardian acts a moment later."""
-    if plan.strategy not in _PAUSING:
-        return math.inf
-    return max(plan.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
 
 def _announced_as(name: str) -> tuple[str, ...]:

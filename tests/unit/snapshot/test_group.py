@@ -583,7 +583,7 @@ def test_a_frozen_member_fails_before_its_guardian_releases_it(window, strategy,
     plan = window.plans["app"]
     settings = plan.settings.model_copy(update={"freeze_deadline": deadline})
     facts = replace(plan.facts, strategy=strategy)
-    assert group_barrier._patience(replace(plan, settings=settings, facts=facts)) == seconds
+    assert replace(plan, settings=settings, facts=facts).max_frozen == seconds
 
 
 def test_a_signal_to_a_frozen_member_ends_the_attempt(window, pair):
