@@ -2,33 +2,45 @@
 
 GUIDs show which snapshots have arrived. A snapshot is marked as replicated on this host only when
 the replica has every ZFS snapshot of its run, and its bundle. So a transfer that was interrupted at
-any point is incomplete, and the next one continues.
+any point is incomplete, and the next one continues. A mark is removed when the replica no longer
+has all of its snapshot.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
-from snaporch.catalog.records import by_dataset, marked_by, one_per_dataset, run_members
+from snaporch.catalog.records import by_dataset, marked_by
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.locks import domain_lock, held_by
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
-from snaporch.replication.target import Destination, ReplicaError
+from snaporch.replication.bookmarks import ReplicaBookmarks
+from snaporch.replication.bundle_copies import BundleCopies
+from snaporch.replication.destination import Destination, ReplicaError
+from snaporch.replication.marks import COPY, REPLICATED, record_presence, replicas
+from snaporch.replication.members import Originals
 from snaporch.systemd.low_priority import lower_priority
-from snaporch.zfs import PREFIX
 
-REPLICATED = "replicated"
 REPLICATION = "replication"
 """The name of the lock that lets one replication run at a time on a host."""
-_COPIED_PROPERTIES = ("run", "level", "bundle", "uuid", "domain", "verified", "retention", "group")
+_COPIED_PROPERTIES = (
+    "run",
+    "level",
+    "bundle",
+    "uuid",
+    "domain",
+    "verified",
+    "retention",
+    "group",
+    "note",
+)
 """Properties of a snapshot that are set on its copy."""
 _PAGE_PROPERTIES = ("ram", "ram-pools")
 
@@ -41,6 +53,11 @@ class ReplicationResult:
     """Snapshots that the replica has completely now, and did not have before."""
     missing: tuple[SnapshotRecord, ...]
     """Snapshots that cannot be replicated, since their bundles on this host are not whole."""
+    damaged: tuple[SnapshotRecord, ...] = ()
+    """Snapshots whose bundles on the replica were missing or damaged; those that were copied again
+    are also among ``arrived``."""
+    read: int = 0
+    """How many bundles on the replica were read again, and are whole."""
 
 
 def replication_lock_name(uuid: str) -> str:
@@ -75,11 +92,12 @@ def replicate(
         records: all finished snapshots of one domain, oldest first.
         name: the replica's name in the configuration.
         destination: the replica.
-        recheck: check all snapshots, also those that are marked as replicated.
+        recheck: read all bundles on the replica, and copy them again even if it has lost all.
 
     Raises:
         BusyError: the snapshots are being copied, or deleted.
-        ReplicaError, PoolError, CommandError: a transfer failed; what had arrived stays.
+        ReplicaError, PoolError, CommandError: a transfer failed, or a damaged bundle on the replica
+            could not be replaced; what had arrived stays.
         InterruptedRunError: a signal came.
     """
     first = records[0]
@@ -93,16 +111,11 @@ def replicate(
     ):
         if held_by(default_paths.LOCKS, first.uuid) is not None:
             records = records[:-1]  # its RAM may be moved into pages, which changes its bundle
-        wanted = [record for record in records if recheck or name not in record.replicated]
-        if not wanted:
+        if not records:
             return ReplicationResult((), ())
         names = {dataset for record in records for dataset in record.datasets}
-        transfer = _Transfer(context, wanted, name, destination, names)
-        if not recheck:
-            transfer.require_last_bundle(
-                [record for record in records if name in record.replicated]
-            )
-        return transfer.run()
+        transfer = _Transfer(context, records, name, destination, names)
+        return transfer.run(recheck=recheck)
 
 
 class _Transfer:
@@ -119,44 +132,105 @@ class _Transfer:
         self._name = name
         self._destination = destination
         self._manifests = {record.run: _manifest(context, record) for record in records}
+        self._originals = Originals(context.config, records, self._manifests, names)
+        self._bundles = BundleCopies(context, destination, name, records, self._manifests)
+        self._bookmarks = ReplicaBookmarks(context.pool, name, context.config.replica)
         self._failures: list[SnaporchError] = []
-        replicas = context.config.replica.values()
-        self._local = tuple(f"{each.dataset}/" for each in replicas if not each.host)
-        self._copies = tuple(f"/{copy_name(each)}" for each in names if "/" in each)
+        self._members: dict[SnapshotRecord, tuple[PoolSnapshot, ...]] = {}
+        self._damaged: list[SnapshotRecord] = []
+        self._read = 0
 
-    def require_last_bundle(self, before: Sequence[SnapshotRecord]) -> None:
-        """Check that the replica still has the last bundle: its file system may not be mounted."""
-        last = next((each for each in reversed(before) if each.bundle is not None), None)
-        if last is not None and last.run not in self._destination.bundles(last.uuid):
+    def run(self, *, recheck: bool) -> ReplicationResult:
+        pool = self._context.pool
+        datasets = self._originals.datasets([known.name for known in pool.datasets()])
+        self._refuse_nested(datasets)
+        self._refuse_same_copies(datasets)
+        if not recheck:
+            self._require_bundles()
+        arrived = self._destination.snapshots(datasets)
+        self._members = self._originals.members(pool.snapshots(datasets))
+        self._remove_false_marks(_by_guid(arrived))
+        if self._send_all(datasets, by_dataset(arrived)):
+            arrived = self._destination.snapshots(datasets)
+        ours, theirs = pool.snapshots(datasets), _by_guid(arrived)
+        self._members = self._originals.members(ours)
+        self._tidy_bookmarks(by_dataset(arrived))
+        self._mark_copies(ours, theirs)
+        with self._collect_failure():
+            self._set_policies({dataset for dataset, _ in theirs})
+        whole = [r for r in self._records if self._members[r] and not self._lacking(r, theirs)]
+        marked, missing = self._copy_bundles(whole, recheck=recheck)
+        self._mark_dropped(by_dataset(arrived), theirs)
+        self._require_newest(whole, missing)
+        for failure in self._failures:
+            raise failure
+        damaged = tuple(self._damaged)
+        return ReplicationResult(tuple(marked), tuple(missing), damaged, self._read)
+
+    def _require_bundles(self) -> None:
+        """Check that the replica has bundles, if it got any: its file system may not be mounted."""
+        before = [r for r in self._records if self._name in r.replicated and r.bundle is not None]
+        if before and not self._bundles.has_any(before):
+            last = before[-1]
             raise ReplicaError(
                 f"{self._name}: {last.full_name}",
-                "its bundle is missing on the replica",
+                "its bundle is missing on the replica, and so are all others",
                 "is the file system of the replica's bundles mounted? if it is: "
                 f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --recheck",
             )
 
-    def run(self) -> ReplicationResult:
-        datasets = self._datasets()
-        self._refuse_nested(datasets)
+    def _remove_false_marks(self, theirs: Collection[tuple[str, int]]) -> None:
+        """Remove the mark of each snapshot of which the replica has lost anything."""
+        for record in self._records:
+            members = self._members[record]
+            if not members or not self._is_marked(record):
+                continue
+            differing = self._bundles.differing(record) if _has_bundle(record, members) else ()
+            if differing:
+                self._report_damage(record, differing)
+            if differing or self._lacking(record, theirs):
+                self._record(record, replicated=False)
+
+    def _report_damage(self, record: SnapshotRecord, files: Sequence[str]) -> None:
+        self._damaged.append(record)
+        text = f"its bundle there is missing or damaged: {', '.join(files)}"
+        self._context.progress.note(f"{self._name}: {record.full_name}", text)
+
+    def _record(self, record: SnapshotRecord, *, replicated: bool, dropped: bool = False) -> None:
+        """Record on the snapshots of a run whether the replica has them."""
+        self._members[record] = record_presence(
+            self._context.pool,
+            self._members[record],
+            record.run,
+            self._name,
+            replicated=replicated,
+            dropped=dropped,
+        )
+
+    def _is_marked(self, record: SnapshotRecord) -> bool:
+        """Whether all snapshots of a run are marked as replicated."""
+        own = [each for each in self._members[record] if marked_by(each, record.run)]
+        return bool(own) and all(self._name in replicas(each, REPLICATED) for each in own)
+
+    def _lacking(
+        self, record: SnapshotRecord, theirs: Collection[tuple[str, int]]
+    ) -> list[tuple[str, int]]:
+        return self._originals.lacking(record, self._members[record], theirs)
+
+    def _send_all(
+        self, datasets: Sequence[str], copies: Mapping[str, Sequence[PoolSnapshot]]
+    ) -> bool:
+        """Send each dataset; return whether anything was, or may have been."""
         encrypted = self._context.pool.encrypted()
-        copies = by_dataset(self._destination.snapshots(datasets))
-        originals = by_dataset(self._context.pool.snapshots(datasets))
+        for dataset in datasets:  # the last one may be sent hours later
+            with self._collect_failure():
+                self._bookmark(dataset, copies[dataset])
+        sent = False
         for dataset in datasets:
             self._context.interrupt.check(self._name)
-            self._context.progress.step(self._name, f"sending {dataset}")
             with self._collect_failure():
-                self._send(originals[dataset], copies[dataset], dataset, raw=dataset in encrypted)
-        ours = self._context.pool.snapshots(datasets)
-        theirs = {(each.dataset, each.guid): each for each in self._destination.snapshots(datasets)}
-        self._bookmark_newest(ours, theirs)
-        self._mark_copies(ours, theirs)
-        members = self._members(ours)
-        whole = [record for record in self._records if self._has_arrived(record, members, theirs)]
-        arrived, missing = self._copy_bundles(whole, members)
-        self._require_newest(members, whole, missing)
-        for failure in self._failures:
-            raise failure
-        return ReplicationResult(tuple(arrived), tuple(missing))
+                sent |= self._send(copies[dataset], dataset, raw=dataset in encrypted)
+        return sent
 
     @contextmanager
     def _collect_failure(self) -> Iterator[None]:
@@ -168,92 +242,90 @@ class _Transfer:
         except SnaporchError as error:
             self._failures.append(error)
 
-    def _send(
-        self,
-        ours: Sequence[PoolSnapshot],
-        copies: Sequence[PoolSnapshot],
-        dataset: str,
-        *,
-        raw: bool,
-    ) -> None:
-        if copies and copies[-1].guid not in {each.guid for each in ours}:
-            marks = self._context.pool.bookmarks(dataset)
-            mark = f"{dataset}#{_bookmark_prefix(self._name)}{copies[-1].guid}"
-            later = [each for each in ours if each.createtxg > marks.get(mark, each.createtxg)]
-            if later:
-                self._destination.send_from_bookmark(mark, later[0].full_name, raw=raw)
-        self._destination.send(dataset, raw=raw)
+    def _bookmark(self, dataset: str, copies: Sequence[PoolSnapshot]) -> None:
+        """Bookmark the replica's newest snapshot, and all that it would get next."""
+        ours = self._context.pool.snapshots([dataset])
+        birth = self._birth(dataset, ours, copies)
+        self._bookmarks.keep(dataset, [each for each in ours if each.createtxg >= birth])
+
+    def _birth(
+        self, dataset: str, ours: Sequence[PoolSnapshot], copies: Sequence[PoolSnapshot]
+    ) -> int:
+        """The txg on this host of the replica's newest snapshot; 0 if the replica has none.
+
+        Raises:
+            ReplicaError: this host has neither that snapshot nor a bookmark of it.
+        """
+        if not copies:
+            return 0
+        births = dict(self._context.pool.bookmarks(dataset).values())
+        births |= {each.guid: each.createtxg for each in ours}
+        if copies[-1].guid in births:
+            return births[copies[-1].guid]
+        common = [each.guid in births for each in copies]
+        newest = len(common) - 1 - common[::-1].index(True) if any(common) else -1
+        raise self._destination.diverged(dataset, [each.name for each in copies[newest + 1 :]])
+
+    def _send(self, copies: Sequence[PoolSnapshot], dataset: str, *, raw: bool) -> bool:
+        """Send a dataset if it has snapshots that its copy lacks; return whether it has."""
+        pool = self._context.pool
+        ours = pool.snapshots([dataset])
+        birth = self._birth(dataset, ours, copies)
+        later = [each for each in ours if each.createtxg > birth]
+        with self._collect_failure():
+            self._bookmark(dataset, copies)
+        if not later:
+            return False
+        self._context.progress.step(self._name, f"sending {dataset}")
+        with self._collect_failure():
+            # syncoid looks for a common snapshot, by its name
+            last = [(each.name, each.guid) for each in copies[-1:]]
+            if not {(each.name, each.guid) for each in ours}.issuperset(last):
+                for name, mark in pool.bookmarks(dataset).items():
+                    if mark.guid == copies[-1].guid:
+                        self._destination.send_from_bookmark(name, later[0].full_name, raw=raw)
+                        break
+            self._destination.send(dataset, raw=raw)
+        return True
+
+    def _tidy_bookmarks(self, copies: Mapping[str, Sequence[PoolSnapshot]]) -> None:
+        """Bookmark the replica's newest snapshots, and destroy the bookmarks of older ones."""
+        for dataset, there in copies.items():
+            with self._collect_failure():
+                self._bookmark(dataset, there)
+                self._bookmarks.tidy(dataset, there)
 
     def _require_newest(
-        self,
-        members: Mapping[SnapshotRecord, Sequence[PoolSnapshot]],
-        whole: Sequence[SnapshotRecord],
-        missing: Sequence[SnapshotRecord],
+        self, whole: Sequence[SnapshotRecord], missing: Sequence[SnapshotRecord]
     ) -> None:
         """Count it as a failure if the newest snapshot has not arrived."""
         newest = self._records[-1]
         thing = f"{self._name}: {newest.full_name}"
+        had = self._name in (*newest.replicated, *newest.dropped)
         if newest in missing:
             step = "see: snaporch show; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
-        elif members[newest] and newest not in whole:
+        elif self._members[newest] and newest not in whole and not had:
             step = "see: zfs get -r syncoid:sync, for each of its datasets"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
 
-    def _members(
-        self, ours: Sequence[PoolSnapshot]
-    ) -> dict[SnapshotRecord, tuple[PoolSnapshot, ...]]:
-        """The ZFS snapshots of each record; empty if one of them is missing."""
-        by_run: dict[str, list[PoolSnapshot]] = defaultdict(list)
-        by_guid = {}
-        for each in ours:
-            by_run[each.properties.get("run", "")].append(each)
-            by_guid[each.dataset, each.guid] = each
-        found = {}
-        for record in self._records:
-            manifest = self._manifests[record.run]
-            known = [(e.dataset, e.guid) for e in manifest.snapshots] if manifest else []
-            near = {each.full_name: each for each in by_run[record.run]}
-            near |= {by_guid[key].full_name: by_guid[key] for key in known if key in by_guid}
-            members = run_members(manifest, record.run, near.values())
-            chosen = one_per_dataset(manifest, members, record.snapshot)
-            wanted = self._originals(record)
-            chosen = [each for each in chosen if each.dataset in wanted]
-            found[record] = tuple(chosen) if len(chosen) == len(wanted) else ()
-        return found
-
-    def _originals(self, record: SnapshotRecord) -> set[str]:
-        """The record's datasets, without the copies that are on this host.
-
-        Copies carry the same properties, so a run without a manifest cannot distinguish them
-        from originals. A copy is below a configured replica of this host, or is named as snaporch
-        names the copy of a dataset of any record: the original's snapshot may have been destroyed.
-        """
-        return {
-            each
-            for each in record.datasets
-            if not each.startswith(self._local) and not each.endswith(self._copies)
-        }
-
-    def _has_arrived(
+    def _mark_dropped(
         self,
-        record: SnapshotRecord,
-        members: Mapping[SnapshotRecord, Sequence[PoolSnapshot]],
+        copies: Mapping[str, Sequence[PoolSnapshot]],
         theirs: Collection[tuple[str, int]],
-    ) -> bool:
-        """Whether the replica has all ZFS snapshots of a record, and that of its pages of RAM."""
-        manifest = self._manifests[record.run]
-        wanted = [(each.dataset, each.guid) for each in members[record]]
-        if manifest is not None and manifest.pages is not None:
-            wanted.append((manifest.pages.dataset, manifest.pages.guid))
-        return bool(members[record]) and all(each in theirs for each in wanted)
-
-    def _datasets(self) -> list[str]:
-        """The datasets of the guest's disks, then those of its pages of RAM."""
-        disks = {dataset for record in self._records for dataset in self._originals(record)}
-        pages = {m.pages.dataset for m in self._manifests.values() if m is not None and m.pages}
-        present = {known.name for known in self._context.pool.datasets()}
-        return [*sorted(disks), *sorted((pages & present) - disks)]
+    ) -> None:
+        """Record which snapshots the replica cannot get any more, since it has newer ones."""
+        births = {}
+        for dataset, there in copies.items():
+            ours = self._context.pool.snapshots([dataset])
+            with suppress(ReplicaError):  # the copy has diverged, which was reported
+                births[dataset] = self._birth(dataset, ours, there)
+        for record in self._records:
+            if not self._members[record]:
+                continue
+            lacking = self._lacking(record, theirs)
+            if any(txg < births.get(dataset, 0) for dataset, txg in lacking):
+                self._record(record, replicated=False, dropped=True)
 
     def _refuse_nested(self, datasets: Iterable[str]) -> None:
         """Refuse a replica below a dataset to copy: each copy would be copied, too, for ever."""
@@ -265,6 +337,18 @@ class _Transfer:
                     f"{replica.dataset} is inside {dataset}, which is copied to it",
                     "give it another dataset, best in another pool",
                 )
+
+    def _refuse_same_copies(self, datasets: Iterable[str]) -> None:
+        """Refuse a dataset whose copy would have the name of another dataset's copy."""
+        known = [each.name for each in self._context.pool.datasets()]
+        for dataset in datasets:
+            for other in known:
+                if other != dataset and copy_name(other) == copy_name(dataset):
+                    raise RefusedError(
+                        f"{self._name}: {dataset}",
+                        f"its copy would have the same name as that of {other}",
+                        f"rename one of them, such as: zfs rename {shlex.quote(other)} NEW",
+                    )
 
     def _mark_copies(
         self,
@@ -280,35 +364,67 @@ class _Transfer:
                 for key, value in snapshot.properties.items()
                 if key in (*_COPIED_PROPERTIES, *_PAGE_PROPERTIES)
             }
+            if wanted:
+                wanted[COPY] = self._name
             if other is not None and not wanted.items() <= other.properties.items():
                 marks[other.full_name] = wanted
         if marks:
             self._destination.mark(marks)
 
+    def _set_policies(self, datasets: Collection[str]) -> None:
+        """Set the policies of the datasets on their copies: a stream does not carry properties."""
+        found = self._context.pool.policies(sorted(datasets))
+        self._destination.set_policies({name: found.get(name, "") for name in sorted(datasets)})
+
     def _copy_bundles(
-        self,
-        whole: Iterable[SnapshotRecord],
-        members: Mapping[SnapshotRecord, Sequence[PoolSnapshot]],
+        self, whole: Sequence[SnapshotRecord], *, recheck: bool
     ) -> tuple[list[SnapshotRecord], list[SnapshotRecord]]:
-        """Copy the missing bundles; mark the snapshots that have arrived completely.
+        """Copy the missing bundles and read those that are due; mark what arrived completely.
+
+        New bundles are copied first: reading the others may take long.
 
         Returns:
-            The snapshots that have arrived now, and those whose bundles here are not whole.
+            The snapshots that were marked, and those whose bundles here are not whole.
         """
-        there = self._destination.bundles(self._records[0].uuid)
+        marked = [record for record in whole if self._is_marked(record)]
+        due = {record.run for record in marked} if recheck else self._bundles.due(marked)
         arrived, missing = [], []
-        for record in whole:
+        for record in sorted(whole, key=self._is_marked):
             self._context.interrupt.check(self._name)
             with self._collect_failure():
-                has = record.run in there or not _has_bundle(record, members[record])
-                if not has and not self._copy_bundle(record):
+                if not self._bring_bundle(record, must_read=record.run in due):
                     missing.append(record)
-                    continue
-                there |= {record.run}
-                if self._is_unchanged(record):
-                    self._mark_originals(members[record], record.run)
+                elif not self._is_marked(record) and self._is_unchanged(record):
+                    self._record(record, replicated=True)
                     arrived.append(record)
         return arrived, missing
+
+    def _bring_bundle(self, record: SnapshotRecord, *, must_read: bool) -> bool:
+        """Copy a bundle if the replica lacks it, or its copy is damaged.
+
+        Returns:
+            False if the replica lacks it, and it is not whole on this host.
+        """
+        bundles, marked = self._bundles, self._is_marked(record)
+        if not _has_bundle(record, self._members[record]) or bundles.is_read(record):
+            return True
+        if not bundles.differing(record):
+            if marked and not (must_read and bundles.is_described(record)):
+                return True
+            damaged = bundles.read(record)
+            if not damaged:
+                self._read += marked
+                return True
+            if marked:
+                self._report_damage(record, damaged)
+                self._record(record, replicated=False)
+        if bundles.copy(record):
+            return True
+        if record in self._damaged:
+            reason = "its bundle there is damaged, and the one on this host is not whole"
+            step = f"see: snaporch show {record.full_name}"
+            raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
+        return False
 
     def _is_unchanged(self, record: SnapshotRecord) -> bool:
         """Whether the bundle is still the one that was copied.
@@ -317,75 +433,16 @@ class _Transfer:
         """
         return _manifest(self._context, record) == self._manifests[record.run]
 
-    def _copy_bundle(self, record: SnapshotRecord) -> bool:
-        """Copy a bundle; False if it is not whole, or was pruned meanwhile."""
-        store, reference = self._context.store, f"{record.uuid}/{record.run}"
-        if store.state(reference)[0] is not BundleState.COMPLETE:
-            return False
-        self._context.progress.step(self._name, f"copying the bundle of @{record.snapshot}")
-        try:
-            self._destination.store(store.path(reference), reference)
-        except ReplicaError:
-            if store.path(reference).is_dir():
-                raise
-            return False
-        return True
 
-    def _mark_originals(self, members: Iterable[PoolSnapshot], run: str) -> None:
-        """Mark the snapshots of the run as replicated.
-
-        Snapshots with another run's mark are shared with other guests, and stay as they are.
-        """
-        names: dict[str, list[str]] = {}
-        for snapshot in members:
-            replicas = set(snapshot.properties.get(REPLICATED, "").split(",")) - {""}
-            if self._name not in replicas and marked_by(snapshot, run):
-                text = ",".join(sorted(replicas | {self._name}))
-                names.setdefault(text, []).append(snapshot.full_name)
-        for text, marked in names.items():
-            self._context.pool.set_properties(marked, {PREFIX + REPLICATED: text})
-
-    def _bookmark_newest(
-        self,
-        ours: Sequence[PoolSnapshot],
-        theirs: Mapping[tuple[str, int], PoolSnapshot],
-    ) -> None:
-        """Bookmark the newest common snapshot: a later stream can begin there (zfs-send(8)).
-
-        So retention may delete that snapshot on this host, however long the replica is away.
-        """
-        pool, prefix = self._context.pool, _bookmark_prefix(self._name)
-        originals, copies = by_dataset(ours), by_dataset(theirs.values())
-        for dataset, there in copies.items():
-            last = max(there, key=lambda each: each.createtxg).guid
-            here = [each for each in originals[dataset] if each.guid == last]
-            if not here:  # the snapshot is destroyed here; keep a bookmark of it if there is one
-                continue
-            mark = f"{prefix}{last}"
-            known = [name for name in pool.bookmarks(dataset) if _is_bookmark(name, prefix)]
-            if f"{dataset}#{mark}" not in known:
-                pool.bookmark(here[0].full_name, mark)
-            for name in known:
-                if name != f"{dataset}#{mark}":
-                    pool.destroy_bookmark(name)
+def _by_guid(snapshots: Iterable[PoolSnapshot]) -> dict[tuple[str, int], PoolSnapshot]:
+    return {(each.dataset, each.guid): each for each in snapshots}
 
 
 def _has_bundle(record: SnapshotRecord, members: Iterable[PoolSnapshot]) -> bool:
     """Whether a snapshot has a bundle, or had one; not every snapshot has."""
-    return record.state is not BundleState.MISSING or any(
+    return record.state not in (BundleState.MISSING, BundleState.NONE) or any(
         each.properties.get("bundle") for each in members
     )
-
-
-def _bookmark_prefix(name: str) -> str:
-    """The beginning of the names of a replica's bookmarks."""
-    return f"snaporch-{name}-"
-
-
-def _is_bookmark(name: str, prefix: str) -> bool:
-    """Whether a bookmark is this replica's: another replica's name may begin with this one's."""
-    rest = name.partition("#")[2]
-    return rest.startswith(prefix) and rest[len(prefix) :].isdecimal()
 
 
 def _manifest(context: Context, record: SnapshotRecord) -> Manifest | None:

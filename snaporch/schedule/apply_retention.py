@@ -15,6 +15,7 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.store import private_directory
+from snaporch.catalog.run_snapshots import by_pool
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.locks import RETENTION, domain_lock
@@ -22,7 +23,7 @@ from snaporch.prune.decision import PruneAction
 from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import prune
 from snaporch.replication.replicate import replication_lock_name
-from snaporch.restore.start_lock import may_be_barred
+from snaporch.restore.start_bar import may_be_barred
 from snaporch.schedule.forecast import Forecast, make_forecasts
 from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
@@ -142,8 +143,5 @@ def _retire(context: Context, forecast: Forecast, now: datetime, done: Retention
 
 def _destroy(context: Context, names: Sequence[str]) -> None:
     """Destroy a run's snapshots, atomically in each pool; an error stops before the next pool."""
-    pools: dict[str, list[str]] = {}
-    for name in names:
-        pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
-    for members in pools.values():
+    for members in by_pool(names):
         context.pool.destroy_snapshots(members)

@@ -42,12 +42,12 @@ class BulkJobs:
     def __init__(
         self,
         scheduler: BaseScheduler,
-        captures: Subprocesses,
+        subprocesses: Subprocesses,
         schedule: Callable[[], Schedule],
         on_result: Callable[[BulkJobResult], None],
     ) -> None:
         self._scheduler = scheduler
-        self._captures = captures
+        self._subprocesses = subprocesses
         self._schedule = schedule
         self._on_result = on_result
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class BulkJobs:
             self._under_way.add(name)
         done = BulkJobResult(name, ExitCode.BUG, (), ())
         try:
-            done = self._captures.run_bulk_job(name)
+            done = self._subprocesses.run_bulk_job(name)
         finally:
             schedule = self._schedule()
             pause = schedule.refresh if done.status == 0 else schedule.retry

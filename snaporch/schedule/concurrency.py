@@ -12,8 +12,8 @@ from snaporch.config import Schedule
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyCapture:
-    """A snapshot that a policy wants of a domain."""
+class SnapshotJob:
+    """A snapshot to be taken of a domain or group, for a policy."""
 
     uuid: str
     domain: str
@@ -33,7 +33,7 @@ class PolicyCapture:
 
     @property
     def key(self) -> str:
-        """Identifies the capture: ``UUID/POLICY``."""
+        """Identifies the job: ``UUID/POLICY``."""
         return f"{self.uuid}/{self.policy}"
 
     @property
@@ -57,11 +57,11 @@ class ConcurrencyLimiter:
     def __init__(self, limits: Schedule) -> None:
         self._limits = limits
         self._changed = threading.Condition()
-        self._inside: list[PolicyCapture] = []
+        self._inside: list[SnapshotJob] = []
         self._closed = False
 
     @property
-    def inside(self) -> tuple[PolicyCapture, ...]:
+    def inside(self) -> tuple[SnapshotJob, ...]:
         """The captures that are running."""
         with self._changed:
             return tuple(self._inside)
@@ -79,37 +79,37 @@ class ConcurrencyLimiter:
             self._changed.notify_all()
 
     @contextmanager
-    def through(self, capture: PolicyCapture) -> Iterator[None]:
-        """Wait until the limits allow the capture; it counts as running inside the block.
+    def through(self, job: SnapshotJob) -> Iterator[None]:
+        """Wait until the limits allow the job; it counts as running inside the block.
 
         Raises:
             LimiterClosedError: :meth:`close` was called.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._room(capture))
+            self._changed.wait_for(lambda: self._closed or self._room(job))
             if self._closed:
                 raise LimiterClosedError
-            self._inside.append(capture)
+            self._inside.append(job)
             self._changed.notify_all()
         try:
             yield
         finally:
             with self._changed:
-                self._inside.remove(capture)
+                self._inside.remove(job)
                 self._changed.notify_all()
 
-    def _room(self, capture: PolicyCapture) -> bool:
+    def _room(self, job: SnapshotJob) -> bool:
         limits, inside = self._limits, self._inside
         if not inside:
             return True
-        if any(other.uuids & capture.uuids for other in inside):
+        if any(other.uuids & job.uuids for other in inside):
             return False
-        if sum(len(other.uuids) for other in (*inside, capture)) > limits.jobs:
+        if sum(len(other.uuids) for other in (*inside, job)) > limits.jobs:
             return False
         used = Counter(pool for other in inside for pool in other.pools)
-        if any(used[pool] >= limits.jobs_per_pool for pool in capture.pools):
+        if any(used[pool] >= limits.jobs_per_pool for pool in job.pools):
             return False
         saving = sum(other.ram_mib for other in inside)
-        if not (limits.ram_in_flight_mib and saving and capture.ram_mib):
+        if not (limits.ram_in_flight_mib and saving and job.ram_mib):
             return True
-        return saving + capture.ram_mib <= limits.ram_in_flight_mib
+        return saving + job.ram_mib <= limits.ram_in_flight_mib

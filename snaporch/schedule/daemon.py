@@ -29,17 +29,18 @@ from apscheduler.triggers.base import BaseTrigger
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.locks import record_check
 from snaporch.recovery.start_guardian import guard_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, apply_retention, prune_daily
 from snaporch.schedule.bulk_jobs import BulkJobs
-from snaporch.schedule.concurrency import PolicyCapture
+from snaporch.schedule.concurrency import SnapshotJob
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, record_carried_out
 from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.recurrence import Times, times
-from snaporch.schedule.run_due import capture_of, remember
-from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
+from snaporch.schedule.run_due import remember, snapshot_job
+from snaporch.schedule.subprocesses import BulkJobResult, SnapshotJobResult, Subprocesses
 from snaporch.snapshot.group import group_of
-from snaporch.systemd.notify import notify, watchdog_seconds
+from snaporch.systemd.sd_notify import notify, watchdog_seconds
 
 _THREADS = 64
 _JOIN_SECONDS = 60
@@ -87,7 +88,7 @@ class _Crashed:
 
 
 _Message = (
-    _Stop | _Reload | _ForecastsMade | _DomainChanged | _Crashed | CaptureOutcome | BulkJobResult
+    _Stop | _Reload | _ForecastsMade | _DomainChanged | _Crashed | SnapshotJobResult | BulkJobResult
 )
 
 
@@ -96,7 +97,7 @@ class Daemon:
 
     Args:
         context: its configuration is replaced by a reload.
-        captures: starts the subprocesses.
+        subprocesses: starts the subprocesses.
         load: loads the configuration again.
         observer: hears of results and failures.
     """
@@ -104,13 +105,13 @@ class Daemon:
     def __init__(
         self,
         context: Context,
-        captures: Subprocesses,
+        subprocesses: Subprocesses,
         load: Callable[[], Config],
         observer: PolicyObserver,
     ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
-        self._captures = captures
+        self._subprocesses = subprocesses
         self._load = load
         self._observer = observer
         # Signal handlers put messages here: a SimpleQueue is reentrant, an Event is not.
@@ -124,13 +125,14 @@ class Daemon:
         self._refresh_again = False
         self._refresh_at: float | None = None
         self._forecasts_began = 0.0
+        self._checking_since = datetime.now(UTC)
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._bulk_jobs = BulkJobs(
-            self._scheduler, captures, lambda: self._context.config.schedule, self._inbox.put
+            self._scheduler, subprocesses, lambda: self._context.config.schedule, self._inbox.put
         )
 
     def stop(self) -> None:
@@ -207,14 +209,14 @@ class Daemon:
     def _end(self) -> None:
         self._ending.set()
         notify("STOPPING=1", "STATUS=waiting for running snapshots to undo or finish their work")
-        self._captures.stop()
+        self._subprocesses.stop()
         self._scheduler.shutdown(wait=True)
         if self._forecaster is not None:
             self._forecaster.join(_JOIN_SECONDS)
         self._pruning.acquire(timeout=_JOIN_SECONDS)
         while not self._inbox.empty():
             message = self._inbox.get()
-            if isinstance(message, (CaptureOutcome, BulkJobResult)):
+            if isinstance(message, (SnapshotJobResult, BulkJobResult)):
                 self._report(message)
 
     def _reload(self) -> None:
@@ -225,7 +227,7 @@ class Daemon:
             self._context.progress.note(_SOURCE, f"{error.line()}; keeping the old configuration")
         else:
             self._context.config = config
-            self._captures.limiter.limit(config.schedule)
+            self._subprocesses.limiter.limit(config.schedule)
             self._context.progress.step(_SOURCE, "configuration loaded")
         notify("READY=1")
 
@@ -236,10 +238,11 @@ class Daemon:
         self._refresh_at = None
         if self._forecaster is not None:
             self._refresh_again = True
+            notify(f"STATUS=checking guests and policies since {self._checking_since:%H:%M:%S} UTC")
             return
         self._refresh_again = False
         context = replace(self._context)  # a reload must not change it meanwhile
-        self._forecasts_began = time.monotonic()
+        self._forecasts_began, self._checking_since = time.monotonic(), datetime.now(UTC)
         self._forecaster = threading.Thread(target=self._work, args=[context], daemon=True)
         self._forecaster.start()
 
@@ -294,6 +297,7 @@ class Daemon:
         self._set_times(context.config, forecasts, now)
         self._bulk_jobs.set_times(forecasts)
         self._scheduler.wakeup()  # otherwise it oversleeps if the clock was put forward
+        record_check(context.config.paths.runtime, now)
         self._observer.looked(context, forecasts, now)
         notify(f"STATUS={self._status()}")
         return True
@@ -336,9 +340,9 @@ class Daemon:
             )
 
     def _status(self) -> str:
-        captures = [job for job in self._scheduler.get_jobs() if job.id not in self._bulk_jobs.ids]
-        jobs = sorted(captures, key=lambda job: job.next_run_time)
-        inside = [f"{c.label} ({c.policy})" for c in self._captures.limiter.inside]
+        snapshots = [job for job in self._scheduler.get_jobs() if job.id not in self._bulk_jobs.ids]
+        jobs = sorted(snapshots, key=lambda job: job.next_run_time)
+        inside = [f"{c.label} ({c.policy})" for c in self._subprocesses.limiter.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
         text += self._bulk_jobs.describe()
         if not jobs:
@@ -357,35 +361,35 @@ class Daemon:
             domain = self._context.hypervisor.find(uuid)
             if domain is None or policy not in self._context.config.policy:
                 return
-            capture = capture_of(self._context, domain, policy)
+            job = snapshot_job(self._context, domain, policy)
         except SnaporchError as error:
-            capture = PolicyCapture(uuid, name, policy, frozenset(), 0)
-            self._inbox.put(CaptureOutcome(capture, int(error.exit_code), error.line()))
+            job = SnapshotJob(uuid, name, policy, frozenset(), 0)
+            self._inbox.put(SnapshotJobResult(job, int(error.exit_code), error.line()))
             return
         with self._lock:
-            if self._busy & capture.keys or not self._due(capture):
+            if self._busy & job.keys or not self._due(job):
                 return
-            self._busy |= capture.keys
+            self._busy |= job.keys
         try:
-            outcome = self._captures.take(capture)
+            outcome = self._subprocesses.take(job)
         finally:
             with self._lock:
-                self._busy -= capture.keys
-                self._taken |= dict.fromkeys(capture.keys, datetime.now(UTC))
+                self._busy -= job.keys
+                self._taken |= dict.fromkeys(job.keys, datetime.now(UTC))
         self._inbox.put(outcome)
 
-    def _due(self, capture: PolicyCapture) -> bool:
+    def _due(self, job: SnapshotJob) -> bool:
         """Whether a time has come since the last attempt; a job may have been set too early."""
-        last = self._taken.get(capture.key)
+        last = self._taken.get(job.key)
         if last is None:
             return True
         config = self._context.config
-        when = times(config, capture.policy, capture.group or capture.uuid)
+        when = times(config, job.policy, job.group or job.uuid)
         soonest = min(when.after(last), last + config.schedule.retry)
         return not last <= datetime.now(UTC) < soonest
 
-    def _report(self, message: CaptureOutcome | BulkJobResult) -> None:
-        if isinstance(message, CaptureOutcome):
+    def _report(self, message: SnapshotJobResult | BulkJobResult) -> None:
+        if isinstance(message, SnapshotJobResult):
             self._finished(message)
             return
         for text in message.results:
@@ -393,14 +397,14 @@ class Daemon:
         for text in message.complaints:
             self._context.progress.note(_SOURCE, text)
 
-    def _finished(self, outcome: CaptureOutcome) -> None:
-        progress, name = self._context.progress, outcome.capture.label
+    def _finished(self, outcome: SnapshotJobResult) -> None:
+        progress, name = self._context.progress, outcome.job.label
         for text in outcome.notes:
             progress.note(name, text.removeprefix(f"{name}  note: "))
         if outcome.ok:
             progress.step(name, outcome.text)
         else:
-            progress.note(name, f"{outcome.capture.policy}: {outcome.text}")
+            progress.note(name, f"{outcome.job.policy}: {outcome.text}")
         self._observer.ended(self._context.config, outcome)
         try:
             remember(self._context, [outcome])

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.catalog.records import marked_records
+from snaporch.clone.registry import clones_at_work
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.journal import read_journals
@@ -22,9 +23,10 @@ from snaporch.model import (
     SnapshotRecord,
     moment_of,
 )
-from snaporch.schedule.failures import (
-    CAPTURES,
+from snaporch.schedule.copies import came_back, without_copies
+from snaporch.schedule.failed_attempts import (
     REPLICATIONS,
+    SNAPSHOTS,
     VERIFICATIONS,
     FailedAttempt,
     read_failed,
@@ -94,7 +96,7 @@ class Forecast:
 
 
 def make_forecasts(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
-    """Forecasts for all domains.
+    """Forecasts for all domains except clones on which a verification works.
 
     Args:
         only: name or UUID of a domain; the only one that is returned.
@@ -110,7 +112,10 @@ def make_forecasts(context: Context, now: datetime, only: str | None = None) -> 
     for snapshot in survey.snapshots:
         snapshots[snapshot.properties.get("uuid", "")].append(snapshot)
     if own is None:
+        hidden = clones_at_work(context)
         domains = hypervisor.domains()
+        hidden |= clones_at_work(context)  # one may begin or end meanwhile
+        domains = [each for each in domains if each.uuid not in hidden]
     else:
         others = (hypervisor.find(uuid) for uuid in _members_with(snapshots, own.uuid))
         domains = [own, *(each for each in others if each is not None)]
@@ -157,7 +162,7 @@ class _Memory:
     """What cannot be derived from the snapshots."""
 
     carried: Mapping[str, datetime]
-    captures: Mapping[str, FailedAttempt]
+    snapshots: Mapping[str, FailedAttempt]
     verifications: Mapping[str, FailedAttempt]
     replications: Mapping[str, FailedAttempt]
     under_way: frozenset[str]
@@ -167,11 +172,11 @@ class _Memory:
     def of(cls, context: Context) -> _Memory:
         paths = context.config.paths
         runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
-        captures, verifications, replications = (
+        snapshots, verifications, replications = (
             read_failed(paths.schedule, name, spare=paths.runtime)
-            for name in (CAPTURES, VERIFICATIONS, REPLICATIONS)
+            for name in (SNAPSHOTS, VERIFICATIONS, REPLICATIONS)
         )
-        return cls(read_first_runs(paths.schedule), captures, verifications, replications, runs)
+        return cls(read_first_runs(paths.schedule), snapshots, verifications, replications, runs)
 
 
 def _forecast(
@@ -185,10 +190,15 @@ def _forecast(
 ) -> Forecast:
     config = context.config
     assignment = assign(context, domain, survey.policies)
+    snapshots = without_copies(context, [domain], snapshots)
     records = _records(context, domain, snapshots, guids)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
+    pinned = {**came_back(snapshots), **survey.pinned}
     verdicts = decide_retention(
-        (_taken(record, survey.pinned) for record in records), keeps, now, zone_of(config)
+        (retention_snapshot(record, pinned) for record in records),
+        keeps,
+        now,
+        zone_of(config),
     )
     next_snapshots = []
     retry = config.schedule.retry
@@ -201,7 +211,7 @@ def _forecast(
             since = memory.carried.get(key)
             since = since if since is None or since <= now else None  # the clock was set back
             found = replace(_next(name, when, own, now), since=since)
-            last = _last_failure(memory.captures.get(key), own, now)
+            last = _last_failure(memory.snapshots.get(key), own, now)
             next_snapshots.append(_after_failure(found, last, retry, now))
     finished = [record for record in records if record.run not in memory.under_way]
     as_named = [record for record in finished if not record.renamed]
@@ -325,8 +335,15 @@ def _after_failure(
     return replace(found, at=failed.at + retry, reason=reason, failed=failed)
 
 
-def _taken(record: SnapshotRecord, pinned: Mapping[str, str]) -> RetentionSnapshot:
-    pins = [pinned[name] for name in _full_names(record) if name in pinned]
+def retention_snapshot(record: SnapshotRecord, pinned: Mapping[str, str]) -> RetentionSnapshot:
+    """The facts of a record that retention needs.
+
+    Args:
+        record: of a snapshot.
+        pinned: by a ZFS snapshot's full name, why it cannot be destroyed.
+    """
+    pins = ["kept"] if record.kept else []
+    pins += [pinned[name] for name in _full_names(record) if name in pinned]
     complete = record.state.is_there
     return RetentionSnapshot(
         run=record.run,

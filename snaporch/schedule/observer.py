@@ -10,7 +10,7 @@ from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.schedule.forecast import Forecast
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.subprocesses import SnapshotJobResult
 
 
 class PolicyObserver(Protocol):
@@ -19,7 +19,7 @@ class PolicyObserver(Protocol):
     def looked(self, context: Context, forecasts: Sequence[Forecast], now: datetime) -> None:
         """The scheduler has made new forecasts."""
 
-    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
+    def ended(self, config: Config, outcome: SnapshotJobResult) -> None:
         """A run ended, and its guest was released."""
 
     def failed(self, config: Config, error: SnaporchError) -> None:

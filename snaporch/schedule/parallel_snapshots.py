@@ -8,10 +8,10 @@ from snaporch.context import Context
 from snaporch.errors import ExitCode, NotFoundError
 from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.model import Domain
-from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, SnapshotJob
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.run_due import estimate_load, take_all, without_repeated_groups
-from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses, own_command
+from snaporch.schedule.subprocesses import SnapshotJobResult, Subprocesses, own_command
 from snaporch.snapshot.request import SnapshotRequest
 
 
@@ -40,8 +40,8 @@ def snapshot_in_parallel(
     request: SnapshotRequest,
     *,
     jobs: int | None,
-    on_result: Callable[[CaptureOutcome], None],
-) -> list[CaptureOutcome]:
+    on_result: Callable[[SnapshotJobResult], None],
+) -> list[SnapshotJobResult]:
     """Snapshot the domains; with a policy a domain's group is snapshotted with it, once.
 
     After a signal no other snapshot is begun, and the running ones undo or finish themselves.
@@ -60,12 +60,12 @@ def snapshot_in_parallel(
     if jobs is not None:
         limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
     children = Subprocesses(
-        ConcurrencyLimiter(limits), lambda capture: child_command(context, capture, request)
+        ConcurrencyLimiter(limits), lambda job: child_command(context, job, request)
     )
     level = request.level or "auto"
-    captures = [estimate_load(context, domain, request.policy or "", level) for domain in domains]
-    results = take_all(context, children, without_repeated_groups(captures), on_result)
-    return sorted(results, key=lambda result: result.capture.domain)
+    planned = [estimate_load(context, domain, request.policy or "", level) for domain in domains]
+    results = take_all(context, children, without_repeated_groups(planned), on_result)
+    return sorted(results, key=lambda result: result.job.domain)
 
 
 def worst_status(statuses: Sequence[int]) -> int:
@@ -76,16 +76,17 @@ def worst_status(statuses: Sequence[int]) -> int:
     return max(statuses, default=int(ExitCode.OK))
 
 
-def child_command(context: Context, capture: PolicyCapture, request: SnapshotRequest) -> list[str]:
+def child_command(context: Context, job: SnapshotJob, request: SnapshotRequest) -> list[str]:
     """Return the command line of the process that snapshots one domain."""
     options = {
         "--name": request.name,
         "--level": request.level,
         "--policy": request.policy,
-        "--wait": request.wait,
+        "--note": request.note or None,
+        "--wait": None if request.wait is None else f"{request.wait}s",
         "--rate": request.rate,
     }
     given = [word for key, value in options.items() if value is not None for word in (key, value)]
     given += ["--if-changed"] if request.if_changed else []
-    words = ["snapshot", capture.uuid, *map(str, given), "--json", "--quiet"]
+    words = ["snapshot", job.uuid, *map(str, given), "--json", "--quiet"]
     return [*own_command(context.config_path), *words]

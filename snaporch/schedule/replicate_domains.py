@@ -11,9 +11,10 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
 from snaporch.model import Domain, Level, SnapshotRecord
+from snaporch.replication.destination import Destination
 from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
-from snaporch.replication.target import Destination
-from snaporch.schedule.failures import REPLICATIONS, record_attempt
+from snaporch.schedule.copies import without_copies
+from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
 from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.policy_assignment import assign
 
@@ -44,7 +45,8 @@ def choose_targets(
     for name in replicas:
         if name not in context.config.replica:
             known = ", ".join(context.config.replica) or "none is configured"
-            raise NotFoundError(name, f"no such replica ({known})", "see docs/replication.md")
+            step = "see docs/how-to/replication.md"
+            raise NotFoundError(name, f"no such replica ({known})", step)
     hypervisor = context.hypervisor
     chosen = [hypervisor.domain(name) for name in domains] or hypervisor.domains()
     properties = {} if replicas else context.pool.survey().policies
@@ -78,7 +80,7 @@ def replicate_domains(
     Raises:
         InterruptedRunError: a signal came; what had arrived stays.
     """
-    records = _finished_records(context)
+    records = _finished_records(context, [target.domain for target in targets])
     for target in targets:
         for name in target.replicas if target.is_named or records[target.domain.uuid] else ():
             context.interrupt.check(REPLICATION)
@@ -100,11 +102,14 @@ def replicate_domains(
             yield domain.name, name, shipped
 
 
-def _finished_records(context: Context) -> Mapping[str, list[SnapshotRecord]]:
+def _finished_records(
+    context: Context, domains: Sequence[Domain]
+) -> Mapping[str, list[SnapshotRecord]]:
     """The snapshots of each domain, by its UUID, oldest first; none of a run under way."""
     under_way = {journal.facts.run for journal in read_journals(context.config.paths.journal)}
     found: dict[str, list[SnapshotRecord]] = defaultdict(list)
-    for record in all_records(context.store, context.pool.snapshots()):
+    snapshots = without_copies(context, domains, context.pool.snapshots())
+    for record in all_records(context.store, snapshots):
         if record.run not in under_way and record.level is not Level.TORN:
             found[record.uuid].append(record)
     return found

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.model import Level, SnapshotRecord
-from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.failed_attempts import FailedAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def next_replication(
     """When to replicate to a replica next.
 
     Torn snapshots are not replicated. An older snapshot whose bundle is incomplete here cannot be
-    replicated and is left out; the newest snapshot is always included.
+    replicated and is left out; the newest snapshot is always included. A snapshot that the replica
+    cannot get any more is left out, too.
 
     Args:
         policies: the policies that replicate to this replica.
@@ -59,7 +60,8 @@ def next_replication(
         ``None`` if the replica lacks no snapshot.
     """
     named = set(policies)
-    wanted = [r for r in records if r.policy in named and r.level is not Level.TORN]
+    own = [r for r in records if r.policy in named and r.level is not Level.TORN]
+    wanted = [r for r in own if replica not in r.dropped]
     waiting = [
         record.created
         for record in wanted

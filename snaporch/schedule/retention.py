@@ -13,6 +13,7 @@ from datetime import datetime, tzinfo
 
 from snaporch.config.policy import Keep
 
+NEWEST = "the newest good snapshot"
 LAST_RAM = "the last good RAM snapshot"
 LAST_PASSED = "the last that passed its verification"
 _FUTURE = "from the future: the clock was set back"
@@ -33,7 +34,7 @@ class RetentionSnapshot:
     incomplete: bool = False
     """A part is missing: it represents no period, and only the admin deletes it."""
     pinned: str = ""
-    """Why ZFS cannot destroy it, such as a hold or a clone; empty if it can."""
+    """Why no rule may delete it, such as a hold, a clone or its return from a replica; or empty."""
     passed: bool | None = None
     """Whether its verification passed; ``None`` without one. A failed one represents no period."""
     group_run: str = ""
@@ -90,9 +91,24 @@ def decide_retention(
             judged = own if found is good else [each for each in own if each.passed is False]
             for taken in judged:
                 kept.setdefault(taken.run, []).extend(reasons.get(taken.run, ()))
-    _keep_first((taken for taken in good if taken.good_ram), LAST_RAM, kept)
-    _keep_first((taken for taken in good if taken.passed), LAST_PASSED, kept)
+    _keep_last(good, kept)
     return [_verdict(taken, policies, now, kept) for taken in ordered]
+
+
+def last_good(snapshots: Iterable[RetentionSnapshot], now: datetime) -> dict[str, list[str]]:
+    """What snapshots of one domain are the last of, by run; most are in none of these places.
+
+    Args:
+        snapshots: all snapshots of the domain, in any order.
+        now: the time, with a time zone.
+    """
+    ordered = sorted(snapshots, key=lambda taken: (taken.created, taken.run), reverse=True)
+    past = [taken for taken in ordered if taken.created <= now]
+    good = [taken for taken in past if not taken.incomplete and taken.passed is not False]
+    found: dict[str, list[str]] = {}
+    _keep_first(good, NEWEST, found)
+    _keep_last(good, found)
+    return found
 
 
 def keep_together(
@@ -120,6 +136,12 @@ def _with_others(verdict: RetentionDecision, stays: Mapping[str, str]) -> Retent
         return verdict
     reason = f"taken together with {other}'s, which is kept"
     return RetentionDecision(verdict.taken, delete=False, reason=reason)
+
+
+def _keep_last(good: Sequence[RetentionSnapshot], kept: dict[str, list[str]]) -> None:
+    """Add the last good RAM snapshot and the last that passed; ``good`` is newest first."""
+    _keep_first((taken for taken in good if taken.good_ram), LAST_RAM, kept)
+    _keep_first((taken for taken in good if taken.passed), LAST_PASSED, kept)
 
 
 def _keep_first(

@@ -13,12 +13,12 @@ from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
 from snaporch.recovery.settle import recover_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, apply_retention
-from snaporch.schedule.concurrency import PolicyCapture
-from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
+from snaporch.schedule.concurrency import SnapshotJob
+from snaporch.schedule.failed_attempts import FailedAttempt, read_failed, write_failed
 from snaporch.schedule.forecast import Forecast, make_forecasts, record_carried_out
 from snaporch.schedule.observer import PolicyObserver
 from snaporch.schedule.policy_assignment import datasets
-from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
+from snaporch.schedule.subprocesses import SnapshotJobResult, Subprocesses
 from snaporch.snapshot.group import group_of, members_of_group
 
 _POLL_SECONDS = 0.2
@@ -32,12 +32,12 @@ class RunDueResult:
 
     forecasts: Sequence[Forecast]
     """As they were before anything was done."""
-    outcomes: Sequence[CaptureOutcome]
+    outcomes: Sequence[SnapshotJobResult]
     retired: RetentionResult
 
 
 def run_due(
-    context: Context, captures: Subprocesses, observer: PolicyObserver, *, retention: bool
+    context: Context, subprocesses: Subprocesses, observer: PolicyObserver, *, retention: bool
 ) -> RunDueResult:
     """Take the snapshots that are due, and delete those that no rule keeps.
 
@@ -45,15 +45,15 @@ def run_due(
     the observer; it does not stop the other snapshots.
 
     Args:
-        captures: starts the processes that take the snapshots.
+        subprocesses: starts the processes that take the snapshots.
         observer: hears of each outcome and failure.
         retention: whether to delete snapshots.
     """
     recover_leftovers(context)
     config, now = context.config, datetime.now(UTC)
     forecasts = make_forecasts(context, now)
-    wanted = due_captures(context, forecasts, now)
-    outcomes = take_all(context, captures, wanted, lambda each: observer.ended(config, each))
+    wanted = due_snapshots(context, forecasts, now)
+    outcomes = take_all(context, subprocesses, wanted, lambda each: observer.ended(config, each))
     retired = RetentionResult()
     unwritten = _record(context, forecasts, outcomes, now)
     if context.interrupt.signum is None and (retention or config.metrics.textfile):
@@ -71,7 +71,7 @@ def run_due(
 def _record(
     context: Context,
     forecasts: Sequence[Forecast],
-    outcomes: Sequence[CaptureOutcome],
+    outcomes: Sequence[SnapshotJobResult],
     now: datetime,
 ) -> list[SnaporchError]:
     """Errors of writing failed attempts; on a full disk retention must still make room."""
@@ -86,9 +86,9 @@ def _record(
     return []
 
 
-def due_captures(
+def due_snapshots(
     context: Context, forecasts: Iterable[Forecast], now: datetime
-) -> list[PolicyCapture]:
+) -> list[SnapshotJob]:
     """The snapshots that are due, each group once, the longest overdue first."""
     due = [
         (coming.at, each.domain.name, each.domain, coming.policy)
@@ -98,25 +98,25 @@ def due_captures(
     ]
     ordered = sorted(due, key=lambda entry: (entry[0], entry[1], entry[3]))
     return without_repeated_groups(
-        capture_of(context, domain, policy) for _, _, domain, policy in ordered
+        snapshot_job(context, domain, policy) for _, _, domain, policy in ordered
     )
 
 
-def without_repeated_groups(captures: Iterable[PolicyCapture]) -> list[PolicyCapture]:
-    """Without further captures of the same group for the same policy."""
-    unique: dict[tuple[str, str], PolicyCapture] = {}
-    for capture in captures:
-        unique.setdefault((capture.group or capture.uuid, capture.policy), capture)
+def without_repeated_groups(jobs: Iterable[SnapshotJob]) -> list[SnapshotJob]:
+    """Without further jobs of the same group for the same policy."""
+    unique: dict[tuple[str, str], SnapshotJob] = {}
+    for job in jobs:
+        unique.setdefault((job.group or job.uuid, job.policy), job)
     return list(unique.values())
 
 
-def capture_of(context: Context, domain: Domain, policy: str) -> PolicyCapture:
-    """The capture of a domain for a policy, with its group."""
+def snapshot_job(context: Context, domain: Domain, policy: str) -> SnapshotJob:
+    """The job of a domain for a policy, with its group."""
     return estimate_load(context, domain, policy, context.config.policy[policy].level)
 
 
-def estimate_load(context: Context, domain: Domain, policy: str, level: str) -> PolicyCapture:
-    """A capture with the pools and the RAM that it will use.
+def estimate_load(context: Context, domain: Domain, policy: str, level: str) -> SnapshotJob:
+    """The job with the pools and the RAM that it will use.
 
     Args:
         policy: the policy, for which a domain is snapshotted with its group; empty for none.
@@ -131,7 +131,7 @@ def estimate_load(context: Context, domain: Domain, policy: str, level: str) -> 
     pools = {name.split("/", 1)[0] for each in all_of_them for name in datasets(context, each)}
     ram = sum(_ram_mib(context, each, level) for each in all_of_them)
     uuids = tuple(each.uuid for each in others)
-    return PolicyCapture(domain.uuid, domain.name, policy, frozenset(pools), ram, group, uuids)
+    return SnapshotJob(domain.uuid, domain.name, policy, frozenset(pools), ram, group, uuids)
 
 
 def _ram_mib(context: Context, domain: Domain, level: str) -> int:
@@ -147,10 +147,10 @@ def _ram_mib(context: Context, domain: Domain, level: str) -> int:
 
 def take_all(
     context: Context,
-    captures: Subprocesses,
-    wanted: Sequence[PolicyCapture],
-    on_outcome: Callable[[CaptureOutcome], None],
-) -> list[CaptureOutcome]:
+    subprocesses: Subprocesses,
+    wanted: Sequence[SnapshotJob],
+    on_outcome: Callable[[SnapshotJobResult], None],
+) -> list[SnapshotJobResult]:
     """Take snapshots in parallel as the limits allow; a failure does not stop the others.
 
     After a signal no further snapshot begins, and running ones undo or finish their work.
@@ -158,12 +158,12 @@ def take_all(
     Args:
         on_outcome: is called with each outcome as it comes.
     """
-    outcomes: list[CaptureOutcome] = []
+    outcomes: list[SnapshotJobResult] = []
     if not wanted:
         return outcomes
     with ThreadPoolExecutor(max_workers=min(len(wanted), _MOST_WAITING)) as threads:
-        open_ones: set[Future[CaptureOutcome]] = {
-            threads.submit(captures.take, each) for each in wanted
+        open_ones: set[Future[SnapshotJobResult]] = {
+            threads.submit(subprocesses.take, each) for each in wanted
         }
         stopped = False
         while open_ones:
@@ -174,11 +174,11 @@ def take_all(
                 on_outcome(outcomes[-1])
             if context.interrupt.signum is not None and not stopped:
                 stopped = True
-                captures.stop()
+                subprocesses.stop()
     return outcomes
 
 
-def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
+def remember(context: Context, outcomes: Iterable[SnapshotJobResult]) -> None:
     """Record which attempts failed, so that they are retried later.
 
     Raises:
@@ -193,12 +193,12 @@ def remember(context: Context, outcomes: Iterable[CaptureOutcome]) -> None:
 
 
 def changed_by(
-    known: Mapping[str, FailedAttempt], outcomes: Iterable[CaptureOutcome], now: datetime
+    known: Mapping[str, FailedAttempt], outcomes: Iterable[SnapshotJobResult], now: datetime
 ) -> dict[str, FailedAttempt]:
     """The failed attempts after ``outcomes``; one that a signal interrupted is not a failure."""
     changed = dict(known)
     for outcome in outcomes:
-        for key in outcome.capture.keys:
+        for key in outcome.job.keys:
             if outcome.ok:
                 changed.pop(key, None)
             elif outcome.status < 128:  # noqa: PLR2004 - 128 + N is signal N
@@ -206,7 +206,7 @@ def changed_by(
     return changed
 
 
-def _print_notes(context: Context, outcome: CaptureOutcome) -> None:
-    name = outcome.capture.label
+def _print_notes(context: Context, outcome: SnapshotJobResult) -> None:
+    name = outcome.job.label
     for text in outcome.notes:
         context.progress.note(name, text.removeprefix(f"{name}  note: "))

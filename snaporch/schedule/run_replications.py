@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.model import SnapshotRecord
+from snaporch.replication.destination import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
-from snaporch.replication.target import Destination
-from snaporch.schedule.failures import REPLICATIONS, record_attempt
+from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
 from snaporch.schedule.queue import due_items
 from snaporch.schedule.replication_due import PendingReplication
 

@@ -19,17 +19,17 @@ from typing import Any
 
 from snaporch.errors import ExitCode
 from snaporch.model import Level
-from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, SnapshotJob
 
-Command = Callable[[PolicyCapture], list[str]]
+Command = Callable[[SnapshotJob], list[str]]
 _PREFIX = "snaporch: "
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureOutcome:
-    """The result of a capture."""
+class SnapshotJobResult:
+    """The result of a snapshot job."""
 
-    capture: PolicyCapture
+    job: SnapshotJob
     status: int
     """The exit code of ``snaporch snapshot``; ``128 + N`` after signal N."""
     text: str
@@ -65,11 +65,11 @@ class BulkJobResult:
 
 
 def snapshot_command(config: Path | None) -> Command:
-    """Returns a function from a capture to the command line that takes it."""
+    """Returns a function from a snapshot job to its command line."""
 
-    def command(capture: PolicyCapture) -> list[str]:
-        policy = ["--policy", capture.policy, "--if-changed"]
-        return [*own_command(config), "snapshot", capture.uuid, *policy, "--json", "--quiet"]
+    def command(job: SnapshotJob) -> list[str]:
+        policy = ["--policy", job.policy, "--if-changed"]
+        return [*own_command(config), "snapshot", job.uuid, *policy, "--json", "--quiet"]
 
     return command
 
@@ -89,8 +89,8 @@ class Subprocesses:
     """Starts and stops the subprocesses.
 
     Args:
-        limiter: limits how many captures run at once.
-        command: the command line of a capture.
+        limiter: limits how many jobs run at once.
+        command: the command line of a snapshot job.
         bulk_job: the command line of a bulk job.
     """
 
@@ -107,13 +107,13 @@ class Subprocesses:
         self._lock = threading.Lock()
         self._stopped = False
 
-    def take(self, capture: PolicyCapture) -> CaptureOutcome:
+    def take(self, job: SnapshotJob) -> SnapshotJobResult:
         """Wait until the limits allow it, and take a snapshot; a failure is in the result."""
         try:
-            with self.limiter.through(capture):
-                return self._take(capture)
+            with self.limiter.through(job):
+                return self._take(job)
         except LimiterClosedError:
-            return CaptureOutcome(capture, 128 + signal.SIGTERM, "not started: stopped by a signal")
+            return SnapshotJobResult(job, 128 + signal.SIGTERM, "not started: stopped by a signal")
 
     def run_bulk_job(self, name: str) -> BulkJobResult:
         """Run the bulk job ``name``; a failure is in the result."""
@@ -125,11 +125,11 @@ class Subprocesses:
             return BulkJobResult(name, ExitCode.UNAVAILABLE, (), (f"cannot be started: {error}",))
         return BulkJobResult(name, status, tuple(out.splitlines()), tuple(_lines(err)))
 
-    def _take(self, capture: PolicyCapture) -> CaptureOutcome:
+    def _take(self, job: SnapshotJob) -> SnapshotJobResult:
         try:
-            return _outcome(capture, *self._run(self.command(capture)))
+            return _outcome(job, *self._run(self.command(job)))
         except OSError as error:
-            return CaptureOutcome(capture, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
+            return SnapshotJobResult(job, ExitCode.UNAVAILABLE, f"cannot be started: {error}")
 
     def _run(self, command: Sequence[str]) -> tuple[int, str, str]:
         """Run a command; returns its exit code, output and errors."""
@@ -184,11 +184,11 @@ def _line(document: Mapping[str, Any]) -> str:
     return text if pause is None else f"{text}  paused {pause:.0f} ms"
 
 
-def _outcome(capture: PolicyCapture, status: int, out: str, err: str) -> CaptureOutcome:
+def _outcome(job: SnapshotJob, status: int, out: str, err: str) -> SnapshotJobResult:
     lines = _lines(err)
     if status == ExitCode.OK:
         documents = _documents(out)
         text = "\n".join(map(_line, documents)) or out.strip()
-        return CaptureOutcome(capture, status, text, tuple(lines), documents)
+        return SnapshotJobResult(job, status, text, tuple(lines), documents)
     last = lines.pop() if lines else f"exited with status {status} without output"
-    return CaptureOutcome(capture, status, last.removeprefix(f"{capture.label}: "), tuple(lines))
+    return SnapshotJobResult(job, status, last.removeprefix(f"{job.label}: "), tuple(lines))

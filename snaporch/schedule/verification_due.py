@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.model import SnapshotRecord
-from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.recurrence import Times
 
 

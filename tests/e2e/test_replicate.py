@@ -190,7 +190,7 @@ def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
 
 @pytest.mark.daily(1)
 def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
-    """The commands are those of docs/replication.md."""
+    """The commands are those of docs/how-to/replication.md."""
     name = list(listed(guest))[-1]
     expected = guest.snapshot_count(name)
     mark = guest.mark()
@@ -244,7 +244,7 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
     new = take(guest)["snapshot"]
     one_line_error(
         snaporch("replicate", guest.name), 8, "on root@localhost has diverged",
-        "docs/replication.md",
+        "docs/how-to/replication.md",
     )  # fmt: skip
     assert zfs_snapshots(f"{copy('tank/plain')}@{gone}")
     assert "[replica-failed]" not in snaporch("status").out  # a failure by hand is not recorded

@@ -18,7 +18,7 @@ from snaporch.context import Context
 from snaporch.errors import UnavailableError
 from snaporch.model import iso, parse_iso
 
-CAPTURES = "failed.json"
+SNAPSHOTS = "failed.json"
 VERIFICATIONS = "unverified.json"
 REPLICATIONS = "unreplicated.json"
 
@@ -32,7 +32,7 @@ class FailedAttempt:
 
 
 def read_failed(
-    directory: Path, name: str = CAPTURES, *, spare: Path | None = None
+    directory: Path, name: str = SNAPSHOTS, *, spare: Path | None = None
 ) -> dict[str, FailedAttempt]:
     """Failed attempts by ``UUID/POLICY`` or ``UUID/REPLICA``; none if the file is not readable.
 
@@ -70,7 +70,7 @@ def record_attempt(context: Context, key: str, reason: str | None, name: str) ->
 def write_failed(
     directory: Path,
     failed: Mapping[str, FailedAttempt],
-    name: str = CAPTURES,
+    name: str = SNAPSHOTS,
     *,
     spare: Path | None = None,
 ) -> None:

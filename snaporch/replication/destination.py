@@ -17,30 +17,48 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, copy_name
 from snaporch.command_log import LoggedCommand
 from snaporch.config import Replica
-from snaporch.context import Context, Interrupt
+from snaporch.context import Context
 from snaporch.errors import SnaporchError
+from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import SSH_OPTIONS, Host, check_installed, ssh_words
 from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
-from snaporch.zfs import PREFIX
+from snaporch.zfs import POLICY_PROPERTY, PREFIX
 from snaporch.zfs.remote import RemoteZfs
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
-_DIVERGED = ("most recent snapshot", "has been modified", "no snapshots matching")
+_NAMED = 5
+"""How many snapshots a message names."""
+_SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
+
+
+_BUNDLE_FILE = re.compile(rf"(\d+) (-?\d+) \./({RUN_NAME})/([^/]+)")
 
 
 class ReplicaError(SnaporchError):
     """A transfer failed; everything that was copied before stays on the replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class BundleCopy:
+    """A bundle on a replica."""
+
+    sizes: Mapping[str, int]
+    """The bytes of each file."""
+    unread: float
+    """Seconds since its content was last read and found whole; infinite if that is not known."""
 
 
 class Destination(Protocol):
@@ -70,18 +88,51 @@ class Destination(Protocol):
             ReplicaError, InterruptedRunError: as for :meth:`send`.
         """
 
+    def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
+        """The error for a copy that no stream of this host continues.
+
+        Args:
+            dataset: a dataset of this host.
+            only_there: the names of the copy's snapshots that are newer than all common ones.
+        """
+
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """Set properties on copies of snapshots; the keys are this host's snapshot names."""
 
-    def bundles(self, uuid: str) -> frozenset[str]:
-        """The runs of a domain whose bundles the replica has."""
+    def set_policies(self, policies: Mapping[str, str]) -> None:
+        """Set ``snaporch:policy`` on copies, so that it comes back with them.
 
-    def store(self, directory: Path, reference: str) -> None:
+        Args:
+            policies: by this host's dataset, which the replica has; empty for none.
+        """
+
+    def bundles(self, uuid: str) -> dict[str, BundleCopy]:
+        """The bundles of a domain that the replica has, by run."""
+
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """Read a bundle on the replica.
+
+        Args:
+            reference: ``uuid/run``.
+            sums: the SHA-256 of each file.
+
+        Returns:
+            The files that are missing, cannot be read or differ. If there is none, the time of the
+            reading is recorded on the replica.
+        """
+
+    def store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Copy a bundle; the replica has all of it or none.
+
+        A bundle that is there is replaced when the copy is complete.
 
         Args:
             directory: the bundle.
             reference: ``uuid/run``.
+            sums: the SHA-256 of each file.
+
+        Returns:
+            The files that differ from ``sums``; if there are any, the copy was discarded.
 
         Raises:
             ReplicaError: the transfer failed.
@@ -99,6 +150,7 @@ class ReplicaDestination:
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)
         self._is_made = False
+        self._encrypts: bool | None = None
 
     def _copy_name(self, name: str) -> str:
         return f"{self._replica.dataset}/{copy_name(name)}"
@@ -123,7 +175,7 @@ class ReplicaDestination:
             "--no-privilege-elevation",
             "--compress=none",  # ZFS sends blocks compressed as they are on the disks
             "--quiet",
-            f"--sendoptions={'w' if raw else 'Lce'}",
+            f"--sendoptions={self._send_options(raw=raw)}",
             "--recvoptions=u o readonly=on",
             *(f"--sshoption={option}" for option in SSH_OPTIONS),
             *limit,
@@ -132,7 +184,7 @@ class ReplicaDestination:
         ]
         status, lines = self._run(words, counted=shutil.which("mbuffer") is not None)
         if status != 0:
-            raise ReplicaError(f"{self._name}: {dataset}", *self._explain_failure(dataset, lines))
+            raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), _SEE)
 
     def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
         """See the protocol.
@@ -142,30 +194,55 @@ class ReplicaDestination:
         """
         dataset = snapshot.partition("@")[0]
         copy = shlex.quote(self._copy_name(dataset))
-        token = f"zfs get -H -o value receive_resume_token {copy}"
-        if self._host.script(token, what="zfs get").strip() != "-":
-            return  # syncoid resumes an interrupted transfer
-        flags = ["-w"] if raw else ["-L", "-c", "-e"]
-        send = shlex.join(["zfs", "send", *flags, "-i", bookmark, snapshot])
+        asked = f"zfs get -H -o value receive_resume_token {copy}"
+        position = self._host.script(asked, what="zfs get").strip()
+        if position != "-":
+            if self._can_resume(position):
+                return  # syncoid does
+            self._host.script(f"zfs receive -A {copy}", what="zfs receive -A")
+        options = self._send_options(raw=raw)
+        send = shlex.join(["zfs", "send", f"-{options}", "-i", bookmark, snapshot])
         receive = shlex.join(self._host.words(f"zfs receive -u -o readonly=on {copy}"))
         rate = self._replica.rate
         limit = f" | mbuffer -q -m 16M -R {rate}M" if rate and shutil.which("mbuffer") else ""
         status, lines = self._run(["sh", "-c", f"{send}{limit} | {receive}"], counted=bool(limit))
         if status != 0:
-            raise ReplicaError(f"{self._name}: {snapshot}", *self._explain_failure(dataset, lines))
+            raise ReplicaError(f"{self._name}: {snapshot}", _reason(lines), _SEE)
 
-    def _explain_failure(self, dataset: str, lines: Sequence[str]) -> tuple[str, str]:
-        """The reason of a failure, from the output of ``zfs`` and syncoid, and the next step."""
-        reason = next((line for line in lines if line.startswith("cannot ")), "")
-        reason = reason or next((line for line in lines if re.match("(CRITICAL|ERROR)", line)), "")
-        reason = reason or (lines[-1] if lines else "syncoid failed without output")
-        if any(words in line for line in lines for words in _DIVERGED):
-            step = (
-                f"{self._copy_name(dataset)} on {self._host.label} has diverged from this host's "
-                "dataset, as after a restore: see docs/replication.md"
-            )
-            return reason, step
-        return reason, ""
+    def _send_options(self, *, raw: bool) -> str:
+        """Options of ``zfs send``: blocks as they are on the disks.
+
+        An encrypted dataset cannot receive embedded blocks (``-e``).
+        """
+        if raw:
+            return "w"
+        if self._encrypts is None:
+            self._encrypts = self._replica.dataset in self._pool.encrypted()
+        return "Lc" if self._encrypts else "Lce"
+
+    def _can_resume(self, position: str) -> bool:
+        """Whether this host still has the snapshots of a transfer that was interrupted.
+
+        Args:
+            position: the copy's ``receive_resume_token``.
+        """
+        return self._run(["zfs", "send", "-n", "-t", position], counted=False)[0] == 0
+
+    def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
+        """See the protocol."""
+        copy, replica = self._copy_name(dataset), self._replica
+        names = ", ".join(f"@{each}" for each in only_there[:_NAMED])
+        more = f" and {len(only_there) - _NAMED} more" if len(only_there) > _NAMED else ""
+        reason = (
+            f"{copy} on {self._host.label} has diverged, as after a restore: "
+            f"it ends with snapshots that may exist nowhere else ({names}{more})"
+        )
+        keep = shlex.join(["zfs", "rename", copy, f"{copy}-kept-{only_there[-1]}"])
+        keep = shlex.join(["ssh", replica.host, keep]) if replica.host else keep
+        step = f"keep them: {keep}, and the next replication sends a full copy; or discard them"
+        return ReplicaError(
+            f"{self._name}: {dataset}", reason, f"{step}: see docs/how-to/replication.md"
+        )
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """See the protocol."""
@@ -176,14 +253,51 @@ class ReplicaDestination:
             }
         )
 
-    def bundles(self, uuid: str) -> frozenset[str]:
+    def set_policies(self, policies: Mapping[str, str]) -> None:
+        """See the protocol."""
+        wanted = {self._copy_name(name): policy for name, policy in policies.items()}
+        there = self._pool.policies(list(wanted))
+        self._pool.mark(
+            {
+                copy: {POLICY_PROPERTY: policy}
+                for copy, policy in wanted.items()
+                if there.get(copy, "") != policy
+            }
+        )
+
+    def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """See the protocol."""
         directory = shlex.quote(f"{self._replica.bundles}/{uuid}")
-        script = f"if test -d {directory}; then ls -1 {directory}; fi"
-        lines = self._host.script(script, what="ls").splitlines()
-        return frozenset(line for line in lines if re.fullmatch(RUN_NAME, line))
+        files = "find . -mindepth 2 -maxdepth 2 -type f -exec stat -c '%s %Y %n' {} +"
+        script = f"date +%s; if test -d {directory}; then cd {directory} && {files}; fi"
+        now, _, lines = self._host.script(script, what="find").partition("\n")
+        sizes: dict[str, dict[str, int]] = defaultdict(dict)
+        ages = {}
+        for line in lines.splitlines():
+            if match := _BUNDLE_FILE.fullmatch(line):
+                size, changed, run, name = match.groups()
+                sizes[run][name] = int(size)
+                if name == COPY_NAME and now.isdecimal() and int(changed) <= int(now):
+                    ages[run] = int(now) - int(changed)
+        return {run: BundleCopy(found, ages.get(run, inf)) for run, found in sizes.items()}
 
-    def store(self, directory: Path, reference: str) -> None:
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """See the protocol."""
+        directory = f"{self._replica.bundles}/{reference}"
+        found = self._differing(directory, sums)
+        if not found:
+            self._host.run("touch", f"{directory}/{COPY_NAME}")
+        return found
+
+    def _differing(self, directory: str, sums: Mapping[str, str]) -> list[str]:
+        """The files in a directory whose content does not have this SHA-256."""
+        names = shlex.join(sums)
+        script = f"cd {shlex.quote(directory)} && {{ nice -n 19 sha256sum -- {names} || true; }}"
+        lines = self._host.script(script, what="sha256sum").splitlines()
+        found = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+        return [name for name, digest in sums.items() if found.get(name) != digest]
+
+    def store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See the protocol."""
         uuid, _, run = reference.partition("/")
         above = f"{self._replica.bundles}/{uuid}"
@@ -194,6 +308,24 @@ class ReplicaDestination:
             f" && mkdir -p {shlex.quote(above)} && command -v rsync",
             what=str(self._replica.bundles),
         )
+        self._copy_files(directory, reference, partial)
+        if damaged := self._differing(partial, sums):
+            # Not kept: rsync would not copy a file again that has the right size and time.
+            self._host.run("rm", "-rf", partial)
+            return damaged
+        description = shlex.quote(json.dumps({"dataset": self._replica.dataset}))
+        copied, ready, store = map(shlex.quote, (partial, final, above))
+        former = shlex.quote(f"{above}/.{run}.former{COPYING_SUFFIX}")
+        self._host.script(
+            f"umask 077; echo {description} >{copied}/{COPY_NAME} && sync -f {copied}"
+            f" && if test -e {ready}; then rm -rf {former} && mv -T {ready} {former}; fi"
+            f" && mv -T {copied} {ready} && sync -f {store}"
+            f" && rm -rf {store}/.*{COPYING_SUFFIX}",  # leftovers of transfers that were abandoned
+            what="mv",
+        )
+        return []
+
+    def _copy_files(self, directory: Path, reference: str, partial: str) -> None:
         limit = [f"--bwlimit={self._replica.rate}M"] if self._replica.rate else []
         place = f"{self._replica.host}:{partial}/" if self._replica.host else f"{partial}/"
         words = [
@@ -210,14 +342,6 @@ class ReplicaDestination:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")
             raise ReplicaError(f"{self._name}: bundle {reference}", reason)
-        description = shlex.quote(json.dumps({"dataset": self._replica.dataset}))
-        copied, ready, store = map(shlex.quote, (partial, final, above))
-        self._host.script(
-            f"umask 077; echo {description} >{copied}/{COPY_NAME} && sync -f {copied}"
-            f" && mv -T {copied} {ready} && sync -f {store}"
-            f" && rm -rf {store}/.*{COPYING_SUFFIX}",  # leftovers of transfers that were abandoned
-            what="mv",
-        )
 
     def _run(self, command: Sequence[str], *, counted: bool) -> tuple[int, list[str]]:
         """Run a transfer, which may take hours.
@@ -284,6 +408,13 @@ def unavailable_reason(replica: Replica) -> str:
     except SnaporchError as error:
         return error.line()
     return ""
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """The reason of a failure, from the output of ``zfs`` and syncoid."""
+    reason = next((line for line in lines if line.startswith("cannot ")), "")
+    reason = reason or next((line for line in lines if re.match("(CRITICAL|ERROR)", line)), "")
+    return reason or (lines[-1] if lines else "syncoid failed without output")
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -1,22 +1,31 @@
+import hashlib
 import json
 import os
 import shlex
 import shutil
 import subprocess
 import time
+from math import inf
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from snaporch.bundle.store import COPY_NAME
 from snaporch.config import Replica
-from snaporch.context import Interrupt
-from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
+from snaporch.errors import InterruptedRunError, UnavailableError
+from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import SSH_OPTIONS, CommandError, ssh_words
-from snaporch.replication import target as destination
+from snaporch.remote_host import SSH_OPTIONS, CommandError, Host, ssh_words
+from snaporch.replication import destination
+from snaporch.replication.destination import (
+    BundleCopy,
+    ReplicaDestination,
+    ReplicaError,
+    unavailable_reason,
+)
 from snaporch.replication.stall_detector import StallDetector
-from snaporch.replication.target import ReplicaDestination, ReplicaError, unavailable_reason
+from snaporch.zfs.remote import RemoteZfs
 
 SLOW_TO_END = """#!/bin/sh
 (trap 'sleep 1; touch {place}/ended; exit' TERM
@@ -84,7 +93,7 @@ def test_a_copy_gets_its_name_when_it_is_on_stable_storage(tmp_path, monkeypatch
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     destination = ReplicaDestination("nas", Replica(dataset="b/k", bundles=there), Interrupt())
-    destination.store(bundle, "uuid/run-1")
+    destination.store(bundle, "uuid/run-1", {})
     assert log.read_text().splitlines() == [
         "sync .run-1.copying, marked",
         "sync uuid, final there",
@@ -171,11 +180,36 @@ def test_properties_are_set_on_the_copies(tmp_path, tools):
     assert tools.called("zfs") == [["set", "snaporch:level=ram", "backup/kvm/tank:web@s1"]]
 
 
+def test_only_policies_that_differ_are_set(tmp_path, monkeypatch):
+    marked = []
+    there = {"backup/kvm/tank:a": "hourly", "backup/kvm/tank:b": "old", "backup/kvm/tank:c": "gone"}
+    pool = SimpleNamespace(policies=lambda _names: there, mark=marked.append)
+    monkeypatch.setattr(destination, "RemoteZfs", lambda _host: pool)
+    to(tmp_path).set_policies({"tank/a": "hourly", "tank/b": "new", "tank/c": "", "tank/d": ""})
+    assert marked == [
+        {
+            "backup/kvm/tank:b": {"snaporch:policy": "new"},
+            "backup/kvm/tank:c": {"snaporch:policy": ""},
+        }
+    ]
+
+
+def test_a_policy_is_set_or_removed_on_the_copy(tmp_path, tools):
+    tools.put("zfs")
+    pool = RemoteZfs(Host("", lambda: None))
+    pool.mark({"b/x": {"snaporch:policy": "new"}, "b/y": {"snaporch:policy": ""}})
+    assert tools.called("zfs") == [
+        ["set", "snaporch:policy=new", "b/x"],
+        ["inherit", "snaporch:policy", "b/y"],
+    ]
+
+
 def test_the_dataset_of_copies_is_made_once(tmp_path, tools):
     there = to(tmp_path)
     there.send("tank/web", raw=False)
     there.send("flash/web", raw=False)
-    assert tools.called("zfs") == [["create", "-p", "backup/kvm"]]
+    made = [words for words in tools.called("zfs") if words[0] == "create"]
+    assert made == [["create", "-p", "-o", "mountpoint=none", "backup/kvm"]]
     assert [words[-2:] for words in tools.called("syncoid")] == [
         ["tank/web", "backup/kvm/tank:web"],
         ["flash/web", "backup/kvm/flash:web"],
@@ -197,6 +231,23 @@ def test_syncoid_makes_no_snapshot_and_rolls_back_nothing(tmp_path, tools):
         "tank/web",
         "backup/kvm/tank:web",
     ]
+
+
+LISTED = 'test "$1" != list || printf "backup/kvm\\t{cipher}\\n"'
+
+
+@pytest.mark.parametrize(
+    ("cipher", "options"), [("aes-256-gcm", "Lc"), ("off", "Lce")], ids=["encrypted", "clear"]
+)
+def test_an_encrypted_replica_gets_no_embedded_blocks(tmp_path, tools, cipher, options):
+    """``zfs receive`` refuses them there: incompatible embedded data stream feature."""
+    tools.put("zfs", LISTED.format(cipher=cipher))
+    there = to(tmp_path)
+    there.send("tank/web", raw=False)
+    there.send("flash/web", raw=False)
+    for words in tools.called("syncoid"):
+        assert f"--sendoptions={options}" in words
+    assert len([words for words in tools.called("zfs") if words[0] == "list"]) == 1
 
 
 @pytest.mark.parametrize(("raw", "options"), [(True, "w"), (False, "Lce")])
@@ -252,46 +303,58 @@ def test_why_syncoid_failed(tmp_path, tools, said, reason):
     with pytest.raises(ReplicaError) as caught:
         to(tmp_path).send("tank/web", raw=False)
     assert (caught.value.thing, caught.value.reason) == ("nas: tank/web", reason)
-    assert caught.value.step == ""
+    assert "docs/how-to/replication.md" in caught.value.step
+
+
+RENAME = "zfs rename backup/kvm/tank:web backup/kvm/tank:web-kept-s3"
 
 
 @pytest.mark.parametrize(
-    "said",
-    [
-        "cannot receive: destination has been modified",
-        "cannot receive: most recent snapshot does not match",
-        "CRITICAL ERROR: there are no snapshots matching",
-    ],
+    ("host", "command"), [("root@nas", f"ssh root@nas '{RENAME}',"), ("", f"{RENAME},")]
 )
-def test_a_diverged_copy_is_reported_with_its_name(tmp_path, tools, said):
-    tools.put("syncoid", f"echo {said}; echo end; exit 2")
-    with pytest.raises(ReplicaError) as caught:
-        to(tmp_path, host="root@nas").send("tank/web", raw=False)
-    assert "backup/kvm/tank:web on root@nas has diverged" in caught.value.step
+def test_the_advice_for_a_diverged_copy_keeps_what_only_it_has(tmp_path, host, command):
+    error = to(tmp_path, host=host).diverged("tank/web", ["s2", "s3"])
+    assert "backup/kvm/tank:web on" in error.reason
+    assert "has diverged" in error.reason
+    assert "(@s2, @s3)" in error.reason
+    assert f"keep them: {command}" in error.step
+    assert not any(word in error.step for word in ("rollback", "destroy"))
+    assert "and 3 more" in to(tmp_path).diverged("tank/web", [*"12345678"]).reason
 
 
 # -- from a bookmark ----------------------------------------------------------------------------
 
-TOKEN = 'case "$1" in get) echo "{token}" ;; send) echo stream ;; receive) cat >{got} ;; esac'
+TOKEN = """case "$1 $2" in
+    get*) echo "{token}" ;;
+    list*) printf "backup/kvm\\t{cipher}\\n" ;;
+    "send -n") exit {gone} ;;
+    send*) echo stream ;;
+    "receive -A") ;;
+    receive*) cat >{got} ;;
+esac"""
 
 
-def send_from_bookmark(tmp_path, tools, *, token="-", raw=False, **more):
+def send_from_bookmark(tmp_path, tools, *, token="-", gone=0, raw=False, cipher="off", **more):
     got = tmp_path / "received"
-    tools.put("zfs", TOKEN.format(token=token, got=got))
+    tools.put("zfs", TOKEN.format(token=token, gone=gone, got=got, cipher=cipher))
     there = to(tmp_path, **more)
     tools.put("mbuffer", "cat")
     there.send_from_bookmark("tank/web#place", "tank/web@s2", raw=raw)
     return got
 
 
-@pytest.mark.parametrize(("raw", "flags"), [(True, ["-w"]), (False, ["-L", "-c", "-e"])])
-def test_one_snapshot_is_sent_from_a_bookmark(tmp_path, tools, counted, raw, flags):
-    assert send_from_bookmark(tmp_path, tools, raw=raw).read_text() == "stream\n"
-    asked, *ends = tools.called("zfs")
+@pytest.mark.parametrize(
+    ("raw", "cipher", "options"),
+    [(True, "off", "-w"), (False, "off", "-Lce"), (False, "aes-256-gcm", "-Lc")],
+)
+def test_one_snapshot_is_sent_from_a_bookmark(tmp_path, tools, counted, raw, cipher, options):
+    sent = send_from_bookmark(tmp_path, tools, raw=raw, cipher=cipher)
+    assert sent.read_text() == "stream\n"
+    asked, *ends = [words for words in tools.called("zfs") if words[0] != "list"]
     assert asked[-1] == "backup/kvm/tank:web"
     assert sorted(ends) == [
         ["receive", "-u", "-o", "readonly=on", "backup/kvm/tank:web"],
-        ["send", *flags, "-i", "tank/web#place", "tank/web@s2"],
+        ["send", options, "-i", "tank/web#place", "tank/web@s2"],
     ]
     assert (tools.called("mbuffer"), counted) == ([], [False])
 
@@ -310,11 +373,20 @@ def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monke
 
 def test_an_interrupted_transfer_is_left_to_syncoid(tmp_path, tools):
     assert not send_from_bookmark(tmp_path, tools, token="1-abc").exists()
-    assert len(tools.called("zfs")) == 1
+    assert tools.called("zfs")[1:] == [["send", "-n", "-t", "1-abc"]]
+
+
+def test_an_interrupted_transfer_of_a_snapshot_that_is_gone_is_discarded(tmp_path, tools):
+    got = send_from_bookmark(tmp_path, tools, token="1-abc", gone=1)
+    assert got.read_text() == "stream\n"
+    assert ["receive", "-A", "backup/kvm/tank:web"] in tools.called("zfs")
 
 
 def test_a_snapshot_that_cannot_be_sent_is_named(tmp_path, tools):
-    tools.put("zfs", 'test "$1" = get && echo - && exit; echo cannot do that >&2; exit 1')
+    tools.put(
+        "zfs",
+        'case "$1" in list) exit ;; get) echo - && exit ;; esac; echo cannot do that >&2; exit 1',
+    )
     with pytest.raises(ReplicaError) as caught:
         to(tmp_path).send_from_bookmark("tank/web#place", "tank/web@s2", raw=False)
     assert (caught.value.thing, caught.value.reason) == ("nas: tank/web@s2", "cannot do that")
@@ -325,18 +397,61 @@ def test_a_snapshot_that_cannot_be_sent_is_named(tmp_path, tools):
 
 def test_only_complete_copies_are_listed_as_bundles(tmp_path):
     there = to(tmp_path)
-    assert there.bundles("u") == frozenset()
+    assert there.bundles("u") == {}
     store = tmp_path / "bundles" / "u"
     for name in ("run-1", "run-2", ".run-3.copying", "some thing"):
         (store / name).mkdir(parents=True)
-    assert there.bundles("u") == {"run-1", "run-2"}
+        (store / name / "ram.save").write_bytes(b"ram")
+    (store / "run-1" / "two words").write_bytes(b"")
+    (store / "run-2" / COPY_NAME).write_bytes(b"{}")
+    (store / "run-2" / "link").symlink_to("ram.save")
+    os.utime(store / "run-2" / COPY_NAME, (time.time() - 1000,) * 2)
+    found = there.bundles("u")
+    assert found.keys() == {"run-1", "run-2"}
+    assert found["run-1"] == BundleCopy({"ram.save": 3, "two words": 0}, inf)
+    assert found["run-2"].sizes == {"ram.save": 3, COPY_NAME: 2}
+    assert 1000 <= found["run-2"].unread < 1060
+    os.utime(store / "run-2" / COPY_NAME, (time.time() + 1000,) * 2)
+    assert there.bundles("u")["run-2"].unread == inf, "the replica's clock was set back"
+
+
+def sums(**files):
+    return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+
+
+def test_files_of_a_bundle_that_are_missing_or_differ_are_found(tmp_path):
+    there = to(tmp_path)
+    store = tmp_path / "bundles" / "u" / "run-1"
+    store.mkdir(parents=True)
+    for name in ("a", "b", COPY_NAME):
+        (store / name).write_bytes(name.encode())
+    os.utime(store / COPY_NAME, (0, 0))
+    assert there.damaged("u/run-1", sums(a=b"a", b=b"other", c=b"c")) == ["b", "c"]
+    assert (store / COPY_NAME).stat().st_mtime == 0
+    assert there.damaged("u/run-1", sums(a=b"a", b=b"b")) == []
+    assert there.bundles("u")["run-1"].unread < 60
+
+
+def test_a_copy_that_differs_from_its_sums_is_discarded(tmp_path, tools):
+    tools.put("rsync", 'for last; do :; done; mkdir -p "$last"; echo ram >"$last/ram"')
+    (tmp_path / "bundle").mkdir()
+    there = to(tmp_path)
+    final = tmp_path / "bundles" / "u" / "run-1"
+    final.mkdir(parents=True)
+    (final / "ram").write_text("the former")
+    assert there.store(tmp_path / "bundle", "u/run-1", sums(ram=b"other")) == ["ram"]
+    assert os.listdir(final.parent) == ["run-1"]
+    assert (final / "ram").read_text() == "the former"
+    assert there.store(tmp_path / "bundle", "u/run-1", sums(ram=b"ram\n")) == []
+    assert os.listdir(final.parent) == ["run-1"]
+    assert (final / "ram").read_text() == "ram\n"
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
 def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, counted, rate, limit):
     tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
     (tmp_path / "bundle").mkdir()
-    to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1")
+    to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1", {})
     words = next(words for words in tools.called("rsync") if words)
     place = tmp_path / "bundles" / "u" / ".run-1.copying"
     options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh_words())]
@@ -359,9 +474,9 @@ def test_a_bundle_that_does_not_arrive_gets_no_name(tmp_path, tools, said, reaso
     (tmp_path / "bundle").mkdir()
     there = to(tmp_path)
     with pytest.raises(ReplicaError) as caught:
-        there.store(tmp_path / "bundle", "u/run-1")
+        there.store(tmp_path / "bundle", "u/run-1", {})
     assert (caught.value.thing, caught.value.reason) == ("nas: bundle u/run-1", reason)
-    assert there.bundles("u") == frozenset()
+    assert there.bundles("u") == {}
 
 
 def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
@@ -372,7 +487,7 @@ def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
         "nas", Replica(dataset="b/k", bundles=tmp_path / "away" / "vm1"), Interrupt()
     )
     with pytest.raises(CommandError, match="away/vm1"):
-        there.store(tmp_path / "bundle", "u/run-1")
+        there.store(tmp_path / "bundle", "u/run-1", {})
     assert not (tmp_path / "away").exists()
 
 
@@ -381,14 +496,10 @@ def test_a_bundle_is_never_moved_into_a_directory_of_its_name(tmp_path, tools):
     (tmp_path / "bundle").mkdir()
     final = tmp_path / "bundles" / "u" / "run-1"
     there = to(tmp_path)
-    final.mkdir(parents=True)
-    there.store(tmp_path / "bundle", "u/run-1")
-    assert os.listdir(final) == ["copy.json"]
-    (final / "copy.json").write_text("another")
-    with pytest.raises(SnaporchError, match="not empty"):
-        there.store(tmp_path / "bundle", "u/run-1")
-    assert (final / "copy.json").read_text() == "another"
-    assert os.listdir(final) == ["copy.json"]
+    for _ in range(2):
+        final.mkdir(parents=True, exist_ok=True)
+        there.store(tmp_path / "bundle", "u/run-1", {})
+        assert os.listdir(final) == [COPY_NAME]
 
 
 def test_an_abandoned_copy_is_removed_with_the_next_one_that_arrives(tmp_path, tools):
@@ -397,7 +508,7 @@ def test_an_abandoned_copy_is_removed_with_the_next_one_that_arrives(tmp_path, t
     there = to(tmp_path)
     left = tmp_path / "bundles" / "u" / ".run-0.copying"
     left.mkdir(parents=True)
-    there.store(tmp_path / "bundle", "u/run-1")
+    there.store(tmp_path / "bundle", "u/run-1", {})
     assert os.listdir(left.parent) == ["run-1"]
 
 
@@ -462,7 +573,7 @@ def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
     os.dup2(reader, 0)  # as the caller's
     try:
         with pytest.raises(ReplicaError) as caught:
-            to(tmp_path).store(tmp_path / "bundle", "u/run-1")
+            to(tmp_path).store(tmp_path / "bundle", "u/run-1", {})
     finally:
         os.dup2(kept, 0)
         for descriptor in (kept, reader, writer):

@@ -1,0 +1,154 @@
+"""The bundles on a replica: compared with this host's, read again from time to time, replaced.
+
+The names and sizes of their files are compared at each replication. Their content is compared with
+the manifest's SHA-256 when they arrive, and again by the first replication after a week.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest
+from snaporch.bundle.store import COPY_NAME
+from snaporch.context import Context
+from snaporch.model import BundleState, SnapshotRecord
+from snaporch.replication.destination import Destination, ReplicaError
+
+READ_AGAIN_SECONDS = 7 * 86_400
+"""A bundle on a replica is read again when it was last read so long ago."""
+_SPREAD_SECONDS = 86_400
+"""At each replication the bundle that was read longest ago is read again, if so long ago."""
+
+
+class BundleFile(NamedTuple):
+    """A file of a bundle."""
+
+    bytes: int
+    sha256: str
+
+
+class BundleCopies:
+    """A domain's bundles on a replica.
+
+    Args:
+        context: the configuration, the store and the progress of this host.
+        destination: the replica.
+        replica: its name in the configuration.
+        records: the domain's snapshots, oldest first.
+        manifests: of their bundles, by run.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        destination: Destination,
+        replica: str,
+        records: Sequence[SnapshotRecord],
+        manifests: Mapping[str, Manifest | None],
+    ) -> None:
+        self._context = context
+        self._destination = destination
+        self._replica = replica
+        self._files = {run: _files(context, manifest) for run, manifest in manifests.items()}
+        self._copies = destination.bundles(records[0].uuid)
+        self._read: set[str] = set()
+        """Runs whose bundles were read there by this replication, and are whole."""
+
+    def has_any(self, records: Iterable[SnapshotRecord]) -> bool:
+        """Whether the replica has a directory of at least one of these bundles."""
+        return any(record.run in self._copies for record in records)
+
+    def differing(self, record: SnapshotRecord) -> tuple[str, ...]:
+        """The files of a bundle that the replica lacks, or has with another size.
+
+        Without a manifest here, only the bundle's directory is expected.
+        """
+        copy, files = self._copies.get(record.run), self._files[record.run]
+        if copy is None:
+            return tuple(files or [MANIFEST_NAME])
+        sizes = {name: file.bytes for name, file in (files or {}).items()}
+        wrong = [name for name, size in sizes.items() if copy.sizes.get(name) != size]
+        return (*wrong, *(name for name in [COPY_NAME] if name not in copy.sizes))
+
+    def due(self, records: Iterable[SnapshotRecord]) -> frozenset[str]:
+        """The runs whose bundles must be read again by this replication."""
+        ages = {r.run: self._copies[r.run].unread for r in records if r.run in self._copies}
+        oldest = max(ages.values(), default=0)
+        limit = oldest if _SPREAD_SECONDS < oldest < READ_AGAIN_SECONDS else READ_AGAIN_SECONDS
+        return frozenset(run for run, age in ages.items() if age >= limit)
+
+    def is_described(self, record: SnapshotRecord) -> bool:
+        """Whether this host has the bundle's manifest, with which the copy can be compared."""
+        return self._files[record.run] is not None
+
+    def is_read(self, record: SnapshotRecord) -> bool:
+        """Whether this replication has read the bundle there, or copied it."""
+        return record.run in self._read
+
+    def read(self, record: SnapshotRecord) -> tuple[str, ...]:
+        """Read a bundle on the replica.
+
+        Returns:
+            The files that are missing, or differ from this host's manifest.
+
+        Raises:
+            ReplicaError, CommandError: the replica does not answer.
+        """
+        files = self._files[record.run]
+        if files is None:
+            return (MANIFEST_NAME,)
+        self._context.progress.step(self._replica, f"reading the bundle of @{record.snapshot}")
+        sums = {name: file.sha256 for name, file in files.items()}
+        damaged = self._destination.damaged(f"{record.uuid}/{record.run}", sums)
+        if not damaged:
+            self._read.add(record.run)
+        return tuple(damaged)
+
+    def copy(self, record: SnapshotRecord) -> bool:
+        """Copy a bundle to the replica, in place of the one that is there.
+
+        A bundle that changes meanwhile is not copied; the next replication copies it.
+
+        Returns:
+            False if it is not whole on this host, or was pruned meanwhile.
+
+        Raises:
+            ReplicaError: the transfer failed, or a file here differs from its manifest's SHA-256.
+        """
+        store, reference = self._context.store, f"{record.uuid}/{record.run}"
+        files = self._files[record.run]
+        if store.state(reference)[0] is not BundleState.COMPLETE or files is None:
+            return False
+        self._context.progress.step(self._replica, f"copying the bundle of @{record.snapshot}")
+        sums = {name: file.sha256 for name, file in files.items()}
+        try:
+            damaged = self._destination.store(store.path(reference), reference, sums)
+        except ReplicaError:
+            if store.path(reference).is_dir():
+                raise
+            return False
+        if not damaged:
+            self._read.add(record.run)
+            return True
+        if _files(self._context, store.state(reference)[1]) != files:
+            return True
+        raise ReplicaError(
+            f"{self._replica}: {record.full_name}",
+            f"its bundle is damaged on this host, and was not copied: {', '.join(damaged)}",
+            f"see: snaporch verify {record.full_name}",
+        )
+
+
+def _files(context: Context, manifest: Manifest | None) -> dict[str, BundleFile] | None:
+    """The files of a bundle, as its manifest describes them; None without one."""
+    if manifest is None:
+        return None
+    path = context.store.path(f"{manifest.uuid}/{manifest.run}") / MANIFEST_NAME
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return None
+    found = {part.name: BundleFile(part.bytes, part.sha256) for part in manifest.parts}
+    return {**found, MANIFEST_NAME: BundleFile(len(text), hashlib.sha256(text).hexdigest())}

@@ -1,0 +1,71 @@
+"""The properties by which a host records what its replicas have."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from snaporch.catalog.records import marked_by
+from snaporch.model import PoolSnapshot
+from snaporch.zfs import PREFIX, Pool
+
+REPLICATED = "replicated"
+"""The replicas that have all of the run: every snapshot, and the bundle."""
+COPY = "copy"
+"""Set on a copy, with the replica's name: it shows later that a snapshot came back from there."""
+DROPPED = "dropped"
+"""The replicas that lack a snapshot, and cannot get it any more because they have a newer one."""
+
+
+def record_presence(
+    pool: Pool,
+    members: Iterable[PoolSnapshot],
+    run: str,
+    replica: str,
+    *,
+    replicated: bool,
+    dropped: bool = False,
+) -> tuple[PoolSnapshot, ...]:
+    """Record on the snapshots of a run whether a replica has them.
+
+    Snapshots with another run's mark are shared with other guests, and stay as they are.
+
+    Args:
+        pool: the pools of this host.
+        members: the snapshots of the run.
+        run: the run.
+        replica: the replica's name in the configuration.
+        replicated: see :data:`REPLICATED`.
+        dropped: see :data:`DROPPED`.
+
+    Returns:
+        The snapshots with their new properties.
+
+    Raises:
+        PoolError: a property was not set.
+    """
+    changes: dict[tuple[str, str], list[str]] = defaultdict(list)
+    found = []
+    for each in members:
+        now = each
+        for key, wanted in ((REPLICATED, replicated), (DROPPED, dropped)):
+            names = replicas(each, key)
+            if marked_by(each, run) and (replica in names) != wanted:
+                text = ",".join(sorted(names ^ {replica}))
+                changes[key, text].append(each.full_name)
+                now = replace(now, properties={**now.properties, key: text})
+        found.append(now)
+    for (key, text), changed in changes.items():
+        pool.set_properties(changed, {PREFIX + key: text})
+    return tuple(found)
+
+
+def replicas(snapshot: PoolSnapshot, key: str) -> set[str]:
+    """The replicas that a property of a snapshot names.
+
+    Args:
+        snapshot: a snapshot of this host.
+        key: :data:`REPLICATED` or :data:`DROPPED`.
+    """
+    return set(snapshot.properties.get(key, "").split(",")) - {""}

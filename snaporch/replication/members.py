@@ -1,0 +1,101 @@
+"""The ZFS snapshots of a domain's runs: on this host, and on a replica."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.store import copy_name
+from snaporch.catalog.records import one_per_dataset, run_members
+from snaporch.config import Config
+from snaporch.model import PoolSnapshot, SnapshotRecord
+
+
+class Originals:
+    """The datasets and ZFS snapshots of a domain's records, without the copies on this host.
+
+    Copies carry the same properties, so a run without a manifest cannot distinguish them from
+    originals. A copy is below a configured replica of this host, or is named as snaporch names the
+    copy of a dataset of any record: the original's snapshot may have been destroyed.
+
+    Args:
+        config: names the replicas.
+        records: the snapshots to replicate.
+        manifests: of the bundles, by run.
+        datasets: those of all snapshots of the domain.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        records: Sequence[SnapshotRecord],
+        manifests: Mapping[str, Manifest | None],
+        datasets: Collection[str],
+    ) -> None:
+        self._records = records
+        self._manifests = manifests
+        self._local = tuple(f"{e.dataset}/" for e in config.replica.values() if not e.host)
+        self._copies = tuple(f"/{copy_name(each)}" for each in datasets if "/" in each)
+
+    def of(self, record: SnapshotRecord) -> set[str]:
+        """The record's datasets."""
+        return {
+            each
+            for each in record.datasets
+            if not each.startswith(self._local) and not each.endswith(self._copies)
+        }
+
+    def datasets(self, present: Collection[str]) -> list[str]:
+        """The datasets of the guest's disks, then those of its pages of RAM.
+
+        Args:
+            present: the datasets that exist.
+        """
+        disks = {dataset for record in self._records for dataset in self.of(record)}
+        pages = {m.pages.dataset for m in self._manifests.values() if m is not None and m.pages}
+        return [*sorted(disks), *sorted((pages & set(present)) - disks)]
+
+    def members(
+        self, ours: Iterable[PoolSnapshot]
+    ) -> dict[SnapshotRecord, tuple[PoolSnapshot, ...]]:
+        """The ZFS snapshots of each record; empty if one of them is missing."""
+        by_run: dict[str, list[PoolSnapshot]] = defaultdict(list)
+        by_guid = {}
+        for each in ours:
+            by_run[each.properties.get("run", "")].append(each)
+            by_guid[each.dataset, each.guid] = each
+        found = {}
+        for record in self._records:
+            manifest = self._manifests[record.run]
+            known = [(e.dataset, e.guid) for e in manifest.snapshots] if manifest else []
+            near = {each.full_name: each for each in by_run[record.run]}
+            near |= {by_guid[key].full_name: by_guid[key] for key in known if key in by_guid}
+            members = run_members(manifest, record.run, near.values())
+            chosen = one_per_dataset(manifest, members, record.snapshot)
+            wanted = self.of(record)
+            chosen = [each for each in chosen if each.dataset in wanted]
+            found[record] = tuple(chosen) if len(chosen) == len(wanted) else ()
+        return found
+
+    def lacking(
+        self,
+        record: SnapshotRecord,
+        members: Iterable[PoolSnapshot],
+        theirs: Collection[tuple[str, int]],
+    ) -> list[tuple[str, int]]:
+        """What the replica lacks of a record's ZFS snapshots, and of that of its pages of RAM.
+
+        Args:
+            record: the record.
+            members: its ZFS snapshots.
+            theirs: the dataset and the GUID of each snapshot that the replica has.
+
+        Returns:
+            The dataset of each, and its txg on this host.
+        """
+        wanted = [(each.dataset, each.guid, each.createtxg) for each in members]
+        manifest = self._manifests[record.run]
+        if manifest is not None and (pages := manifest.pages) is not None:
+            wanted.append((pages.dataset, pages.guid, pages.createtxg))
+        return [(name, txg) for name, guid, txg in wanted if (name, guid) not in theirs]

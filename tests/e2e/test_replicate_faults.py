@@ -1,0 +1,133 @@
+"""Interrupted transfers, renamed replicas and damaged copies: a real replica, over ssh."""
+
+import os
+from pathlib import Path
+
+import pytest
+from support import must, one_line_error, run, snaporch, started, wait_for
+from vault import flip, guids, same_bytes, vault
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    with vault("faults", tmp_path_factory.mktemp("vault")) as both:
+        yield both
+
+
+@pytest.fixture
+def guest(made):
+    return made[0]
+
+
+@pytest.fixture
+def there(made):
+    made[1].configure()
+    return made[1]
+
+
+def names(dataset):
+    return list(guids(dataset))
+
+
+def bookmarks(there):
+    listing = ("zfs", "list", "-H", "-d", "1", "-t", "bookmark", "-o", "name", there.dataset)
+    return must(*listing).splitlines()
+
+
+def test_a_damaged_bundle_on_the_replica_is_reported_and_replaced(there):
+    first, second = there.take(), there.take()
+    there.replicate()
+    here, copy = there.copied(first)
+    flip(copy / "ram.save")
+    document = there.replicate("--recheck")
+    assert (document["arrived"], document["damaged"]) == ([first], [first])
+    assert same_bytes(here, copy)
+    (copy / "ram.save").write_bytes(b"")
+    outcome = snaporch("replicate", there.domain)
+    assert f"vault: faults@{first}" in outcome.err
+    assert "its bundle there is missing or damaged: ram.save" in outcome.err
+    assert "1 snapshot replicated" in outcome.out
+    assert same_bytes(here, copy)
+    assert there.replicate("--recheck")["read"] == 2
+    assert there.replicated() == {first: ["vault"], second: ["vault"]}
+
+
+def test_a_bundle_that_is_damaged_on_both_sides_is_not_called_replicated(there):
+    (newest, *_) = reversed(there.replicated())
+    here, copy = there.copied(newest)
+    flip(here / "ram.save")
+    flip(copy / "ram.save")
+    one_line_error(
+        snaporch("replicate", there.domain, "--recheck", "--quiet"), 8,
+        "its bundle is damaged on this host", f"snaporch verify faults@{newest}",
+    )  # fmt: skip
+    assert there.replicated()[newest] == []
+    flip(here / "ram.save")
+    assert there.replicate()["arrived"] == [newest]
+    assert same_bytes(here, copy)
+
+
+def test_what_the_replica_destroyed_is_not_called_replicated(there):
+    first, second = there.take(), there.take()
+    there.replicate()
+    must("zfs", "destroy", f"{there.copy}@{first}")
+    assert there.replicate()["arrived"] == []
+    assert (there.replicated()[first], there.replicated()[second]) == ([], ["vault"])
+    assert "replicate" not in snaporch("plan", there.domain).out
+    must("zfs", "rollback", "-r", f"{there.copy}@{names(there.copy)[0]}")
+    assert there.replicate()["arrived"][-1] == second
+    assert there.replicated()[first] == ["vault"], "it was newer than the replica's newest"
+
+
+def test_an_interrupted_transfer_continues_although_its_snapshots_are_destroyed_here(guest, there):
+    """Retention, or sanoid, destroys here what the replica got before the line was cut."""
+    first = there.take()
+    assert there.replicate()["arrived"] == [first]
+    must("zfs", "snapshot", f"{there.dataset}@between")
+    (Path(guest.sources()["vda"]).parent / "noise").write_bytes(os.urandom(48 << 20))
+    last = there.take()
+    there.configure(rate=4)
+    with started("replicate", there.domain, env={}) as process:
+        wait_for(lambda: "between" in names(there.copy), "the first of them arrives")
+        token = ("zfs", "get", "-H", "-o", "value", "receive_resume_token", there.copy)
+        wait_for(lambda: run("pgrep", "-f", "zfs receive").status == 0, "the next one is sent")
+        process.terminate()
+        process.wait()
+    assert last not in names(there.copy)
+    assert must(*token).strip() != "-"
+    there.configure()
+    must("zfs", "destroy", f"{there.dataset}@{first}%{last}")
+    new = there.take()
+    assert there.replicate()["arrived"] == [new]
+    assert names(there.copy)[-3:] == [first, "between", new]
+    (mark,) = bookmarks(there)
+    assert mark.startswith(f"{there.dataset}#snaporch-vault-")
+
+
+def test_a_replica_with_another_name_is_continued(there):
+    both, newest = there.take(), there.take()
+    there.replicate()
+    must("zfs", "destroy", f"{there.dataset}@{newest}")
+    assert both in names(there.dataset)
+    there.configure("attic")
+    new = there.take()
+    assert there.replicate()["arrived"][-1] == new
+    (mark,) = bookmarks(there)
+    assert mark.startswith(f"{there.dataset}#snaporch-attic-")
+
+
+def test_the_advice_for_a_diverged_copy_loses_nothing(guest, there):
+    kept, gone = there.take(), there.take()
+    there.replicate()
+    guest.destroy()
+    must("zfs", "rollback", "-r", f"{there.dataset}@{kept}")
+    guest.start()
+    new = there.take()
+    outcome = snaporch("replicate", there.domain)
+    one_line_error(outcome, 8, "on root@localhost has diverged", f"(@{gone})", "keep them: ssh")
+    before = names(there.copy)
+    must("sh", "-c", outcome.err.partition("keep them: ")[2].partition(", and the next")[0])
+    assert there.replicate()["arrived"][-1] == new
+    assert names(f"{there.copy}-kept-{gone}") == before
