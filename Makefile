@@ -4,7 +4,6 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/snaporch
-PREFIX ?= /usr/local
 # A lab that sees the test guests; what they are built with is printed by `make lab`.
 IN_LAB = tests/lab/run --env "SNAPORCH_GUESTS_HOST=$$(tests/lab/guests/build 2>/dev/null)"
 LABS = $(if $(JOBS),--jobs $(JOBS))
@@ -28,19 +27,19 @@ lab: ## build the lab: real OpenZFS and libvirt on any Debian machine (cached)
 test: check test-unit lab test-lab ## all checks and tests, the lab's included
 
 .PHONY: test-all
-test-all: test ## the long matrices too, with reports in docs/fault-matrix.md and acts-of-others.md
+test-all: test test-package ## the packages and the long matrices too, with reports in docs/reference/fault-matrix.md and acts-of-others.md
 	@RANDOM_EXAMPLES=1 LONG=1 $(VENV)/bin/python -m pytest -q -m "not lab" tests/unit
 	@LONG=1 tests/e2e/run $(LABS) test_torn test_load test_fault_windows test_fault_shortages \
-		test_restore_cut_short test_layouts test_hostile test_replicate test_destination_contract
-	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/fault-matrix.md
-	@FAULTS_SAMPLE=all tests/e2e/faults/run --others --report docs/acts-of-others.md
-	@$(VENV)/bin/python tests/mutants/run --report docs/mutants.md
+		test_restore_interrupted test_layouts test_hostile test_replicate test_destination_contract
+	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/reference/fault-matrix.md
+	@FAULTS_SAMPLE=all tests/e2e/faults/run --others --report docs/reference/acts-of-others.md
+	@$(VENV)/bin/python tests/mutants/run --report docs/reference/mutants.md
 
 .PHONY: test-unit
 test-unit: ## tests that need neither ZFS nor a running libvirtd
 	@echo "unit and integration tests"
 	@test -n "$(VENV)"
-	@$(VENV)/bin/python -m pytest -q -m "not lab" tests/unit tests/integration tests/contract
+	@$(VENV)/bin/python -m pytest -q -n auto -m "not lab" tests/unit tests/integration tests/contract
 
 .PHONY: calendar
 calendar: ## a table of the schedule's times over a year in all time zones, beside a naive oracle
@@ -48,7 +47,7 @@ calendar: ## a table of the schedule's times over a year in all time zones, besi
 
 .PHONY: mutants
 mutants: ## put deliberate mistakes into deciding modules; which does no test notice? (WORDS="decision")
-	@$(VENV)/bin/python tests/mutants/run $(if $(WORDS),$(WORDS),--report docs/mutants.md)
+	@$(VENV)/bin/python tests/mutants/run $(if $(WORDS),$(WORDS),--report docs/reference/mutants.md)
 
 .PHONY: test-lab
 test-lab: ## whole flows in the lab (WORDS="uefi names" JOBS=1)
@@ -64,13 +63,13 @@ check: ## lint, types, direction of imports, spelling, words and links of the pa
 	@$(VENV)/bin/lint-imports --no-logo >$(CACHE)/imports.log 2>&1 || { cat $(CACHE)/imports.log; exit 1; }
 	@$(VENV)/bin/codespell
 	@tests/prose/check
-	@tests/prose/packages --check docs/design.md
+	@tests/prose/packages --check docs/concepts/design.md
 	@shellcheck -x -P SCRIPTDIR $$(grep -lE '^#!(/bin/sh|.*bash)' $$(git ls-files))
 
 .PHONY: docs
 docs: ## regenerate the pages that are made from the code
-	@tests/prose/packages docs/design.md
-	@$(VENV)/bin/python -m snaporch.config.reference > docs/configuration.md
+	@tests/prose/packages docs/concepts/design.md
+	@$(VENV)/bin/python -m snaporch.config.reference > docs/reference/configuration.md
 
 .PHONY: bench
 bench: ## measure natively against the rivals (installs libvirtd; BENCH="--rounds 5 --full")
@@ -82,10 +81,14 @@ bench-lab: lab ## in the lab, as ratios: the strategies with real ZFS, fairness 
 	@$(IN_LAB) tests/bench/strategies.py
 	@tests/lab/run --systemd tests/bench/fairness.py
 
-.PHONY: install
-install: ## install into $(PREFIX) (below DESTDIR, if set); dependencies come from Debian
-	python3 -m pip install --no-deps --no-build-isolation --break-system-packages \
-		--root-user-action=ignore --prefix "$(PREFIX)" $(if $(DESTDIR),--root "$(DESTDIR)") .
+.PHONY: deb
+deb: ## build the Debian package (FLAVOUR=vendored: the one for Debian 12 and Ubuntu 24.04)
+	@packaging/build . $(FLAVOUR)
+
+.PHONY: test-package
+test-package: ## install, upgrade and remove both packages in bare Debian systems, after lintian
+	@tests/package/run
+	@tests/package/run vendored
 
 .PHONY: clean
 clean: ## remove what was built, the cache included

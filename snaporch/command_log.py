@@ -181,6 +181,7 @@ class _Log:
         """Log to ``handlers`` from now on."""
         cls._is_open = True
         if not handlers:
+            cls._logger = None
             return
         import logging
 
@@ -189,6 +190,12 @@ class _Log:
         cls._logger.handlers = list(handlers)
         cls._logger.propagate = False
         cls._logger.setLevel(logging.INFO)
+
+
+def log_to(handlers: Sequence[logging.Handler]) -> None:
+    """Log to these handlers from now on; without one nothing is logged."""
+    with _Log._lock:  # noqa: SLF001 - of this module
+        _Log.open(handlers)
 
 
 def start(verbose: logging.Handler) -> None:
@@ -201,9 +208,8 @@ def start(verbose: logging.Handler) -> None:
     from queue import SimpleQueue
 
     queue: SimpleQueue[logging.LogRecord] = SimpleQueue()
-    with _Log._lock:  # noqa: SLF001 - of this module
-        handlers = handlers_for(os.environ, QueueHandler(queue))
-        _Log.open(handlers)
+    handlers = handlers_for(os.environ, QueueHandler(queue))
+    log_to(handlers)
     if any(isinstance(handler, QueueHandler) for handler in handlers):
         listener = QueueListener(queue, verbose)
         listener.start()

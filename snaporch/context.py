@@ -1,62 +1,60 @@
-"""The configuration, libvirt, ZFS and the signals of one command."""
+"""The configuration, libvirt, ZFS and the other dependencies of one command."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config
-from snaporch.errors import InterruptedRunError
 from snaporch.hypervisor import Hypervisor
+from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
 from snaporch.zfs import Pool
+from snaporch.zfs.resolver import HOST, Resolver, flush_volume
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
-@dataclass
-class Interrupt:
-    """The signal that asked the command to stop; checked where stopping is safe."""
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The clock that a command reads."""
 
-    signum: int | None = None
+    now: Callable[[], datetime] = _now
+    monotonic: Callable[[], float] = time.monotonic
 
-    @contextmanager
-    def watching(self) -> Iterator[Interrupt]:
-        """Handle SIGINT, SIGTERM and SIGHUP in the block; signals that nohup ignores stay ignored.
 
-        Ctrl-Z is ignored meanwhile, also by child processes: a stopped run leaves its guest frozen,
-        or on overlays that grow.
-        """
-        wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-        previous = {number: signal.signal(number, self._take) for number in wanted}
-        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
-        try:
-            yield self
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
+@dataclass(frozen=True, slots=True)
+class SealingTimes:
+    """How often sealing a RAM image is checked, and how long to wait for its end, in seconds."""
 
-    def _take(self, signum: int, _frame: FrameType | None) -> None:
-        self.signum = signum
+    tick: float = 0.5
+    abort: float = 10
+    """For the end of a sealing that was aborted."""
 
-    def check(self, thing: str) -> None:
-        """Raise if a signal came.
 
-        Args:
-            thing: the subject of the error, such as the domain's name.
+@dataclass(frozen=True, slots=True)
+class LibvirtTimes:
+    """How long to wait for libvirt, and how often to ask it, in seconds."""
 
-        Raises:
-            InterruptedRunError: a signal came.
-        """
-        if self.signum is not None:
-            name = signal.Signals(self.signum).name
-            raise InterruptedRunError(thing, f"stopped by {name}", self.signum)
+    poll: float = 0.2
+    reconnect: float = 60
+    """For a libvirtd that restarts."""
+    job: float = 120
+    """For the end of a snapshot job that was aborted."""
+    start: float = 5
+    """For libvirt to start a guest, before the recovery is retried later."""
+    resume: float = 30
+    """For a guest that cannot run yet."""
+    first_pause: float = 0.1
+    """The pause after the first try to resume a guest; doubled after each."""
+    longest_pause: float = 2.0
 
 
 @dataclass
@@ -72,13 +70,21 @@ class Context:
     """The configuration's file, for child processes."""
     finishers: Mapping[str, Callable[[Context, Any, bool], list[str]]] = field(default_factory=dict)
     """Functions that finish runs of other kinds, by the kind in their journal. They are called with
-    the context, the journal and ``dry_run``. See :mod:`snaporch.recovery.other_kinds`."""
-    strangers: Callable[[Sequence[str]], str] = lambda _datasets: ""
+    the context, the journal and ``dry_run``. See :mod:`snaporch.recovery.finishers`."""
+    unfrozen_by: Callable[[Sequence[str]], str] = lambda _datasets: ""
     """Names the programs that are configured to snapshot datasets without freezing their guests;
-    empty if there is none. See :mod:`snaporch.catalog.other_takers`."""
-    held: Callable[[Sequence[str]], frozenset[str]] = lambda _datasets: frozenset()
+    empty if there is none. See :mod:`snaporch.catalog.unfrozen_snapshots`."""
+    frozen_by_hooks: Callable[[Sequence[str]], frozenset[str]] = lambda _datasets: frozenset()
     """The datasets that sanoid, by its configuration, snapshots only while a snaporch hook holds
     their guests frozen."""
+    resolver: Resolver = HOST
+    """Finds the datasets of paths, and the paths of datasets."""
+    clock: Clock = Clock()
+    libvirt_times: LibvirtTimes = LibvirtTimes()
+    sealing_times: SealingTimes = SealingTimes()
+    flush_volume: Callable[[str], None] = flush_volume
+    """Writes the host's cache of a disk to its volume; see
+    :func:`~snaporch.zfs.resolver.flush_volume`."""
 
     @property
     def store(self) -> BundleStore:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 CONFIG = Path("/etc/snaporch/snaporch.toml")
 BUNDLES = Path("/var/lib/snaporch/bundles")
@@ -23,3 +24,15 @@ BARRED_DISK = "unfinished-restore/run-snaporch-recover-first"
 
 No file exists there, so that libvirt cannot start the guest.
 """
+
+
+class HostPaths(NamedTuple):
+    """Where the kernel and system services show the state of the host."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+    run: Path = Path("/run")
+
+
+HOST = HostPaths()

@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit codes of the process; documented in ``docs/exit-codes.md``."""
+    """The exit codes of the process; documented in ``docs/reference/exit-codes.md``."""
 
     OK = 0
     BUG = 1

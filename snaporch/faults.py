@@ -1,9 +1,9 @@
 """Known faults of the programs below snaporch, version by version.
 
 :data:`FAULTS` is the table, :func:`known_faults` searches it. ``snaporch check`` reports the faults
-of the host, a plan asks :func:`risks_overlays`, and docs/hosts.md has the table. The versions are
-upstream's: a distribution may have the fix in an older version. Each fault in the table was
-confirmed in the program's source.
+of the host, a plan asks :func:`risks_overlays`, and docs/reference/hosts.md has the table. The
+versions are upstream's: a distribution may have the fix in an older version. Each fault in the
+table was confirmed in the program's source.
 """
 
 from __future__ import annotations

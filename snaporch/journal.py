@@ -30,6 +30,7 @@ from snaporch.model import DomainState, Level, Owner, Strategy
 FORMAT = 1
 _SNAPSHOT = "snapshot"
 _LATER = "use the snaporch that wrote it"
+_PAGE = "see docs/how-to/recovery.md"
 
 
 class Step(StrEnum):
@@ -258,9 +259,7 @@ class Journal:
     def _write(self, **fields: Any) -> None:
         _take(self.notes, fields)
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
-        view = memoryview(line.encode())
-        while view:  # a full disk may accept a part and refuse the rest
-            view = view[os.write(self._descriptor, view) :]
+        _write_all(self._descriptor, line)
         if (fields["event"], fields.get("step")) not in _STANDING_STILL:
             os.fdatasync(self._descriptor)
 
@@ -295,10 +294,18 @@ def append_line(journal: Path, **fields: Any) -> None:
     """Append a line to a journal that another process may have open, if the journal exists."""
     if journal.exists():
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields})
-        with journal.open("ab") as stream:
-            stream.write(b"\n" + line.encode() + b"\n")
-            stream.flush()
-            os.fsync(stream.fileno())
+        descriptor = os.open(journal, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            _write_all(descriptor, f"\n{line}\n")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _write_all(descriptor: int, text: str) -> None:
+    view = memoryview(text.encode())
+    while view:  # a full disk may accept a part and refuse the rest
+        view = view[os.write(descriptor, view) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +340,8 @@ class SnapshotJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignJournal:
-    """A journal of another kind of run, see :mod:`snaporch.recovery.other_kinds`."""
+class OtherJournal:
+    """A journal of another kind of run, see :mod:`snaporch.recovery.finishers`."""
 
     path: Path
     kind: str
@@ -375,15 +382,15 @@ def journals_of(directory: Path, uuid: str, *, sweep: bool = False) -> list[Snap
     return found
 
 
-def foreign_journals_of(directory: Path, uuid: str) -> list[ForeignJournal]:
+def other_journals_of(directory: Path, uuid: str) -> list[OtherJournal]:
     """One domain's journals of other kinds, oldest first."""
     found = list_journals(directory, sweep=False)
-    return [each for each in found if isinstance(each, ForeignJournal) and each.uuid == uuid]
+    return [each for each in found if isinstance(each, OtherJournal) and each.uuid == uuid]
 
 
 def list_journals(
     directory: Path, *, sweep: bool
-) -> list[SnapshotJournal | ForeignJournal | UnreadableJournal]:
+) -> list[SnapshotJournal | OtherJournal | UnreadableJournal]:
     """Every journal in ``directory``, oldest first.
 
     An incomplete line counts as not written. A journal without a complete line belongs to a run
@@ -394,7 +401,7 @@ def list_journals(
     """
     if not directory.is_dir():
         return []
-    found: list[SnapshotJournal | ForeignJournal | UnreadableJournal] = []
+    found: list[SnapshotJournal | OtherJournal | UnreadableJournal] = []
     with store_errors(directory):
         names = sorted(os.listdir(directory))
     for path in (directory / name for name in names if name.endswith(".jsonl")):
@@ -407,24 +414,32 @@ def list_journals(
     return found
 
 
-def read_journal(path: Path) -> SnapshotJournal | ForeignJournal | UnreadableJournal | None:
+def read_journal(path: Path) -> SnapshotJournal | OtherJournal | UnreadableJournal | None:
     """Read one journal; ``None`` if it does not exist or has no complete line.
 
     Raises:
         OSError: it cannot be read.
     """
-    lines = _whole_lines(path)
-    return _parse(path, lines) if lines else None
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:  # its run has ended meanwhile
+        return None
+    if lines := _parsable_lines(raw):
+        return _parse(path, lines)
+    if b"\n" not in raw:
+        return None
+    damaged = JournalError(str(path), "cannot be read (no line of it is JSON)", _PAGE)
+    return UnreadableJournal(path, None, damaged)
 
 
-def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | ForeignJournal | UnreadableJournal:
+def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | OtherJournal | UnreadableJournal:
     try:
         if lines[0]["format"] != FORMAT:
             reason = f"has format {lines[0]['format']}, expected {FORMAT}"
             return UnreadableJournal(path, _uuid(lines[0]), JournalError(str(path), reason, _LATER))
         if (kind := str(lines[0].get("kind", _SNAPSHOT))) != _SNAPSHOT:
             facts = lines[0]["facts"]
-            return ForeignJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
+            return OtherJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
         notes: set[Note] = set()
         for line in lines:
             _take(notes, line)
@@ -446,12 +461,8 @@ def _uuid(first: Any) -> str | None:
         return None
 
 
-def _whole_lines(path: Path) -> list[Any]:
+def _parsable_lines(raw: bytes) -> list[Any]:
     lines: list[Any] = []
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:  # its run has ended meanwhile
-        return lines
     for text in raw.split(b"\n"):
         with suppress(ValueError):
             lines.append(json.loads(text))

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,26 +21,46 @@ from tenacity import (
 
 from snaporch.bundle.store import private_directory, store_errors
 from snaporch.command_log import fields
-from snaporch.context import Interrupt
 from snaporch.errors import BusyError
+from snaporch.interrupt import Interrupt
 from snaporch.model import iso
 
 _POLL_SECONDS = 0.2
-_BRIEF_SECONDS = 180
-_NAMELESS_SECONDS = 5
-"""How long a new holder may take to write its name; until then the file names the one before."""
 _UNNAMED = "another run"
 RECOVERING = "recover"
 PRUNING = "prune"
 SCHEDULE = "schedule"
 """The name and UUID of the lock that the daemon or ``run-due`` holds while it runs policies."""
+DAEMON = "daemon"
+"""What the daemon does, for :func:`domain_lock`."""
 RETENTION = "retention"
-_BRIEF = (RECOVERING, PRUNING, RETENTION)
+DELETING = "delete"
+_BRIEF = (RECOVERING, PRUNING, RETENTION, DELETING)
+
+
+@dataclass(frozen=True, slots=True)
+class LockTimes:
+    """How long to wait for a lock in any case, in seconds."""
+
+    brief: float = 180
+    """For a holder whose work is short."""
+    nameless: float = 5
+    """For a new holder to write its name; until then the file names the one before."""
+
+
+_TIMES = LockTimes()
 
 
 @contextmanager
 def domain_lock(
-    runtime: Path, name: str, uuid: str, doing: str, *, wait: int, interrupt: Interrupt
+    runtime: Path,
+    name: str,
+    uuid: str,
+    doing: str,
+    *,
+    wait: float,
+    interrupt: Interrupt,
+    times: LockTimes = _TIMES,
 ) -> Iterator[None]:
     """Hold a domain's lock for a run.
 
@@ -51,7 +71,8 @@ def domain_lock(
         runtime: the directory of the lock files.
         name: the domain's, for messages.
         doing: what the run does, for messages of other commands.
-        wait: seconds.
+        wait: seconds; ``math.inf`` for no limit.
+        times: how long to wait in any case.
 
     Raises:
         BusyError: another run still holds the lock after ``wait`` seconds.
@@ -62,7 +83,7 @@ def domain_lock(
 
     def is_over(state: RetryCallState) -> bool:
         """Short work, and the recovery of this very domain, is waited for in any case."""
-        longest = max(wait, _least_wait(_read_holder(descriptor)))
+        longest = max(wait, _least_wait(_read_holder(descriptor), times))
         return (state.seconds_since_start or 0.0) >= longest
 
     try:
@@ -145,20 +166,23 @@ def _acquire(
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class LockHolder:
     """The process that a lock file names: it holds the lock, or held it and was killed."""
 
     doing: str
     pid: int
     since: str
     """ISO 8601, UTC."""
+    checked: str = ""
+    """When the daemon last checked guests and policies, ISO 8601, UTC; empty if it has not yet."""
 
     @classmethod
-    def parse(cls, text: bytes) -> Holder | None:
+    def parse(cls, text: bytes) -> LockHolder | None:
         """Read a lock file; ``None`` if it is empty or malformed."""
         try:
             fields = json.loads(text)
-            return cls(str(fields["doing"]), int(fields["pid"]), str(fields["since"]))
+            found = cls(str(fields["doing"]), int(fields["pid"]), str(fields["since"]))
+            return replace(found, checked=str(fields.get("checked", "")))
         except (ValueError, KeyError, TypeError):
             return None
 
@@ -168,13 +192,13 @@ class Holder:
         return Path(f"/proc/{self.pid}").exists()
 
 
-def holder(runtime: Path, uuid: str) -> str | None:
+def lock_holder(runtime: Path, uuid: str) -> str | None:
     """The holder of a domain's lock, for a message; ``None`` if the lock is free."""
     found = held_by(runtime, uuid)
     return f"{found.doing} (pid {found.pid})" if found else None
 
 
-def held_by(runtime: Path, uuid: str) -> Holder | None:
+def held_by(runtime: Path, uuid: str) -> LockHolder | None:
     """The holder of a domain's lock; ``None`` if the lock is free.
 
     It reads the kernel's list (proc(5), ``/proc/locks``): to take the lock could make a run fail.
@@ -183,7 +207,7 @@ def held_by(runtime: Path, uuid: str) -> Holder | None:
     try:
         status = path.stat()
         locks = [line.split() for line in Path("/proc/locks").read_text("ascii").splitlines()]
-        found = Holder.parse(path.read_bytes())
+        found = LockHolder.parse(path.read_bytes())
     except (OSError, ValueError):
         return None
     for words in locks:
@@ -191,20 +215,37 @@ def held_by(runtime: Path, uuid: str) -> Holder | None:
         if words[1] == "FLOCK" and words[5].endswith(f":{status.st_ino}"):
             if found is None:  # it has just taken the lock, or had no room to write its name
                 since = iso(datetime.fromtimestamp(status.st_mtime, UTC))
-                found = Holder(_UNNAMED, int(words[4]), since)
+                found = LockHolder(_UNNAMED, int(words[4]), since)
             return found if found.alive else None
     return None
 
 
-def _read_holder(descriptor: int) -> Holder | None:
-    return Holder.parse(os.pread(descriptor, 4096, 0))
+def record_check(runtime: Path, at: datetime) -> None:
+    """Record that the daemon has checked guests and policies; a failure is ignored.
+
+    The caller holds the lock ``SCHEDULE``, in whose file this is written.
+
+    Args:
+        at: when the check began.
+    """
+    path = runtime / f"{SCHEDULE}.lock"
+    with suppress(OSError):
+        found = LockHolder.parse(path.read_bytes())
+        if found is not None and found.pid == os.getpid():
+            # in place, and always of the same length: readers need no lock
+            with path.open("r+b", buffering=0) as stream:
+                stream.write(json.dumps(asdict(replace(found, checked=iso(at)))).encode())
 
 
-def _least_wait(holder: Holder | None) -> float:
+def _read_holder(descriptor: int) -> LockHolder | None:
+    return LockHolder.parse(os.pread(descriptor, 4096, 0))
+
+
+def _least_wait(holder: LockHolder | None, times: LockTimes) -> float:
     """How many seconds to wait for a holder in any case."""
     if holder is None or not holder.alive:
-        return _NAMELESS_SECONDS
-    return _BRIEF_SECONDS if holder.doing in _BRIEF else 0.0
+        return times.nameless
+    return times.brief if holder.doing in _BRIEF else 0.0
 
 
 def _holder(descriptor: int) -> str:

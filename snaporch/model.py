@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -45,6 +45,9 @@ class BundleState(StrEnum):
     """No part is missing, but the last verification found a part with a wrong checksum."""
     INCOMPLETE = "incomplete"
     MISSING = "missing"
+    NONE = "none"
+    """The snapshot is crash-consistent and has no bundle: its run was interrupted before it wrote
+    one, or sanoid took it of a guest that was not frozen."""
 
     @property
     def is_there(self) -> bool:
@@ -154,6 +157,14 @@ class SnapshotListing:
             for guid in guids
         }
         return SnapshotListing(self.pools & other.pools, merged)
+
+    def without(self, names: Collection[str]) -> SnapshotListing:
+        """The listing as it would be if the snapshots with these full names were destroyed."""
+        left = {
+            guid: tuple(name for name in own if name not in names)
+            for guid, own in self.snapshots.items()
+        }
+        return SnapshotListing(self.pools, {guid: own for guid, own in left.items() if own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,35 +319,58 @@ class VerifyDepth(StrEnum):
     """A clone was resumed from RAM."""
 
 
+_STEPS = "steps:"
+
+
+class VerifyStep(StrEnum):
+    """A step of a verification, which passes or fails; most verifications leave some out."""
+
+    CHECKSUMS = "checksums"
+    """Checksums, GUIDs and backing files; no verification leaves this out."""
+    DISKS = "disks"
+    """All data of the disks is read."""
+    CLONE = "clone"
+    """A clone is resumed or booted, and shows signs of life."""
+    SCRIPT = "script"
+    """The admin's script is run against the clone."""
+
+
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """The result of the last verification of a snapshot."""
+    """The result of the verifications of a snapshot, as the last one left it."""
 
     at: datetime
+    """When the last verification ended."""
     passed: bool
+    """Whether the last verification passed, and no step of an earlier one is still failed."""
     reached: VerifyDepth
     disks: bool = False
     """Whether all data of the disks was read."""
+    failed_steps: tuple[VerifyStep, ...] = ()
+    """The steps that failed and have not passed since, in their order."""
 
     def as_text(self) -> str:
         """Return the value of the property ``snaporch:verified``.
 
         Such as ``2026-11-21T14:00:00Z passed resumed``. A fourth word, ``disks``, says that all
-        data of the disks was read.
+        data of the disks was read. A last word such as ``steps:disks,script`` has the failed steps.
         """
         words = [iso(self.at), "passed" if self.passed else "failed", self.reached.value]
-        return " ".join([*words, "disks"] if self.disks else words)
+        words += ["disks"] if self.disks else []
+        words += [_STEPS + ",".join(self.failed_steps)] if self.failed_steps else []
+        return " ".join(words)
 
     @classmethod
     def parse(cls, text: str | None) -> VerificationResult | None:
         """Parse the text of :meth:`as_text`; ``None`` for any other text."""
-        match (text or "").split(" "):
-            case [at, ("passed" | "failed") as word, reached, *rest] if rest in ([], ["disks"]):
-                try:
-                    return cls(parse_iso(at), word == "passed", VerifyDepth(reached), bool(rest))
-                except ValueError:
-                    return None
-        return None
+        try:
+            at, word, reached, *rest = (text or "").split(" ")
+            names = rest.pop().removeprefix(_STEPS) if rest and rest[-1].startswith(_STEPS) else ""
+            steps = tuple(VerifyStep(name) for name in names.split(",") if name)
+            result = cls(parse_iso(at), word == "passed", VerifyDepth(reached), bool(rest), steps)
+        except ValueError:
+            return None
+        return result if result.as_text() == text else None
 
     @property
     def is_damage(self) -> bool:
@@ -350,6 +384,7 @@ class VerificationResult:
             "passed": self.passed,
             "reached": self.reached.value,
             "disks_read": self.disks,
+            "failed_steps": [step.value for step in self.failed_steps],
         }
 
 
@@ -379,12 +414,18 @@ class SnapshotRecord:
     pause_parts: PauseParts | None = None
     replicated: tuple[str, ...] = ()
     """The replicas that have the complete snapshot."""
+    dropped: tuple[str, ...] = ()
+    """The replicas that lack it, and cannot get it any more because they have a newer one."""
     apart: tuple[str, ...] = ()
     """Writable disks that are not in the snapshot; after a restore they are of another instant."""
     unchanged: datetime | None = None
     """When the guest was last found off, with disks that had not changed since the snapshot."""
     renamed: tuple[str, ...] = ()
     """The old names of its datasets that were renamed since, if that was checked."""
+    kept: datetime | None = None
+    """Since when the admin keeps it; nothing of snaporch deletes it meanwhile."""
+    note: str = ""
+    """The admin's note on it."""
 
     @property
     def full_name(self) -> str:
@@ -397,7 +438,7 @@ class SnapshotRecord:
         return self.verified is not None and not self.verified.passed
 
     def as_json(self) -> dict[str, object]:
-        """Return the documented JSON object (``docs/json.md``)."""
+        """Return the documented JSON object (``docs/reference/json.md``)."""
         return {
             "domain": self.domain,
             "uuid": self.uuid,
@@ -419,6 +460,8 @@ class SnapshotRecord:
             "replicated": list(self.replicated),
             "apart": list(self.apart),
             "unchanged": iso(self.unchanged) if self.unchanged else None,
+            "kept": iso(self.kept) if self.kept else None,
+            "note": self.note or None,
         }
 
 

@@ -177,7 +177,7 @@ def _up(virsh: str, bundle: Path, manifest: Manifest, image: Path | None) -> lis
 def _put_together(manifest: Manifest, image: Path) -> str:
     """Return the command that makes a save image of RAM in pages, which libvirt cannot read.
 
-    It needs snaporch, or the script in docs/ram-pages.md.
+    It needs snaporch, or the script in docs/concepts/ram-pages.md.
     """
     name = f"{manifest.domain}@{manifest.snapshot}"
     return shlex.join(["snaporch", "extract", "--ram", name, str(image)])
@@ -199,9 +199,15 @@ def provenance(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[
         if manifest.group is not None:
             members = ", ".join(member.domain for member in manifest.group.members)
             found.append(("group", f"{manifest.group.name}: {members}"))
+    if record.kept is not None:
+        found.append(("kept", f"since {iso(record.kept)}; to release it: snaporch unkeep"))
+    if record.note:
+        found.append(("note", record.note))
     verified = "never"
     if record.verified is not None:
         word = "passed" if record.verified.passed else "failed"
         verified = f"{iso(record.verified.at)} {word}, {record.verified.reached}"
         verified += ", disks read" if record.verified.disks else ""
+        failed = " and ".join(record.verified.failed_steps)
+        verified += f"; failed in: {failed}" if failed else ""
     return [*((label, text or "unknown") for label, text in found), ("verified", verified)]

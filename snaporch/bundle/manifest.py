@@ -15,6 +15,8 @@ from snaporch.model import LeftOutCode, Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
+_MAX_BYTES = 16 << 20
+"""Far more than the manifest of any guest; a bundle may come from another host."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -247,11 +249,16 @@ def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a bundle.
 
     Raises:
-        ManifestError: it does not exist, is not JSON, has a later format, or has an invalid value.
+        ManifestError: it does not exist, is too large, is not JSON, has a later format, or has an
+            invalid value.
     """
     path = directory / MANIFEST_NAME
     try:
-        return Manifest.model_validate_json(path.read_bytes())
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_BYTES + 1)
+        if len(data) > _MAX_BYTES:
+            raise ManifestError(str(path), f"is larger than {_MAX_BYTES >> 20} MiB")
+        return Manifest.model_validate_json(data)
     except OSError as error:
         raise ManifestError(str(path), error.strerror or "cannot be read") from error
     except ValidationError as error:

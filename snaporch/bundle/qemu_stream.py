@@ -4,7 +4,7 @@ The stream (QEMU's docs/devel/migration/main.rst, migration/savevm.c, migration/
 big endian) consists of magic and version, the machine's name, and sections. Memory is one section
 with parts. START names its blocks with their sizes. PART and END contain pages in any order; a
 later page replaces an earlier one at the same place. Sections of devices have no length, so
-everything behind END is kept unparsed. ``docs/bundle-format.md`` describes it byte by byte.
+everything behind END is kept unparsed. ``docs/reference/bundle-format.md`` describes each byte.
 
 The parser knows what a live save into a file contains and refuses everything else.
 """
@@ -176,12 +176,15 @@ def read_head(read: Read) -> StreamHead:
     return _head(_Recorder(_Source(read)))
 
 
-def split(read: Read, prepare: Callable[[StreamHead], Sink]) -> StreamRest:
+def split(
+    read: Read, prepare: Callable[[StreamHead], Sink], max_tail: int = _MAX_TAIL
+) -> StreamRest:
     """Split a stream in one pass.
 
     Args:
         read: returns the bytes of the stream.
         prepare: called with the head before the first page; returns the receiver of the pages.
+        max_tail: the largest accepted state of the devices, in bytes.
 
     Raises:
         StreamError: the stream contains something unknown, or lacks a page.
@@ -202,7 +205,7 @@ def split(read: Read, prepare: Callable[[StreamHead], Sink]) -> StreamRest:
         pages.take_part(source)
         _footer(source, head.section)
     pages.finish()
-    tail = _tail(source)
+    tail = _tail(source, max_tail)
     return StreamRest(StreamHead(bytes(recorder.raw), head.section, head.blocks), tail, source.at)
 
 
@@ -284,13 +287,13 @@ def _footer(source: _Recorder | _Source, section: int) -> None:
         raise StreamError("a part of memory does not end where it should")
 
 
-def _tail(source: _Source) -> bytes:
-    source.fill(_MAX_TAIL + 1)
+def _tail(source: _Source, limit: int) -> bytes:
+    source.fill(limit + 1)
     tail = source.buffer
     if not tail:
         raise StreamError("ends without the state of the devices")
-    if len(tail) > _MAX_TAIL:
-        raise StreamError(f"holds more than {_MAX_TAIL >> 20} MiB of devices' state")
+    if len(tail) > limit:
+        raise StreamError(f"holds more than {limit >> 20} MiB of devices' state")
     source.position = len(tail)
     return tail
 

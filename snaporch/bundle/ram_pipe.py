@@ -21,17 +21,27 @@ import os
 import select
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImage, SaveImageWriter
 
-_BLOCK = 1 << 20
-_LARGE_PIPE = 128 << 20
-"""For the remaining RAM, which QEMU limits to what it can send within the downtime limit."""
-_REST_SECONDS = 0.5
-_REST_POLL_MS = 2
+
+@dataclass(frozen=True, slots=True)
+class PipeTuning:
+    """Sizes in bytes, and times."""
+
+    block: int = 1 << 20
+    """Of the pipe while the guest runs, and of one read."""
+    large_pipe: int = 128 << 20
+    """For the remaining RAM, which QEMU limits to what it can send within the downtime limit."""
+    rest_seconds: float = 0.5
+    rest_poll_ms: int = 2
+
+
+_TUNING = PipeTuning()
 
 
 class RamPipe:
@@ -39,13 +49,19 @@ class RamPipe:
 
     Args:
         throttle: limits the rate of reading; unlimited by default.
+        tuning: the sizes of the pipe.
     """
 
     def __init__(
-        self, path: Path, writer: SaveImageWriter, throttle: RateLimit | None = None
+        self,
+        path: Path,
+        writer: SaveImageWriter,
+        throttle: RateLimit | None = None,
+        tuning: PipeTuning = _TUNING,
     ) -> None:
         self._path = path
         self._writer = writer
+        self._tuning = tuning
         self._throttle = throttle or RateLimit(0)
         self._limited = self._throttle.limits
         self._stop = threading.Event()
@@ -56,13 +72,13 @@ class RamPipe:
         self._enlarged = False
         self._resting_until = 0.0
         self._failure: BaseException | None = None
-        self._buffer = memoryview(bytearray(_BLOCK))
+        self._buffer = memoryview(bytearray(tuning.block))
         os.mkfifo(path, 0o600)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._own_write_end = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(OSError):  # an unprivileged user may be over the pipe quota
-            fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, _BLOCK)
+            fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, tuning.block)
         self._closing = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="ram-stream", daemon=True)
@@ -118,7 +134,7 @@ class RamPipe:
         poll = select.poll()
         poll.register(self._own_write_end, select.POLLOUT)
         while time.monotonic() < self._resting_until:
-            if not poll.poll(0) or self._stop.wait(_REST_POLL_MS / 1000):
+            if not poll.poll(0) or self._stop.wait(self._tuning.rest_poll_ms / 1000):
                 self._resting_until = 0.0
 
     def _poll(self) -> list[tuple[int, int]]:
@@ -178,11 +194,11 @@ class RamPipe:
         self._writer.enlarge_buffers()
         with self._closing:
             if not self._closed and self._enlarge_pipe():
-                self._resting_until = time.monotonic() + _REST_SECONDS
+                self._resting_until = time.monotonic() + self._tuning.rest_seconds
 
     def _enlarge_pipe(self) -> bool:
-        size = _LARGE_PIPE
-        while size > _BLOCK:
+        size = self._tuning.large_pipe
+        while size > self._tuning.block:
             with contextlib.suppress(OSError):
                 fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, size)
                 return True

@@ -2,7 +2,7 @@
 
 Layout (``virQEMUSaveHeader`` in libvirt's qemu_saveimage.h, version 2; little endian as written on
 x86): 92 bytes of header, then ``data_length`` bytes of domain XML and cookie in the clear, then the
-QEMU stream, compressed as the header says. ``docs/bundle-format.md`` describes it byte by byte.
+QEMU stream, compressed as the header says. ``docs/reference/bundle-format.md`` describes each byte.
 
 What libvirt writes into a pipe begins with an *unfinished* header (magic ``LibvirtQemudPart``) and
 ends with the finished one, which libvirt intended for offset 0. The writer takes both kinds of
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from snaporch.bundle.compress import (
     Compression,
     CompressionSettings,
     Compressor,
+    Sink,
     start_compressor,
 )
 from snaporch.errors import SnaporchError
@@ -104,12 +106,21 @@ class SaveImageWriter:
     Args:
         how: the compressor, its level and threads.
         trailer: whether the input ends with the finished header, as from a pipe.
+        start: starts the compressor.
     """
 
-    def __init__(self, path: Path, how: CompressionSettings, *, trailer: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        how: CompressionSettings,
+        *,
+        trailer: bool,
+        start: Callable[[CompressionSettings, Sink], Compressor] = start_compressor,
+    ) -> None:
         self._path = path
         self._how = how
         self._trailer = trailer
+        self._start_compressor = start
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._digest = hashlib.sha256()
@@ -176,7 +187,7 @@ class SaveImageWriter:
         if self._enlarged:
             self._storing.enlarge()
         self._storing.put(bytes(self._head[HEADER_SIZE:start]))
-        self._compressor = start_compressor(how, self._storing.put)
+        self._compressor = self._start_compressor(how, self._storing.put)
         if self._aborted:  # aborted during the start: only this thread can stop it
             self.abort()
             raise SaveImageError("libvirt's RAM image", "was aborted")

@@ -11,12 +11,12 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from snaporch.bundle.compression_tuning import RamSaveTimes
-from snaporch.bundle.host_file import read_host_file
+from snaporch.bundle.firmware_files import read_host_file
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -56,6 +56,10 @@ def copy_name(dataset: str) -> str:
 
 class BundleError(SnaporchError):
     """A bundle is damaged."""
+
+
+OnRead = Callable[[int, int], None]
+"""Is called with the bytes that were read so far, and those to read in all."""
 
 
 class BundleStore:
@@ -146,26 +150,36 @@ class BundleStore:
         with store_errors(self.root):
             return state_of(directory)
 
-    def verify(self, reference: str) -> Manifest:
+    def verify(self, reference: str, on_read: OnRead = lambda _done, _total: None) -> Manifest:
         """Read every part and compare its SHA-256.
+
+        Args:
+            reference: ``uuid/run``.
+            on_read: see :func:`damage_of`.
 
         Raises:
             BundleError, ManifestError: a part is missing or differs.
         """
-        for error in self.damage(reference).values():
+        for error in self.damage(reference, on_read).values():
             raise error
         manifest = self.manifest(reference)
         if manifest is None:
             raise BundleError(str(self.path(reference)), "there is no such bundle")
         return manifest
 
-    def damage(self, reference: str) -> dict[str, BundleError]:
+    def damage(
+        self, reference: str, on_read: OnRead = lambda _done, _total: None
+    ) -> dict[str, BundleError]:
         """The damaged parts of a bundle: an error for each, by the part's name.
+
+        Args:
+            reference: ``uuid/run``.
+            on_read: see :func:`damage_of`.
 
         Raises:
             BundleError, ManifestError: there is no such bundle, or its manifest is invalid.
         """
-        return damage_of(self.path(reference))
+        return damage_of(self.path(reference), on_read)
 
 
 def state_of(directory: Path) -> tuple[BundleState, Manifest | None]:
@@ -180,8 +194,14 @@ def state_of(directory: Path) -> tuple[BundleState, Manifest | None]:
     return (BundleState.COMPLETE if whole else BundleState.INCOMPLETE), manifest
 
 
-def damage_of(directory: Path) -> dict[str, BundleError]:
+def damage_of(
+    directory: Path, on_read: OnRead = lambda _done, _total: None
+) -> dict[str, BundleError]:
     """The damaged parts of the bundle in a directory: an error for each, by the part's name.
+
+    Args:
+        directory: the bundle's.
+        on_read: is called while the parts are read.
 
     Raises:
         BundleError, ManifestError: there is no bundle, or its manifest is invalid.
@@ -189,17 +209,27 @@ def damage_of(directory: Path) -> dict[str, BundleError]:
     if not directory.is_dir():
         raise BundleError(str(directory), "there is no such bundle")
     found: dict[str, BundleError] = {}
-    for part in read_manifest(directory).parts:
+    parts = read_manifest(directory).parts
+    total = sum(part.bytes for part in parts)
+    before = 0
+    for part in parts:
         path = directory / part.name
         try:
-            digest = sha256_of(path)
+            digest = sha256_of(path, _in_all(on_read, before, total))
         except OSError as error:
             found[part.name] = BundleError(str(path), error.strerror or "cannot be read")
             continue
+        finally:
+            before += part.bytes
         if digest != part.sha256:
             reason = "its SHA-256 differs from the manifest's: it is damaged"
             found[part.name] = BundleError(str(path), reason)
     return found
+
+
+def _in_all(on_read: OnRead, before: int, total: int) -> Callable[[int], None]:
+    """Report the bytes of one part after those of the parts ``before`` it."""
+    return lambda done: on_read(before + done, total)
 
 
 class PartialBundle:
@@ -324,12 +354,20 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+def sha256_of(path: Path, on_read: Callable[[int], None] = lambda _done: None) -> str:
+    """The SHA-256 of a file.
+
+    Args:
+        path: the file.
+        on_read: is called with the bytes read so far, after each block.
+    """
     digest = hashlib.sha256()
+    done = 0
     with path.open("rb") as stream:
         while block := stream.read(_READ):
             digest.update(block)
+            done += len(block)
+            on_read(done)
     return digest.hexdigest()
 
 

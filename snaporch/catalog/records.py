@@ -244,6 +244,51 @@ def run_members(
     ]
 
 
+def used_bytes(
+    pool: Pool, snapshots: Iterable[PoolSnapshot], records: Iterable[SnapshotRecord]
+) -> dict[SnapshotRecord, int]:
+    """The bytes in the pools that only the ZFS snapshots of each record hold.
+
+    What several snapshots share counts for none of them.
+
+    Raises:
+        PoolError: the sizes cannot be listed.
+    """
+    existing = {snapshot.full_name for snapshot in snapshots}
+    names = {
+        record: [
+            name for each in record.datasets if (name := f"{each}@{record.snapshot}") in existing
+        ]
+        for record in records
+    }
+    sizes = pool.sizes([name for own in names.values() for name in own])
+    return {
+        record: sum(sizes[name][0] for name in own if name in sizes)
+        for record, own in names.items()
+    }
+
+
+def snapshots_of_record(
+    store: BundleStore, snapshots: Iterable[PoolSnapshot], record: SnapshotRecord
+) -> list[PoolSnapshot]:
+    """The ZFS snapshots that have the record's name; its run may have others of that instant.
+
+    Args:
+        store: has the manifests.
+        snapshots: all ZFS snapshots that exist.
+        record: of a snapshot.
+    """
+    everything = list(snapshots)
+    _, manifest = store.state(f"{record.uuid}/{record.run}")
+    if manifest is not None:
+        manifest = as_named_now(manifest, everything)
+    return [
+        member
+        for member in run_members(manifest, record.run, everything)
+        if member.name == record.snapshot and member.dataset in record.datasets
+    ]
+
+
 def marked_by(snapshot: PoolSnapshot, run: str) -> bool:
     """Whether the snapshot carries the run's mark."""
     return snapshot.properties.get("run") == run
@@ -334,6 +379,8 @@ def _record(
     if any(is_torn(member) for member in members):
         level = Level.TORN
         state = BundleState.INCOMPLETE if state.is_there else state
+    if state is BundleState.MISSING and level == Level.CRASH:  # as before the bundle is sealed
+        state = BundleState.NONE
     group, _, group_run = first.properties.get("group", "").partition("/")
     return SnapshotRecord(
         domain=marks.get("domain") or (manifest.domain if manifest else ""),
@@ -353,9 +400,12 @@ def _record(
         policy=_policy(members),
         group=group or None,
         group_run=group_run or None,
-        replicated=_replicated(marked),
+        replicated=_replicas(marked, "replicated"),
+        dropped=_replicas(marked, "dropped"),
         apart=tuple(disk.target for disk in manifest.disks if disk.is_apart) if manifest else (),
         unchanged=_unchanged(marked),
+        kept=min((at for m in members if (at := _kept(m)) is not None), default=None),
+        note=first.properties.get("note", ""),
     )
 
 
@@ -365,15 +415,21 @@ def _verdict(marked: Sequence[PoolSnapshot]) -> VerificationResult | None:
     return VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
 
 
+def _kept(member: PoolSnapshot) -> datetime | None:
+    """Since when a ZFS snapshot is kept; its own time if the mark has no valid one."""
+    text = member.properties.get("kept")
+    return None if text is None else moment_of(text) or member.created
+
+
 def _unchanged(marked: Sequence[PoolSnapshot]) -> datetime | None:
     """The time of ``unchanged``; None if the snapshots differ, since writing was interrupted."""
     texts = {member.properties.get("unchanged") for member in marked}
     return moment_of(texts.pop()) if len(texts) == 1 else None
 
 
-def _replicated(marked: Sequence[PoolSnapshot]) -> tuple[str, ...]:
-    """The replicas that have all snapshots of the run; written when everything has arrived."""
-    names = [set(member.properties.get("replicated", "").split(",")) for member in marked]
+def _replicas(marked: Sequence[PoolSnapshot], key: str) -> tuple[str, ...]:
+    """The replicas that a property of all snapshots of the run names."""
+    names = [set(member.properties.get(key, "").split(",")) for member in marked]
     return tuple(sorted(set[str]().union(*names[:1]).intersection(*names) - {""}))
 
 

@@ -41,6 +41,18 @@ class SanoidFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmetPolicy:
+    """A policy whose level a guest cannot have now."""
+
+    policy: str
+    reason: str
+    step: str
+    """What to do; may be empty."""
+    fails: bool
+    """Its snapshots fail; otherwise a lower level is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
 class GuestFacts:
     """A domain, and the plan of a snapshot of it."""
 
@@ -58,7 +70,7 @@ class GuestFacts:
     """The run or libvirt job on the guest; with one, no plan was made."""
     shared: tuple[str, ...] = ()
     """Its datasets that hold files of others, and which files."""
-    other_taker: str = ""
+    other_program: str = ""
     """The program that snapshots its datasets without freezing the guest, for a message."""
     overlays: bool = False
     """Whether a snapshot switches its disks to overlays and commits them afterwards."""
@@ -72,8 +84,8 @@ class GuestFacts:
     """Its policies that take snapshots on a schedule."""
     opted_out: bool = False
     """Whether the configuration gives it no policy on purpose; a clone needs none."""
-    unmet: tuple[tuple[str, str, str], ...] = ()
-    """Policies whose level it cannot have, each with the reason and the next step."""
+    unmet: tuple[UnmetPolicy, ...] = ()
+    """Policies whose level it cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,7 @@ class StoreFacts:
     mode: int = 0o700
     dataset: str | None = None
     encrypted: bool = False
+    has_bundles: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem; each code has a paragraph in ``docs/check.md``."""
+    """One problem; each code has a paragraph in ``docs/how-to/check.md``."""
 
     severity: Severity
     subject: str
@@ -37,7 +37,7 @@ class Finding:
     """The name of the rule, with hyphens; :func:`snaporch.check.lint.lint` sets it."""
 
     def as_json(self) -> dict[str, object]:
-        """The JSON object that ``docs/json.md`` describes."""
+        """The JSON object that ``docs/reference/json.md`` describes."""
         more = {"severity": self.severity.value, "lines": list(self.lines)}
         return {"code": self.code} | asdict(self) | more
 

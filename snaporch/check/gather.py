@@ -33,13 +33,13 @@ from snaporch.errors import SnaporchError
 from snaporch.faults import Component, FaultCondition
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import SnapshotJournal, read_journals
-from snaporch.locks import holder
+from snaporch.locks import lock_holder
 from snaporch.model import DatasetKind, Domain
-from snaporch.replication.target import unavailable_reason
+from snaporch.replication.destination import unavailable_reason
 from snaporch.restore.other_files import describe_other_files, guest_files
+from snaporch.sanoid.config.frozen_datasets import frozen_datasets, unfrozen_section
 from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
-from snaporch.sanoid.config.unhooked import held_datasets, unheld_section
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
 from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.host_paths import dataset_under, existing_part, free_mib
@@ -94,8 +94,8 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     sanoid = _sanoid(config_dir, names)
     context = replace(
         context,
-        strangers=partial(unheld_section, sanoid.config),
-        held=partial(held_datasets, sanoid.config),
+        unfrozen_by=partial(unfrozen_section, sanoid.config),
+        frozen_by_hooks=partial(frozen_datasets, sanoid.config),
     )
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
@@ -248,9 +248,10 @@ def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[GuestFac
     """The facts about domains: their datasets, and the plan of a snapshot."""
     journals = {journal.facts.uuid: journal for journal in _journals(context)}
     found = [_guest(context, each, journals.get(each.uuid)) for each in domains]
-    own = guest_files(context.hypervisor.domains())
+    own = guest_files(context.resolver, context.hypervisor.domains())
     return tuple(
-        replace(each, shared=tuple(describe_other_files(each.datasets, own))) for each in found
+        replace(each, shared=tuple(describe_other_files(context.resolver, each.datasets, own)))
+        for each in found
     )
 
 
@@ -296,13 +297,13 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         found,
         downgrade=for_sanoid.downgrade,
         estimate=estimate,
-        other_taker=by_snaporch.stranger,
+        other_program=by_snaporch.other_program,
         overlays=bool(by_snaporch.facts.overlays),
     )
 
 
 def _busy(context: Context, domain: Domain) -> str:
-    owner = holder(default_paths.LOCKS, domain.uuid)
+    owner = lock_holder(default_paths.LOCKS, domain.uuid)
     if owner is not None:
         return owner
     job = context.hypervisor.busy_with(domain.uuid) if domain.active else None
@@ -332,7 +333,7 @@ def _journals(context: Context) -> list[SnapshotJournal]:
 
 def _run(journal: SnapshotJournal) -> OpenRunFacts:
     facts = journal.facts
-    alive = holder(default_paths.LOCKS, facts.uuid) is not None
+    alive = lock_holder(default_paths.LOCKS, facts.uuid) is not None
     return OpenRunFacts(facts.run, facts.domain, alive)
 
 
@@ -348,6 +349,7 @@ def _store(context: Context, encrypted: Collection[str]) -> StoreFacts:
         mode=stat.S_IMODE(existing.stat().st_mode),
         dataset=dataset,
         encrypted=is_encrypted,
+        has_bundles=bool(context.store.references()),
     )
 
 

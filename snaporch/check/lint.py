@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import ModuleType
 
-from snaporch.check.coverage import covered_sections
 from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity
 from snaporch.check.rules import guests, host, sanoid, sections, storage
+from snaporch.check.sections_of_guests import covered_sections
 
 HOST_RULES = (sanoid, host, storage)
 """Modules whose rules take :class:`HostFacts`."""

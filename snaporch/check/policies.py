@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from snaporch.check.facts import GuestFacts
+from snaporch.check.facts import GuestFacts, UnmetPolicy
 from snaporch.config import Config, Policy
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
@@ -27,7 +27,7 @@ def with_policies(
         config = context.config.policy
         takes = tuple(name for name in given.policies if takes_snapshots(config[name]))
         planned = given.policies if guest.refusal is None and not guest.busy else ()
-        unmet = [(name, *why) for name in planned if (why := _unmet(context, domain, name))]
+        unmet = filter(None, (_unmet(context, domain, name) for name in planned))
         opted_out = bool(given.source) and not given.policies and not given.unknown
         found.append(replace(guest, policies=takes, opted_out=opted_out, unmet=tuple(unmet)))
     return tuple(found)
@@ -38,16 +38,16 @@ def takes_snapshots(policy: Policy) -> bool:
     return bool(policy.every or policy.cron)
 
 
-def _unmet(context: Context, domain: Domain, policy: str) -> tuple[str, str] | None:
-    """Why a guest cannot have the level that its policy names, and the next step."""
+def _unmet(context: Context, domain: Domain, policy: str) -> UnmetPolicy | None:
+    """Why a guest cannot have the level that its policy names; ``None`` if it can."""
     level = context.config.policy[policy].level
     if level == "auto" or not domain.active:
         return None
     try:
         plan = make_plan(context, domain, SnapshotRequest(level=level, policy=policy))
     except SnaporchError as error:
-        return error.reason, error.step
-    return (plan.downgrade, "") if plan.downgrade else None
+        return UnmetPolicy(policy, error.reason, error.step, fails=True)
+    return UnmetPolicy(policy, plan.downgrade, "", fails=False) if plan.downgrade else None
 
 
 def unknown_names(config: Config, domains: Sequence[Domain]) -> dict[str, tuple[str, ...]]:

@@ -61,8 +61,9 @@ def check_command(
 def _check(config: Path | None, names: Sequence[str], configdir: Path, *, json: bool) -> int:
 
     from snaporch.check.findings import exit_code
+    from snaporch.check.next_steps import next_steps
     from snaporch.output.findings import print_findings
-    from snaporch.output.terminal import print_json
+    from snaporch.output.terminal import print_json, print_result
 
     findings, facts = _findings(config, names, configdir)
     if json:
@@ -72,6 +73,8 @@ def _check(config: Path | None, names: Sequence[str], configdir: Path, *, json: 
         mode = f"{facts.capture.describe()}\n" if facts.capture else ""
         guests = len(facts.guests)
         print_findings(findings, f"{mode}{guests} guest{'' if guests == 1 else 's'} checked")
+        for step in next_steps(facts):
+            print_result(step)
     return int(exit_code(findings))
 
 

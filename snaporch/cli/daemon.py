@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,13 +28,14 @@ def daemon_command(
     """Run policies as a service until stopped.
 
     Does what run-due does, each snapshot at its time. SIGHUP reloads the configuration. SIGTERM
-    and SIGINT end the daemon, after running snapshots have finished or were undone.
+    and SIGINT end the daemon, after running snapshots have finished or were undone. If run-due or
+    another daemon is running, waits until it has ended.
     """
-    from snaporch.cli.watching import observing
+    from snaporch.cli.policy_observers import observing
     from snaporch.config import load_config
     from snaporch.context import Context
     from snaporch.hypervisor import open_hypervisor
-    from snaporch.locks import SCHEDULE, domain_lock
+    from snaporch.locks import DAEMON, SCHEDULE, domain_lock
     from snaporch.output.terminal import TerminalProgress
     from snaporch.recovery.settle import recover_leftovers
     from snaporch.schedule.concurrency import ConcurrencyLimiter
@@ -46,15 +48,16 @@ def daemon_command(
     settings = load_config(path)
     pool, hypervisor = open_pool(), open_hypervisor(settings.libvirt_uri)
     opened = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
-    captures = Subprocesses(
+    subprocesses = Subprocesses(
         ConcurrencyLimiter(settings.schedule), snapshot_command(path), bulk_job_command(path)
     )
     runtime, interrupt = settings.paths.runtime, opened.interrupt
+    _report_other(opened)
     with (
         observing(opened) as watching,
-        domain_lock(runtime, SCHEDULE, SCHEDULE, "daemon", wait=0, interrupt=interrupt),
+        domain_lock(runtime, SCHEDULE, SCHEDULE, DAEMON, wait=math.inf, interrupt=interrupt),
     ):
-        daemon = Daemon(opened, captures, lambda: load_config(path), watching)
+        daemon = Daemon(opened, subprocesses, lambda: load_config(path), watching)
         with _signals(daemon, opened), watching.observer.serving(opened, settings.metrics):
             recover_leftovers(opened)
             mode = capture_mode(opened)
@@ -62,6 +65,18 @@ def daemon_command(
             report("snaporch", mode.describe())
             daemon.run()
     return 0
+
+
+def _report_other(context: Context) -> None:
+    """Report that another process runs the policies; the daemon waits until it has ended."""
+    from snaporch.locks import SCHEDULE, held_by
+    from snaporch.systemd.sd_notify import notify
+
+    other = held_by(context.config.paths.runtime, SCHEDULE)
+    if other is not None:
+        text = f"waiting until {other.doing} (pid {other.pid}) has ended"
+        context.progress.note("snaporch", text)
+        notify(f"STATUS={text}")
 
 
 @contextmanager

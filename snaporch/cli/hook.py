@@ -35,7 +35,8 @@ def hook_command(
     """Entry point for sanoid's hooks; not called by hand.
 
     Written into sanoid.conf as pre_snapshot_script, post_snapshot_script, pre_pruning_script and
-    pruning_script. sanoid passes datasets and snapshots in the environment. See docs/sanoid.md.
+    pruning_script. sanoid passes datasets and snapshots in the environment. See
+    docs/how-to/sanoid.md.
     """
     from snaporch.sanoid.hooks.dispatch import answer
 

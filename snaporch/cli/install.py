@@ -63,7 +63,8 @@ def install_command(
     if not program.startswith("/") or not program.isprintable() or set(program) & set(" '\"\\$"):
         raise UsageError("--command", f"{program!r} is not a plain absolute path")
     words = [program] if path is None else [program, "--config", str(path.absolute())]
-    _print_steps(install(root, render_units(load_config(path), words)))
+    load_config(path)  # units that start with an invalid configuration would only fail
+    _print_steps(install(root, render_units(words)))
     _print_steps([install_hook(root)])
     if path is None:
         _print_steps([install_config(root, example_text())])
@@ -73,11 +74,23 @@ def install_command(
     return 0
 
 
-def uninstall_command(root: RootOption = Path("/")) -> int:
-    """Remove the files of `snaporch install`, except edited ones."""
-    from snaporch.output.terminal import print_error
-    from snaporch.systemd.units import Change, uninstall
+def uninstall_command(
+    context: typer.Context, root: RootOption = Path("/"), config: ConfigOption = None
+) -> int:
+    """Stop the units; remove installed files that were not edited.
 
+    Refuses if a run was interrupted or is under way, because its guest may be on overlays.
+    Snapshots and bundles stay.
+    """
+    from snaporch.config import load_config
+    from snaporch.output.terminal import print_error
+    from snaporch.systemd.units import Change, check_no_run, stop_units, uninstall
+
+    if root == Path("/"):
+        settings = load_config(config_path(context, config))
+        check_no_run(settings)
+        stop_units()
+        check_no_run(settings)
     done = _print_steps(uninstall(root))
     if not done:
         print_error(f"no units of snaporch below {root}")

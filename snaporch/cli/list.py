@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
+from snaporch.catalog.filter import SortKey
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
+from snaporch.model import Level
 
 
 def list_command(
@@ -15,22 +17,62 @@ def list_command(
         str | None,
         typer.Argument(metavar="[DOMAIN]", help="Only this domain.", show_default=False),
     ] = None,
+    level: Annotated[
+        Level | None,
+        typer.Option("--level", metavar="LEVEL", help=f"Only of this level: {', '.join(Level)}."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="Only those taken since, such as 7d, 36h, 2026-11-21 or 2026-11-21T10:00.",
+            show_default=False,
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Only those of this policy; '' for those of none.",
+            show_default=False,
+        ),
+    ] = None,
+    sort: Annotated[
+        SortKey,
+        typer.Option("--sort", help="By time (oldest first), name, or stored (largest first)."),
+    ] = SortKey.TIME,
+    wide: Annotated[
+        bool,
+        typer.Option(
+            "--wide", "-w", help="All columns, also USED (bytes in the pools), POLICY and REPLICAS."
+        ),
+    ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """List snapshots, as ZFS and the bundle store have them now."""
+    """List snapshots, as ZFS and the bundle store have them now.
+
+    A terminal shows the columns that it has room for; --wide shows all.
+    """
     import shlex
+    from datetime import UTC, datetime
 
     from snaporch.bundle.store import BundleStore
-    from snaporch.catalog.records import all_records
+    from snaporch.catalog.filter import RecordFilter
+    from snaporch.catalog.records import all_records, used_bytes
     from snaporch.config import load_config
-    from snaporch.output.tables import print_records
+    from snaporch.output.tables import ListedRecord, print_records
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.safety_catalog import safety_copies
+    from snaporch.restore.select import parse_since
     from snaporch.zfs import open_pool
 
+    earliest = None if since is None else parse_since(since, datetime.now(UTC))
     settings = load_config(config_path(context, config))
-    everything = open_pool(read_only=True).snapshots()
+    pool = open_pool(read_only=True)
+    everything = pool.snapshots()
     store = BundleStore(settings.paths.bundles)
     records = all_records(store, everything, renamed_too=True)
     if domain is not None:
@@ -41,14 +83,18 @@ def list_command(
             # A renamed domain has its snapshots under its old name; a misspelt name is an error.
             uuids = {open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
         records = [record for record in records if record.uuid in uuids]
+    chosen = RecordFilter(level, earliest, policy, sort).apply(records)
     if json:
-        print_json([record.as_json() for record in records])
-    elif records:
-        print_records(records)
-        copies = [each for each in safety_copies(store, domain) if not each.record.half_way]
+        print_json([record.as_json() for record in chosen])
+    elif chosen:
+        used = used_bytes(pool, everything, chosen) if wide else {}
+        print_records([ListedRecord(each, used.get(each)) for each in chosen], wide=wide)
+        copies = [each for each in safety_copies(store, domain) if each.is_offered]
         for copy in {each.manifest.uuid: each for each in copies}.values():
             name = copy.manifest.domain
             print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
+    elif records:
+        print_error(f"no snapshots match; without options there are {len(records)}")
     else:
         of_domain = f" of {domain}" if domain else ""
         print_error(f"no snapshots{of_domain}; take one: snaporch snapshot DOMAIN")

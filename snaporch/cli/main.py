@@ -12,10 +12,13 @@ from snaporch import __version__
 from snaporch.cli.check import check_command
 from snaporch.cli.clone import CloneCommand, clone_command
 from snaporch.cli.daemon import daemon_command
+from snaporch.cli.delete import delete_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.install import install_command, uninstall_command
+from snaporch.cli.keep import keep_command, unkeep_command
 from snaporch.cli.list import list_command
+from snaporch.cli.note import note_command
 from snaporch.cli.options import Command, ConfigOption, VerboseOption
 from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
@@ -32,12 +35,15 @@ from snaporch.cli.verify import verify_command
 from snaporch.data_files import pages_directory
 from snaporch.errors import ExitCode, InterruptedRunError, SnaporchError
 
-_PAGES = pages_directory()
-_EPILOG = (
+EXIT_CODES = (
     "Exit codes: 0 done, 2 wrong usage, 3 configuration, 4 not found, 5 refused, 6 busy, "
     "7 libvirt or ZFS unavailable, or no permission, 8 failed and undone, 9 needs attention, "
     "10 warnings or problems."
-) + (f" Messages name pages such as docs/recovery.md: see below {_PAGES}." if _PAGES else "")
+)
+_PAGES = pages_directory()
+_EPILOG = EXIT_CODES + (
+    f" Messages name pages such as docs/how-to/recovery.md: see below {_PAGES}." if _PAGES else ""
+)
 
 app = typer.Typer(
     name="snaporch",
@@ -51,6 +57,10 @@ app = typer.Typer(
 app.command("snapshot", cls=Command)(snapshot_command)
 app.command("list", cls=Command)(list_command)
 app.command("show", cls=Command)(show_command)
+app.command("note", cls=Command)(note_command)
+app.command("keep", cls=Command)(keep_command)
+app.command("unkeep", cls=Command)(unkeep_command)
+app.command("delete", cls=Command)(delete_command)
 app.command("restore", cls=Command)(restore_command)
 app.command("undo", cls=Command)(undo_command)
 app.command("clone", cls=CloneCommand)(clone_command)

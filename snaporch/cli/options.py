@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from snaporch.cli.completion import add_completion
+
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
@@ -28,6 +30,18 @@ SnapshotArgument = Annotated[
         help="A snapshot, as `snaporch list` shows it.",
         show_default=False,
     ),
+]
+SnapshotsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DOMAIN@SNAPSHOT...",
+        help="Snapshots, as `snaporch list` shows them.",
+        show_default=False,
+    ),
+]
+WithGroupOption = Annotated[
+    bool,
+    typer.Option("--group", help="Also those that the consistency group took at the same instant."),
 ]
 
 
@@ -57,12 +71,28 @@ AlsoRollBackOption = Annotated[
         help="Also roll back other files in the guest's datasets.",
     ),
 ]
+
+
+def parse_wait(text: str) -> int:
+    """Return the whole seconds of a duration such as ``90s``, as in ``snaporch.toml``.
+
+    Raises:
+        typer.BadParameter: the text is no such duration.
+    """
+    from snaporch.config.duration import Seconds
+
+    try:
+        return Seconds().validate(text)
+    except ValueError as error:
+        raise typer.BadParameter("expected whole seconds, such as 90s, 5m or 1h") from error
+
+
 WaitOption = Annotated[
     int | None,
     typer.Option(
         "--wait",
-        min=0,
-        metavar="SECONDS",
+        parser=parse_wait,
+        metavar="DURATION",
         help="Wait this long for another run on the domain [default: option `wait`, 0s].",
         show_default=False,
     ),
@@ -72,7 +102,8 @@ WaitOption = Annotated[
 class Command(TyperCommand):
     """A command whose help is the same with each version of typer.
 
-    Values have a name (``LEVEL``) or their choices (``overlay|base``), never a Python type.
+    Values have a name (``LEVEL``) or their choices (``overlay|base``), never a Python type. A shell
+    completes domains, snapshots, policies, groups and replicas.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -84,6 +115,7 @@ class Command(TyperCommand):
                 kind = getattr(each, "type_descriptor", None) or getattr(each, "type", None)
                 choices = [str(choice) for choice in getattr(kind, "choices", None) or ()]
                 each.metavar = "|".join(choices) or str(each.name).upper().replace("_", "-")
+            add_completion(each)
 
     def get_help(self, ctx: Any) -> str:
         """Return the help without the escapes that typer 0.15 (Debian 13) adds for rich."""

@@ -27,8 +27,8 @@ def plan_command(
             metavar="[DOMAIN]", help="Only this domain, by name or UUID.", show_default=False
         ),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also list the snapshots that are kept.")
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Also list the snapshots that are kept.")
     ] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
@@ -48,7 +48,7 @@ def plan_command(
         if json:
             _print_json(forecasts, now)
         else:
-            _print(opened, forecasts, now, verbose=verbose)
+            _print(opened, forecasts, now, kept=kept)
         return print_unknown_policies(forecasts)
 
 
@@ -130,9 +130,7 @@ def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]
     }
 
 
-def _print(
-    context: Context, forecasts: Sequence[Forecast], now: datetime, *, verbose: bool
-) -> None:
+def _print(context: Context, forecasts: Sequence[Forecast], now: datetime, *, kept: bool) -> None:
     from snaporch.output.terminal import print_result
     from snaporch.schedule.recurrence import zone_of
 
@@ -150,7 +148,7 @@ def _print(
             when, reason = _when(copy, now, zone), one_line(copy.reason)
             print_result(f"{name}  {copy.replica}  replicate {when}  ({reason})")
         for decision in each.verdicts:
-            if decision.delete or (verbose and decision.taken.policy is not None):
+            if decision.delete or (kept and decision.taken.policy is not None):
                 word = "would be deleted" if decision.delete else "stays"
                 print_result(
                     f"{name}@{decision.taken.snapshot}  {word}: {one_line(decision.reason)}"

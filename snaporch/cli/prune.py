@@ -32,9 +32,7 @@ def prune_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the actions without carrying them out.")
     ] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also print the items that stay.")
-    ] = False,
+    kept: Annotated[bool, typer.Option("--kept", help="Also print the items that stay.")] = False,
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
@@ -66,7 +64,7 @@ def prune_command(
         document = {"dry_run": dry_run, "freed_bytes": done.freed, "items": items}
         print_result(json_format.dumps(document, indent=2))
     else:
-        _print_lines(done, dry_run=dry_run, verbose=verbose)
+        _print_lines(done, dry_run=dry_run, kept=kept)
     for failure in (*done.failures, *done.undecided_items):
         print_error(failure.line())
     return done.exit_code
@@ -75,18 +73,18 @@ def prune_command(
 def may_be_barred(config: Config, uuid: str) -> bool:
     """Whether an unfinished undo may bar the guest from starting; True if libvirt is away."""
     from snaporch.hypervisor import open_hypervisor
-    from snaporch.restore import start_lock
+    from snaporch.restore import start_bar
 
     uri = config.libvirt_uri
-    return start_lock.may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
+    return start_bar.may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
 
 
-def _print_lines(done: PruneResult, *, dry_run: bool, verbose: bool) -> None:
+def _print_lines(done: PruneResult, *, dry_run: bool, kept: bool) -> None:
     from snaporch.output.format import size
     from snaporch.output.terminal import print_result
 
     for each in done.verdicts:
-        if (verbose or not each.usual) and not each.found.problem:
+        if (kept or not each.usual) and not each.found.problem:
             print_result(decision_line(each, dry_run=dry_run))
     parts = [text for kind in _REMAINING if (text := _remaining(done, kind))]
     parts.append(f"{'would free' if dry_run else 'freed'} {size(done.freed)}")

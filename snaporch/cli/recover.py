@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path, parse_wait
 from snaporch.errors import SnaporchError, UsageError
 from snaporch.output.terminal import print_error, print_json, print_result
 from snaporch.recovery.decision import UserDecision
@@ -51,9 +51,9 @@ def recover_command(
         int | None,
         typer.Option(
             "--wait",
-            min=0,
-            metavar="SECONDS",
-            help="Wait this long for another run on the domain [default: 0].",
+            parser=parse_wait,
+            metavar="DURATION",
+            help="Wait this long for another run on the domain [default: 0s].",
             show_default=False,
         ),
     ] = None,
@@ -70,8 +70,8 @@ def recover_command(
     """
     if take is not None and domain is None:
         raise UsageError("--take", "needs one domain", "name it; see: snaporch list")
+    from snaporch.cli.policy_observers import observing
     from snaporch.cli.session import session
-    from snaporch.cli.watching import observing
     from snaporch.recovery.unfinished import RecoverRequest
 
     request = RecoverRequest(wait or 0, dry_run=dry_run, autostart=autostart, take=take)
@@ -97,7 +97,7 @@ def _recover(
     """Recover all domains or one; the first error's exit code."""
     from snaporch.recovery.start_guardian import guard_leftovers
     from snaporch.recovery.unfinished import recover_domain, unfinished
-    from snaporch.restore.start_lock import guests_left_barred
+    from snaporch.restore.start_bar import guests_left_barred
 
     names, unreadable = unfinished(context, domain)
     for each in unreadable:

@@ -9,8 +9,8 @@ import typer
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.cli.outcomes import ResultPrinter
-    from snaporch.cli.watching import PolicyObservers
+    from snaporch.cli.policy_observers import PolicyObservers
+    from snaporch.cli.result_printer import ResultPrinter
     from snaporch.context import Context
     from snaporch.errors import SnaporchError
     from snaporch.replication.replicate import ReplicationResult
@@ -37,7 +37,7 @@ def replicate_command(
     ] = None,
     recheck: Annotated[
         bool,
-        typer.Option("--recheck", help="Also check the snapshots that the replica got before."),
+        typer.Option("--recheck", help="Read all bundles on the replica, and copy damaged ones."),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -46,8 +46,8 @@ def replicate_command(
     """Copy snapshots and their bundles to another pool or machine.
 
     Sends the ZFS snapshots and bundles that the replica lacks, and only then marks a snapshot as
-    replicated. The next run resumes an interrupted transfer. One replication at a time runs on a
-    host, at low priority.
+    replicated. The mark is removed when the replica no longer has all of it. The next run resumes
+    an interrupted transfer. One replication at a time runs on a host, at low priority.
     """
     from snaporch.cli.session import session
 
@@ -62,9 +62,9 @@ def replicate_command(
 def _replicate(
     context: Context, domains: list[str], replicas: list[str], *, recheck: bool, json: bool
 ) -> int:
-    from snaporch.cli.outcomes import ResultPrinter
+    from snaporch.cli.result_printer import ResultPrinter
+    from snaporch.replication.destination import open_replica
     from snaporch.replication.replicate import host_lock
-    from snaporch.replication.target import open_replica
     from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
 
     targets = choose_targets(context, domains, replicas)
@@ -77,7 +77,7 @@ def _replicate(
 
 
 def _replicate_due(context: Context, *, json: bool) -> int:
-    from snaporch.cli.watching import observing
+    from snaporch.cli.policy_observers import observing
 
     with observing(context) as observers:
         outcomes = replicate_and_report_due(context, observers, json=json)
@@ -92,10 +92,10 @@ def replicate_and_report_due(
 
     While another replication runs on the host, only a note is printed.
     """
-    from snaporch.cli.outcomes import ResultPrinter
+    from snaporch.cli.result_printer import ResultPrinter
     from snaporch.errors import BusyError, SnaporchError
+    from snaporch.replication.destination import open_replica
     from snaporch.replication.replicate import host_lock
-    from snaporch.replication.target import open_replica
     from snaporch.schedule.run_replications import replicate_due
 
     outcomes = ResultPrinter(json=json)
@@ -123,6 +123,8 @@ def _report(
         "replica": replica,
         "arrived": [record.snapshot for record in outcome.arrived],
         "incomplete": [record.snapshot for record in outcome.missing],
+        "damaged": [record.snapshot for record in outcome.damaged],
+        "read": outcome.read,
     }
     outcomes.add(document, _line(domain, replica, outcome))
 
@@ -136,4 +138,8 @@ def _line(domain: str, replica: str, outcome: ReplicationResult) -> str:
         text += f", up to @{outcome.arrived[-1].snapshot}"
     if outcome.missing:
         text += f"; {len(outcome.missing)} without their bundles, which are not whole here"
+    if outcome.damaged:
+        text += f"; the replica's bundles of {len(outcome.damaged)} were missing or damaged"
+    if outcome.read:
+        text += f"; {outcome.read} of the replica's bundles read, and whole"
     return one_line(f"{domain}  {replica}  {text}")

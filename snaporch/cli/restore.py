@@ -23,8 +23,8 @@ from snaporch.errors import RefusedError
 
 if TYPE_CHECKING:
     from snaporch.context import Context
+    from snaporch.restore.confirm_and_restore import RestoreRequest
     from snaporch.restore.plan_model import RestorePlan
-    from snaporch.restore.request import RestoreRequest
     from snaporch.restore.run import Restored
 
 
@@ -119,7 +119,7 @@ def restore_command(
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_json, print_result
-    from snaporch.restore.request import RestoreRequest, run_restore
+    from snaporch.restore.confirm_and_restore import RestoreRequest, run_restore
 
     request = RestoreRequest(
         snapshot,

@@ -9,7 +9,7 @@ import typer
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.cli.watching import PolicyObservers
+    from snaporch.cli.policy_observers import PolicyObservers
     from snaporch.context import Context
     from snaporch.schedule.apply_retention import RetentionResult
     from snaporch.schedule.run_due import RunDueResult
@@ -38,12 +38,12 @@ def run_due_command(
     For a timer. What is due follows from the existing snapshots: one snapshot makes up for all
     times that were missed. A snapshot that fails does not stop the others.
     """
-    from snaporch.cli.outcomes import ResultPrinter
     from snaporch.cli.plan import print_unknown_policies
+    from snaporch.cli.policy_observers import observing
     from snaporch.cli.replicate import replicate_and_report_due
+    from snaporch.cli.result_printer import ResultPrinter
     from snaporch.cli.session import session
     from snaporch.cli.verify import verify_and_report_due
-    from snaporch.cli.watching import observing
     from snaporch.locks import SCHEDULE, domain_lock
     from snaporch.output.terminal import print_json
     from snaporch.schedule.concurrency import ConcurrencyLimiter
@@ -52,12 +52,12 @@ def run_due_command(
 
     with session(config_path(context, config), quiet=quiet or json) as opened:
         runtime, interrupt = opened.config.paths.runtime, opened.interrupt
-        captures = Subprocesses(
+        subprocesses = Subprocesses(
             ConcurrencyLimiter(opened.config.schedule), snapshot_command(opened.config_path)
         )
         with observing(opened) as watching:
             with domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt):
-                done = run_due(opened, captures, watching, retention=retention)
+                done = run_due(opened, subprocesses, watching, retention=retention)
             if retention:
                 _prune(opened, watching, done.retired)
             if not json:
@@ -93,7 +93,7 @@ def _exit_code(done: RunDueResult, unknown: int) -> int:
 
     for outcome in done.outcomes:
         if not outcome.ok:
-            print_error(f"{outcome.capture.label}: {outcome.capture.policy}: {outcome.text}")
+            print_error(f"{outcome.job.label}: {outcome.job.policy}: {outcome.text}")
     for error in done.retired.failures:
         print_error(error.line())
     codes = [outcome.status for outcome in done.outcomes if not outcome.ok]
@@ -126,10 +126,10 @@ def _document(done: RunDueResult) -> dict[str, object]:
     return {
         "runs": [
             {
-                "domain": outcome.capture.domain,
-                "uuid": outcome.capture.uuid,
-                "group": outcome.capture.group or None,
-                "policy": outcome.capture.policy,
+                "domain": outcome.job.domain,
+                "uuid": outcome.job.uuid,
+                "group": outcome.job.group or None,
+                "policy": outcome.job.policy,
                 "status": outcome.status,
                 "text": outcome.text,
             }

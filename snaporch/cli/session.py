@@ -9,27 +9,27 @@ from pathlib import Path
 from snaporch.config import load_config
 from snaporch.context import Context
 from snaporch.hypervisor import open_hypervisor
-from snaporch.journal import ForeignJournal
+from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
 from snaporch.zfs import open_pool
 
 
-def _finish_restore(context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
+def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
     from snaporch.restore.recovery import recover_restore
 
     return recover_restore(context, journal, dry_run=dry_run)
 
 
-def _other_takers(datasets: Sequence[str]) -> str:
-    from snaporch.sanoid.config.unhooked import unheld_by_hooks
+def _unfrozen_by(datasets: Sequence[str]) -> str:
+    from snaporch.sanoid.config.frozen_datasets import unfrozen_by_sanoid
 
-    return unheld_by_hooks(datasets)
+    return unfrozen_by_sanoid(datasets)
 
 
 def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
-    from snaporch.sanoid.config.unhooked import held_by_hooks
+    from snaporch.sanoid.config.frozen_datasets import frozen_by_hooks
 
-    return held_by_hooks(datasets)
+    return frozen_by_hooks(datasets)
 
 
 @contextmanager
@@ -53,8 +53,8 @@ def session(config: Path | None, *, quiet: bool, read_only: bool = False) -> Ite
         TerminalProgress(quiet=quiet),
         config_path=config,
         finishers={"restore": _finish_restore},
-        strangers=_other_takers,
-        held=_held_by_hooks,
+        unfrozen_by=_unfrozen_by,
+        frozen_by_hooks=_held_by_hooks,
     )
     with context.interrupt.watching():
         yield context

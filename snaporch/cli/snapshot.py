@@ -14,10 +14,10 @@ from snaporch.errors import InterruptedRunError, SnaporchError, UsageError, one_
 if TYPE_CHECKING:
     from snaporch.context import Context
     from snaporch.model import Domain, SnapshotRecord
-    from snaporch.schedule.subprocesses import CaptureOutcome
+    from snaporch.schedule.subprocesses import SnapshotJobResult
+    from snaporch.snapshot.guests_and_groups import Target
     from snaporch.snapshot.plan import Plan
     from snaporch.snapshot.request import SnapshotRequest
-    from snaporch.snapshot.targets import Target
 
 _UNCHANGED = "unchanged, no other was taken"
 
@@ -70,6 +70,15 @@ def snapshot_command(
             show_default=False,
         ),
     ] = None,
+    note: Annotated[
+        str,
+        typer.Option(
+            "--note",
+            metavar="TEXT",
+            help="A note of one line, which `list` and `show` print.",
+            show_default=False,
+        ),
+    ] = "",
     level: Annotated[
         SnapshotLevel | None,
         typer.Option(
@@ -126,8 +135,8 @@ def snapshot_command(
     from snaporch.cli.session import session
     from snaporch.recovery.settle import recover_leftovers
     from snaporch.schedule.parallel_snapshots import find_all_domains
+    from snaporch.snapshot.guests_and_groups import find_domains, find_targets
     from snaporch.snapshot.request import SnapshotRequest, apply_policy
-    from snaporch.snapshot.targets import find_domains, find_targets
 
     if [bool(domains), every, group is not None].count(True) != 1:
         reason = "expected either DOMAIN..., or --all, or --group NAME"
@@ -135,7 +144,7 @@ def snapshot_command(
     if group is not None and jobs is not None:
         raise UsageError("--jobs", "a group is snapshotted at once", "leave it out")
     given = level.value if level else None
-    request = SnapshotRequest(name, given, policy, wait, rate, if_changed)
+    request = SnapshotRequest(name, given, policy, wait, rate, if_changed, note)
     with session(config_path(context, config), quiet=quiet or json) as opened:
         names = [each.uuid for each in find_all_domains(opened)] if every else domains or []
         request = apply_policy(opened.config, request)
@@ -178,7 +187,7 @@ def _snapshot(
     context: Context, target: Target, request: SnapshotRequest, *, raising: bool
 ) -> tuple[list[SnapshotRecord], list[SnaporchError]]:
     """Snapshot a target and read its bundles back if the policy wants that."""
-    from snaporch.snapshot.targets import snapshot_target
+    from snaporch.snapshot.guests_and_groups import snapshot_target
     from snaporch.verify.read_back import read_back
 
     try:
@@ -220,22 +229,22 @@ def _snapshot_in_parallel(
         print_results([row for result in results for row in _rows(result)])
     for result in results:
         if not result.ok:
-            print_error(f"{result.capture.label}: {result.text}")
+            print_error(f"{result.job.label}: {result.text}")
     context.interrupt.check("snapshot")
     return worst_status([result.status for result in results])
 
 
-def _rows(result: CaptureOutcome) -> list[tuple[str, int, Mapping[str, Any] | None]]:
+def _rows(result: SnapshotJobResult) -> list[tuple[str, int, Mapping[str, Any] | None]]:
     rows = [(each["domain"], result.status, each) for each in result.documents]
-    return [*rows] or [(result.capture.label, result.status, None)]
+    return [*rows] or [(result.job.label, result.status, None)]
 
 
-def _print_progress(context: Context, result: CaptureOutcome) -> None:
+def _print_progress(context: Context, result: SnapshotJobResult) -> None:
     documents = result.documents
     text = f"done: @{documents[0]['snapshot']}" if documents else "failed"
     if documents and documents[0].get("unchanged"):
         text += f"  {_UNCHANGED}"
-    context.progress.step(result.capture.label, text)
+    context.progress.step(result.job.label, text)
 
 
 def _line(record: SnapshotRecord) -> str:
@@ -259,7 +268,7 @@ def _print_plans(
 ) -> int:
     """Print what the snapshots would do; the exit code is that of the first refusal."""
     from snaporch.output.terminal import print_error
-    from snaporch.snapshot.targets import plan_target
+    from snaporch.snapshot.guests_and_groups import plan_target
 
     failures: list[int] = []
     documents: list[Mapping[str, Any]] = []

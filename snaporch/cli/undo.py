@@ -22,10 +22,10 @@ from snaporch.cli.restore import confirm, print_undo_command
 
 if TYPE_CHECKING:
     from snaporch.context import Context
+    from snaporch.restore.confirm_and_undo import UndoRequest
     from snaporch.restore.plan_model import RestorePlan
     from snaporch.restore.run import Restored
     from snaporch.restore.safety_catalog import SafetyCopy
-    from snaporch.restore.undo_request import UndoRequest
 
 
 def undo_command(
@@ -79,8 +79,8 @@ def undo_command(
     if its running state was kept.
     """
     from snaporch.cli.session import session
-    from snaporch.output.terminal import print_result
-    from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
+    from snaporch.output.terminal import print_json, print_result
+    from snaporch.restore.confirm_and_undo import UndoRequest, preview_undo, run_undo
 
     request = UndoRequest(
         domain,
@@ -96,9 +96,12 @@ def undo_command(
                 _print_plan(opened, request, *planned, print_result)
             return 0
         ask = None if yes else partial(_ask, opened, request)
-        undone = run_undo(opened, request, confirm=ask, report=print_result, wait=wait)
+        report = partial(opened.progress.note, request.domain) if json else print_result
+        undone = run_undo(opened, request, confirm=ask, report=report, wait=wait)
         if undone is not None:
             _print_undone(opened, *undone, json=json)
+        elif json:
+            print_json(_document_without_copy(opened, request))
     return 0
 
 
@@ -131,7 +134,7 @@ def _print_plan(
     if request.safety:
         output("  (a copy of the disks is kept, which can be brought back in the same way)")
     for other in safety_copies(context.store, copy.manifest.uuid):
-        if other.name != copy.name and not other.record.half_way:
+        if other.name != copy.name and other.is_offered:
             output(f"  (--copy {other.name} would undo {other.thing})")
 
 
@@ -150,6 +153,20 @@ def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, jso
         command = shlex.join(["virsh", "restore", str(saved)])
         context.progress.note(name, f"to resume its managed save image: {command}")
     print_undo_command(context, restored)
+
+
+def _document_without_copy(context: Context, request: UndoRequest) -> dict[str, object]:
+    """The document of an undo that needed no safety copy: the restore had rolled back nothing."""
+    domain = context.hypervisor.domain(request.domain)
+    return {
+        "domain": domain.name,
+        "uuid": domain.uuid,
+        "copy": None,
+        "restored": None,
+        "domain_state": domain.state.value,
+        "resumed": False,
+        "undo": None,
+    }
 
 
 def _document(restored: Restored, copy: SafetyCopy) -> dict[str, object]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path, parse_wait
 
 if TYPE_CHECKING:
-    from snaporch.cli.outcomes import ResultPrinter
-    from snaporch.cli.watching import PolicyObservers
+    from snaporch.cli.policy_observers import PolicyObservers
+    from snaporch.cli.result_printer import ResultPrinter
     from snaporch.context import Context
     from snaporch.errors import SnaporchError
     from snaporch.verify.verify import Verification, VerifyOptions
@@ -83,9 +83,9 @@ def verify_command(
         int | None,
         typer.Option(
             "--wait",
-            min=0,
-            metavar="SECONDS",
-            help="Wait this long for another verification on this host [default: 0].",
+            parser=parse_wait,
+            metavar="DURATION",
+            help="Wait this long for another verification on this host [default: 0s].",
             show_default=False,
         ),
     ] = None,
@@ -133,7 +133,7 @@ def _verify(
     json: bool,
 ) -> int:
     from snaporch.catalog.records import all_records
-    from snaporch.cli.outcomes import ResultPrinter
+    from snaporch.cli.result_printer import ResultPrinter
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.source import find_records
     from snaporch.verify.verify import check_options, host_lock, longest_ago, verify_all
@@ -157,7 +157,7 @@ def _verify(
 
 
 def _verify_due(context: Context, *, json: bool) -> int:
-    from snaporch.cli.watching import observing
+    from snaporch.cli.policy_observers import observing
 
     with observing(context) as observers:
         outcomes = verify_and_report_due(context, observers, json=json)
@@ -172,7 +172,7 @@ def verify_and_report_due(
 
     While another verification runs on the host, only a note is printed.
     """
-    from snaporch.cli.outcomes import ResultPrinter
+    from snaporch.cli.result_printer import ResultPrinter
     from snaporch.errors import BusyError
     from snaporch.schedule.run_verifications import verify_due
     from snaporch.verify.verify import host_lock

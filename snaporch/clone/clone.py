@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
+from snaporch.clone.address_conflicts import address_lock, check_network
 from snaporch.clone.firmware import check_tpm, copy_firmware
 from snaporch.clone.images import ClonedDataset, Images
-from snaporch.clone.network import address_lock, check_network
 from snaporch.clone.open_file_check import check_open_files
 from snaporch.clone.registry import (
     NAME_PROPERTY,
@@ -40,7 +42,7 @@ from snaporch.hypervisor.clone_xml import (
 from snaporch.model import DatasetKind
 from snaporch.names import MAX_FULL_NAME
 from snaporch.restore.disk_checks import check_beneath
-from snaporch.restore.host_requirements import available_memory as memory_available
+from snaporch.restore.host_requirements import available_memory
 from snaporch.restore.ram_from_pages import image_bytes, make_image
 from snaporch.restore.source import (
     Source,
@@ -79,6 +81,8 @@ class CloneRequest:
     resumed: bool
     network: str = NO_NETWORK
     purpose: Purpose = Purpose.CLONE
+    loading_seconds: int = 600
+    """How long to wait while another clone loads its RAM on the same network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +184,13 @@ def _check_name(context: Context, request: CloneRequest) -> None:
         raise RefusedError(
             name,
             "there are disks of a clone with this name",
-            f"delete them: snaporch clone --delete {name}",
+            f"delete them: {shlex.join(['snaporch', 'clone', '--delete', name])}",
         )
 
 
 def _check_resources(context: Context, source: Source, request: CloneRequest) -> None:
     needed = memory_bytes(_start_xml(source, request)) + _MEMORY_MARGIN
-    free = memory_available()
+    free = available_memory(context.resolver.host)
     if needed > free:
         raise RefusedError(
             source.thing,
@@ -219,7 +223,8 @@ def check_parts(context: Context, source: Source, *, ram: bool) -> None:
         RefusedError: a part is damaged.
     """
     context.progress.step(source.thing, "checking the bundle's SHA-256")
-    damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
+    on_read = partial(context.progress.amount, source.thing)
+    damage = context.store.damage(f"{source.record.uuid}/{source.record.run}", on_read)
     for part in source.manifest.parts:
         if part.name in damage and (ram or part.role is not Role.RAM):
             error = damage[part.name]
@@ -388,7 +393,8 @@ def _resume(
         copy_with_xml(source.directory / part.name, image, xml)
     context.interrupt.check(request.name)
     context.progress.step(request.name, "resuming from RAM")
-    with address_lock(context, source.thing, _start_xml(source, request), request.network):
+    xml_of_start, wait = _start_xml(source, request), request.loading_seconds
+    with address_lock(context, source.thing, xml_of_start, request.network, wait):
         context.hypervisor.restore(image, running=False)
     image.unlink()
     running = source.manifest.was_running or request.purpose is not Purpose.CLONE

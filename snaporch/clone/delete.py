@@ -97,17 +97,18 @@ def _check(context: Context, name: str, uuid: str) -> None:
 
 
 def _check_datasets(context: Context, name: str, artifacts: CloneArtifacts) -> None:
-    foreign = set(artifacts.datasets) - set(context.pool.origins(artifacts.datasets))
-    if foreign:
+    promoted = set(artifacts.datasets) - set(context.pool.origins(artifacts.datasets))
+    if promoted:
         raise RefusedError(
             name,
-            f"{', '.join(sorted(foreign))} is no longer a clone (promoted?)",
+            f"{', '.join(sorted(promoted))} is no longer a clone (promoted?)",
             "to keep it, use zfs inherit snaporch:clone on it, then try again",
         )
-    for mount in context.pool.foreign_mounts(artifacts.datasets):
+    for mount in context.pool.blocking_mounts(artifacts.datasets):
         if mount.uuid != artifacts.uuid:
-            step = f"shut it off or end it, then snaporch clone --delete {name} again"
-            raise RefusedError(name, f"{mount.name} is mounted by {mount.holder}", step)
+            command = shlex.join(["snaporch", "clone", "--delete", name])
+            step = f"shut it off or end it, then run again: {command}"
+            raise RefusedError(name, f"{mount.name} is mounted by {mount.program}", step)
     snapshots = [snapshot.full_name for snapshot in context.pool.snapshots(artifacts.datasets)]
     if snapshots:
         raise RefusedError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snaporch.bundle.host_file import replace_host_file
+from snaporch.bundle.firmware_files import replace_host_file
 from snaporch.bundle.manifest import Part, Role
 from snaporch.hypervisor.clone_xml import CloneSpec, SharedError
 from snaporch.hypervisor.domain_xml import parse, tpm_state

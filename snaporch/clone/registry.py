@@ -30,7 +30,7 @@ from snaporch.bundle.store import (
 from snaporch.context import Context
 from snaporch.errors import AttentionError, BusyError, NotFoundError, SnaporchError
 from snaporch.hypervisor.domain_xml import tpm_directory
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, held_by
 from snaporch.zfs import PREFIX, MountedError, PoolError
 
 MAKING = "making"
@@ -100,6 +100,22 @@ def _directories(clones: Path) -> list[Path]:
         return []
     with store_errors(clones):
         return sorted(path for path in clones.iterdir() if _UUID.fullmatch(path.name))
+
+
+def clones_at_work(context: Context) -> frozenset[str]:
+    """The UUIDs of clones on which a process works: a verification's, or one that is being made.
+
+    Not those that a killed process left behind: the admin should see these.
+
+    Raises:
+        UnavailableError: the directory of the clones cannot be read.
+    """
+    making = (
+        each for each in _directories(context.config.paths.clones) if (each / MAKING).exists()
+    )
+    return frozenset(
+        each.name for each in making if held_by(default_paths.LOCKS, each.name) is not None
+    )
 
 
 def _with_directory(directory: Path, known: CloneArtifacts | None) -> CloneArtifacts:

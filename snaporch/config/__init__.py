@@ -2,9 +2,9 @@
 
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
-from snaporch.config.policy import Keep, Policy, Schedule
+from snaporch.config.policy import Keep, Policy
 from snaporch.config.replica import Replica
-from snaporch.config.schema import Config, DomainSettings, Paths
+from snaporch.config.schema import Config, DomainSettings, Paths, Schedule
 
 __all__ = [
     "DEFAULT_PATH",

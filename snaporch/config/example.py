@@ -14,7 +14,7 @@ from snaporch.config.schema import Config, DomainSettings
 _WIDTH = 88
 _HEAD = """\
 # snaporch's configuration. Each option is shown with its default: remove the # of those that you
-# change. `snaporch check` finds mistakes; docs/configuration.md describes each option.
+# change. `snaporch check` finds mistakes; docs/reference/configuration.md describes each option.
 """
 _EXAMPLES = """\
 # A domain's own settings, by its name or UUID; they override [defaults].

@@ -12,16 +12,19 @@ from snaporch.default_paths import CONFIG
 from snaporch.errors import ConfigError
 
 DEFAULT_PATH = CONFIG
-_STEP = "see docs/configuration.md"
+_STEP = "see docs/reference/configuration.md"
 
 
-def load_config(path: Path | None) -> Config:
+def load_config(path: Path | None, default: Path | None = None) -> Config:
     """The configuration in ``path``; with ``None``, in the default file if it exists.
+
+    Args:
+        default: the default file; :data:`DEFAULT_PATH` if it is not given.
 
     Raises:
         ConfigError: the file is not readable, not TOML, or does not match the schema.
     """
-    chosen = path or DEFAULT_PATH
+    chosen = path or default or DEFAULT_PATH
     try:
         text = chosen.read_text("utf-8")
     except FileNotFoundError as error:

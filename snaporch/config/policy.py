@@ -1,4 +1,4 @@
-"""Options of ``[schedule]`` and ``[policy.NAME]``; part of the schema."""
+"""Options of ``[policy.NAME]`` and ``[group.NAME]``; part of the schema."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Literal
-from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -125,15 +124,6 @@ def _verify(value: object) -> bool | str:
 def _policy_name(name: str) -> str:
     if name in RESERVED or not _NAME.fullmatch(name):
         raise ValueError("must be small letters, digits and hyphens, and not 'manual' or 'none'")
-    return name
-
-
-def _zone(name: str) -> str:
-    if name != "local":
-        try:
-            ZoneInfo(name)
-        except (OSError, ValueError, KeyError) as error:
-            raise ValueError("must be 'local' or a time zone such as 'Europe/Berlin'") from error
     return name
 
 
@@ -256,32 +246,4 @@ class Group(_Section):
         min_length=1,
         description="Its domains: names, UUIDs, or patterns of names with `*`, `?` and `[…]`. "
         "Patterns mean no clones.",
-    )
-
-
-class Schedule(_Section):
-    """How policies are carried out."""
-
-    timezone: Annotated[str, AfterValidator(_zone)] = Field(
-        default="local",
-        description="Time zone of `cron`, and of the days, weeks and months of retention: "
-        "`local`, or a name such as `Europe/Berlin`.",
-    )
-    jobs: int = Field(default=1, ge=1, le=64, description="Most snapshots taken at once.")
-    jobs_per_pool: int = Field(
-        default=1, ge=1, le=64, description="Most snapshots taken at once in one pool."
-    )
-    ram_in_flight_mib: int = Field(
-        default=0,
-        ge=0,
-        le=1 << 30,
-        description="Most RAM in MiB of all guests whose RAM is saved at once; a guest that has "
-        "more is taken alone. 0 for no limit.",
-    )
-    refresh: Annotated[timedelta, Duration("1s")] = Field(
-        default=timedelta(minutes=5),
-        description="How often the daemon checks domains, policies and snapshots.",
-    )
-    retry: Annotated[timedelta, Duration("1m")] = Field(
-        default=timedelta(minutes=10), description="How long after a failed run it is retried."
     )

@@ -1,4 +1,4 @@
-"""``docs/configuration.md`` from the schema: ``python3 -m snaporch.config.reference``."""
+"""``docs/reference/configuration.md`` from the schema: ``python3 -m snaporch.config.reference``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from pydantic.fields import FieldInfo
 from snaporch.config.duration import Duration
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
-from snaporch.config.policy import Group, Keep, Policy, Schedule
+from snaporch.config.policy import Group, Keep, Policy
 from snaporch.config.replica import Replica
-from snaporch.config.schema import Config, DomainSettings, Paths, PruneOptions, RamPagesOptions
+from snaporch.config.schema import (
+    Config,
+    DomainSettings,
+    Paths,
+    PruneOptions,
+    RamPagesOptions,
+    Schedule,
+)
 
 _HEAD = f"""# Configuration
 
@@ -37,11 +44,12 @@ _POLICY_INTRO = (
     "small letters, digits and hyphens, and is not `manual` or `none`."
 )
 _GROUP_INTRO = (
-    "A consistency group: see [groups](groups.md). The name has the same form as a policy's. "
-    "If a domain is in several groups, policies use the first in the file."
+    "A consistency group: see [groups](../how-to/groups.md). The name has the same form as a "
+    "policy's. If a domain is in several groups, policies use the first in the file."
 )
 _REPLICA_INTRO = (
-    "A replica: see [replication](replication.md). The name has the same form as a policy's."
+    "A replica: see [replication](../how-to/replication.md). "
+    "The name has the same form as a policy's."
 )
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
@@ -49,22 +57,22 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     (
         "`[prune]`",
         PruneOptions,
-        "Bundles without snapshots, and safety copies: see [pruning](pruning.md).",
+        "Bundles without snapshots, and safety copies: see [pruning](../how-to/pruning.md).",
     ),
     (
         "`[ram_pages]`",
         RamPagesOptions,
-        "RAM that costs what changed: see [RAM in pages](ram-pages.md).",
+        "RAM that costs what changed: see [RAM in pages](../concepts/ram-pages.md).",
     ),
     ('`[defaults]` and `[domain."NAME"]`', DomainSettings, _DOMAIN_INTRO),
-    ("`[schedule]`", Schedule, "See [scheduling](schedule.md)."),
+    ("`[schedule]`", Schedule, "See [scheduling](../how-to/schedule.md)."),
     ("`[policy.NAME]`", Policy, _POLICY_INTRO),
     ("`[policy.NAME.keep]`", Keep, "At least one of these options."),
     ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
-    ("`[status]`", StatusOptions, "See [status](status.md)."),
+    ("`[status]`", StatusOptions, "See [status](../how-to/status.md)."),
     ("`[metrics]`", MetricsOptions, "See [metrics for Prometheus](metrics.md)."),
-    ("`[notify]`", NotifyOptions, "See [notifications](notify.md)."),
+    ("`[notify]`", NotifyOptions, "See [notifications](../how-to/notify.md)."),
     ("`[notify.email]`", EmailOptions, ""),
 )
 SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
@@ -72,7 +80,7 @@ SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
 
 
 def reference() -> str:
-    """The page ``docs/configuration.md``."""
+    """The page ``docs/reference/configuration.md``."""
     parts = [_HEAD]
     for title, model, intro in _SECTIONS:
         parts.append(f"## {title}\n")

@@ -1,10 +1,11 @@
-"""Every option of ``snaporch.toml``. ``docs/configuration.md`` is generated from this module."""
+"""Every option of ``snaporch.toml``; ``docs/reference/configuration.md`` is generated from it."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +20,7 @@ from pydantic import (
 
 from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
-from snaporch.config.policy import Group, Policy, PolicyName, Schedule
+from snaporch.config.policy import Group, Policy, PolicyName
 from snaporch.config.replica import Replica
 from snaporch.default_paths import BUNDLES, LIBVIRT_URI, RUNTIME
 from snaporch.names import is_dataset
@@ -43,6 +44,15 @@ def _level(value: object) -> int | str:
     if value == "auto" or (type(value) is int and value in _LEVELS):
         return value
     raise ValueError("must be 'auto' or an integer from -7 to 19")
+
+
+def _zone(name: str) -> str:
+    if name != "local":
+        try:
+            ZoneInfo(name)
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError("must be 'local' or a time zone such as 'Europe/Berlin'") from error
+    return name
 
 
 AbsolutePath = Annotated[Path, Strict(strict=False), AfterValidator(_absolute)]
@@ -272,8 +282,7 @@ class DomainSettings(_Section):
     )
     wait: Annotated[int, Seconds("0s", "1d")] = Field(
         default=0,
-        description="How long to wait for another run on the same domain; `--wait` (in "
-        "seconds) overrides it.",
+        description="How long to wait for another run on the same domain; `--wait` overrides it.",
     )
     policies: tuple[PolicyName, ...] = Field(
         default=(),
@@ -287,6 +296,34 @@ class DomainSettings(_Section):
     def fixed_level(self) -> int | None:
         """The configured compression level; ``None`` if snaporch chooses it."""
         return self.compression_level if isinstance(self.compression_level, int) else None
+
+
+class Schedule(_Section):
+    """How policies are carried out."""
+
+    timezone: Annotated[str, AfterValidator(_zone)] = Field(
+        default="local",
+        description="Time zone of `cron`, and of the days, weeks and months of retention: "
+        "`local`, or a name such as `Europe/Berlin`.",
+    )
+    jobs: int = Field(default=1, ge=1, le=64, description="Most snapshots taken at once.")
+    jobs_per_pool: int = Field(
+        default=1, ge=1, le=64, description="Most snapshots taken at once in one pool."
+    )
+    ram_in_flight_mib: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 30,
+        description="Most RAM in MiB of all guests whose RAM is saved at once; a guest that has "
+        "more is taken alone. 0 for no limit.",
+    )
+    refresh: Annotated[timedelta, Duration("1s")] = Field(
+        default=timedelta(minutes=5),
+        description="How often the daemon checks domains, policies and snapshots.",
+    )
+    retry: Annotated[timedelta, Duration("1m")] = Field(
+        default=timedelta(minutes=10), description="How long after a failed run it is retried."
+    )
 
 
 class Config(_Section):

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from xml.etree.ElementTree import Element
 
-from snaporch.bundle.host_file import open_without_atime
+from snaporch.bundle.firmware_files import open_without_atime
 from snaporch.bundle.manifest import BackingFileEntry
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml

@@ -26,8 +26,8 @@ _WRITABLE_LAYERS = 2
 """How many layers qemu-img writes to: the overlay and its base."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KEPT = (
-    "nothing was changed; never let qemu-img follow the names in the image: see docs/recovery.md, "
-    '"By hand"'
+    "nothing was changed; never let qemu-img follow the names in the image: see "
+    'docs/how-to/recovery.md, "By hand"'
 )
 _CONFINED = ("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-_PROFILES = Path("/etc/apparmor.d/libvirt")
+PROFILES = Path("/etc/apparmor.d/libvirt")
 
 
-def is_confined(uuid: str, profiles: Path = _PROFILES) -> bool:
+def is_confined(uuid: str, profiles: Path = PROFILES) -> bool:
     """Whether libvirt has an AppArmor profile for a running guest."""
     return (profiles / f"libvirt-{uuid}.files").exists()
 
 
-def denies_writing(uuid: str, path: str, profiles: Path = _PROFILES) -> bool:
+def denies_writing(uuid: str, path: str, profiles: Path = PROFILES) -> bool:
     """Whether a guest's profile explicitly denies writing to an image.
 
     libvirt's virt-aa-helper writes such a ``deny`` for every image below a disk when the guest

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Any, Self
 
 import libvirt
 
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.apparmor import denies_writing, is_confined
+from snaporch.hypervisor.apparmor import PROFILES, denies_writing, is_confined
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.interface import (
     CommitStage,
@@ -25,6 +27,8 @@ from snaporch.hypervisor.interface import (
     OnCommitStage,
     OverlayDisk,
 )
+
+Clock = Callable[[], float]
 
 _POLL_SECONDS = 0.1
 _ACTIVE_COMMIT = libvirt.VIR_DOMAIN_BLOCK_COMMIT_ACTIVE | libvirt.VIR_DOMAIN_BLOCK_COMMIT_SHALLOW
@@ -46,6 +50,8 @@ def commit_overlays(
     disks: Sequence[OverlayDisk],
     on_stage: OnCommitStage,
     patience: CommitTimeouts,
+    clock: Clock = time.monotonic,
+    profiles: Path = PROFILES,
 ) -> dict[str, HypervisorError]:
     """Commit all ``disks`` at the same time, and pivot them together when all are ready.
 
@@ -55,6 +61,10 @@ def commit_overlays(
     disk is pivoted then: libvirt would write a new profile, which denies a disk that is still on
     its overlay its base permanently.
 
+    Args:
+        clock: returns seconds.
+        profiles: the directory of libvirt's AppArmor profiles.
+
     Returns: the errors of failed disks, by target.
 
     Raises:
@@ -62,19 +72,19 @@ def commit_overlays(
     """
     pending = {disk.target: disk for disk in disks}
     failed: dict[str, HypervisorError] = {}
-    starts = dict.fromkeys(pending, 0)
-    stall = _StallDetector(domain, patience.stall)
+    work = _Work(domain, dict.fromkeys(pending, 0), profiles)
+    stall = _StallDetector(domain, patience.stall, clock)
     pivoting = False
-    with _Throttle(domain, on_stage, patience) as throttle:
+    with _Throttle(domain, on_stage, patience, clock) as throttle:
         while True:
             root = domain_xml.parse(domain.XMLDesc(0))
             jobs = domain_xml.mirrors(root)
             found = {}
             for disk in list(pending.values()):
                 try:
-                    found[disk.target] = _advance(domain, root, jobs, disk, starts)
+                    found[disk.target] = _advance(work, root, jobs, disk)
                 except HypervisorError as error:
-                    if pivoting or is_confined(domain.UUIDString()):
+                    if pivoting or is_confined(domain.UUIDString(), profiles):
                         raise
                     failed[disk.target] = error
                     del pending[disk.target]
@@ -97,11 +107,14 @@ def commit_overlays(
 class _Throttle:
     """Suspends a guest that the commit cannot catch up with, each time twice as long."""
 
-    def __init__(self, domain: Any, on_stage: OnCommitStage, patience: CommitTimeouts) -> None:
+    def __init__(
+        self, domain: Any, on_stage: OnCommitStage, patience: CommitTimeouts, clock: Clock
+    ) -> None:
         self._domain = domain
+        self._clock = clock
         self._on_stage = on_stage
         self._pause = patience.pause
-        self._next = time.monotonic() + patience.running
+        self._next = clock() + patience.running
         self._suspended = False
 
     def __enter__(self) -> Self:
@@ -113,7 +126,7 @@ class _Throttle:
 
     def turn(self) -> None:
         """Suspend or resume the guest if it is time to."""
-        if time.monotonic() < self._next:
+        if self._clock() < self._next:
             return
         if self._suspended:
             self._resume()
@@ -121,7 +134,7 @@ class _Throttle:
             self._on_stage(CommitStage.SUSPENDING)
             self._domain.suspend()
             self._suspended = True
-        self._next = time.monotonic() + self._pause
+        self._next = self._clock() + self._pause
         if not self._suspended:
             self._pause *= 2
 
@@ -138,11 +151,12 @@ class _Throttle:
 class _StallDetector:
     """Detects a commit whose jobs no longer move: a base blocks, or a pivot does not end."""
 
-    def __init__(self, domain: Any, limit: float) -> None:
+    def __init__(self, domain: Any, limit: float, clock: Clock) -> None:
         self._domain = domain
+        self._clock = clock
         self._limit = limit
         self._last: object = None
-        self._since = self._checked = time.monotonic()
+        self._since = self._checked = clock()
 
     def check(self, targets: Sequence[str], *, moving: bool) -> None:
         """Compare the jobs' progress with the last time.
@@ -150,7 +164,7 @@ class _StallDetector:
         Raises:
             HypervisorError: nothing has moved for the time limit.
         """
-        now = time.monotonic()
+        now = self._clock()
         if now - self._checked < self._limit / 10:
             return
         self._checked = now
@@ -166,12 +180,18 @@ class _StallDetector:
             )
 
 
+@dataclass(frozen=True)
+class _Work:
+    """The commits of one domain."""
+
+    domain: Any
+    starts: dict[str, int]
+    """How often the commit of each disk was started, by target."""
+    profiles: Path
+
+
 def _advance(
-    domain: Any,
-    root: Any,
-    jobs: dict[str, tuple[str, bool]],
-    disk: OverlayDisk,
-    starts: dict[str, int],
+    work: _Work, root: Any, jobs: dict[str, tuple[str, bool]], disk: OverlayDisk
 ) -> _Progress:
     """Determine the progress of one disk, and start its commit if none runs."""
     element = domain_xml.disk_element(root, disk.target)
@@ -180,9 +200,11 @@ def _advance(
     source = domain_xml.source_path(element, element.get("type", "file"))
     job = jobs.get(disk.target)
     if job is not None and (job[0] != "active-commit" or source == disk.base):
-        raise HypervisorError(disk.target, f"a foreign block job ({job[0]}) runs on it")
+        raise HypervisorError(disk.target, f"another program's block job ({job[0]}) runs on it")
     if source == disk.base:
-        return _Progress.UNDER_WAY if domain.blockJobInfo(disk.target, 0) else _Progress.ON_BASE
+        return (
+            _Progress.UNDER_WAY if work.domain.blockJobInfo(disk.target, 0) else _Progress.ON_BASE
+        )
     if source != disk.overlay:
         raise HypervisorError(
             disk.target,
@@ -190,43 +212,43 @@ def _advance(
             "check `virsh domblklist` and finish by hand; nothing was removed",
         )
     if job is None:
-        _start(domain, root, disk, starts)
+        _start(work, root, disk)
     return _Progress.READY if job is not None and job[1] else _Progress.UNDER_WAY
 
 
-def _start(domain: Any, root: Any, disk: OverlayDisk, starts: dict[str, int]) -> None:
+def _start(work: _Work, root: Any, disk: OverlayDisk) -> None:
     below = domain_xml.backing_source(root, disk.target)
     if below != disk.base:
         raise HypervisorError(
             disk.target, f"its overlay lies on {below}, not on {disk.base}; nothing was committed"
         )
-    starts[disk.target] += 1
-    if starts[disk.target] > _RESTARTS:
+    work.starts[disk.target] += 1
+    if work.starts[disk.target] > _RESTARTS:
         raise HypervisorError(
             disk.target,
             f"its commit ended {_RESTARTS} times without reaching the base",
             "see libvirt's log; the guest stays on its overlay",
         )
     try:
-        domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
+        work.domain.blockCommit(disk.target, None, None, 0, _ACTIVE_COMMIT)
     except libvirt.libvirtError as error:
-        raise HypervisorError(disk.target, _reason_of_refusal(domain, disk, error)) from error
+        raise HypervisorError(disk.target, _reason_of_refusal(work, disk, error)) from error
 
 
-def _reason_of_refusal(domain: Any, disk: OverlayDisk, error: libvirt.libvirtError) -> str:
+def _reason_of_refusal(work: _Work, disk: OverlayDisk, error: libvirt.libvirtError) -> str:
     """Why libvirt refused to start a commit.
 
     If libvirtd is killed just when it starts a commit, a job without a mirror is left, which cannot
     be pivoted. libvirt 11.3 crashes when that job is aborted (seen in the lab).
     """
     with contextlib.suppress(libvirt.libvirtError):
-        if denies_writing(domain.UUIDString(), disk.base):
+        if denies_writing(work.domain.UUIDString(), disk.base, work.profiles):
             return (
                 f"AppArmor denies the guest to write to {disk.base}, because libvirt wrote its "
                 "profile while it was on its overlay; the overlay is whole, and is committed when "
                 "the guest is off: shut it off, recover it, then start it"
             )
-        if domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
+        if work.domain.blockJobInfo(disk.target, 0).get("type") == _ACTIVE_COMMIT_JOB:
             return (
                 "libvirt was killed when it began the commit, and can neither finish nor end it; "
                 "its overlay is whole, and is committed when the guest is off: shut it off"

@@ -223,17 +223,17 @@ MEDIUM = "medium"
 """Used instead of ``disk`` for a read-only disk that is shared with the original."""
 
 
-def foreign(root: Element, own: Collection[str]) -> Iterator[str]:
+def unlisted(root: Element, own: Collection[str]) -> Iterator[str]:
     """The parts of a domain's XML that are not in the list, except devices.
 
     Args:
         root: the ``<domain>``.
         own: paths that belong to the clone: files, and directories with everything in them.
     """
-    return _foreign(root, _DOMAIN, own, ("devices",))
+    return _unlisted(root, _DOMAIN, own, ("devices",))
 
 
-def foreign_in_device(element: Element, own: Collection[str], tag: str = "") -> Iterator[str]:
+def unlisted_in_device(element: Element, own: Collection[str], tag: str = "") -> Iterator[str]:
     """The parts of a device that are not in the list.
 
     Args:
@@ -242,10 +242,10 @@ def foreign_in_device(element: Element, own: Collection[str], tag: str = "") -> 
     rule = _DEVICES.get(tag or element.tag)
     if rule is None:
         return iter([f"<{element.tag}>"])
-    return _foreign(element, rule, own)
+    return _unlisted(element, rule, own)
 
 
-def _foreign(
+def _unlisted(
     element: Element, rule: _Rule, own: Collection[str], without: Collection[str] = ()
 ) -> Iterator[str]:
     values = dict(element.attrib)
@@ -262,4 +262,4 @@ def _foreign(
         if below is None:
             yield f"<{child.tag}>"
         else:
-            yield from _foreign(child, below, own)
+            yield from _unlisted(child, below, own)

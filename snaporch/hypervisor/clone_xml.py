@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.clone_allowlist import MEDIUM, foreign, foreign_in_device
+from snaporch.hypervisor.clone_allowlist import MEDIUM, unlisted, unlisted_in_device
 from snaporch.hypervisor.clone_backends import character_devices, displays, other_backends
 from snaporch.hypervisor.domain_xml import (
     disk_element,
@@ -138,7 +138,7 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
     displays(root)
     other_backends(root)
     _remove_reservations(root, identity)
-    missing += _remove_foreign(root, identity)
+    missing += _remove_unlisted(root, identity)
     for element in root.iter():
         if element.text is not None and _SPACE.fullmatch(element.text):
             element.text = None
@@ -281,7 +281,7 @@ def _is_shareable(element: Element) -> bool:
             return False
     if device != "cdrom" and element.find("readonly") is None:
         return False
-    return next(foreign_in_device(element, (), MEDIUM), None) is None
+    return next(unlisted_in_device(element, (), MEDIUM), None) is None
 
 
 def _empty_drive(element: Element) -> None:
@@ -376,18 +376,18 @@ def _remove_reservations(root: Element, identity: CloneSpec) -> None:
             _child(root, "memoryBacking").remove(element)
 
 
-def _remove_foreign(root: Element, identity: CloneSpec) -> list[str]:
+def _remove_unlisted(root: Element, identity: CloneSpec) -> list[str]:
     """Remove or refuse what is not in the allow-list. A clone that boots can lack such devices."""
     own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
     for place in identity.disks.values():
         own |= {place.path, *(below.path for below in place.chain)}
         own |= {place.data.path} if place.data is not None else set()
-    for what in foreign(root, own):
+    for what in unlisted(root, own):
         raise SharedError(identity.of, f"its XML has {what}, which may belong to the host")
     missing = []
     devices = _child(root, "devices")
     for element in list(devices):
-        found = next(_foreign_in_device(element, identity, own), None)
+        found = next(_unlisted_in_device(element, identity, own), None)
         if found is None:
             continue
         reason = f"it has a <{element.tag}> of the host ({found})"
@@ -400,9 +400,9 @@ def _remove_foreign(root: Element, identity: CloneSpec) -> list[str]:
     return missing
 
 
-def _foreign_in_device(element: Element, identity: CloneSpec, own: set[str]) -> Iterator[str]:
+def _unlisted_in_device(element: Element, identity: CloneSpec, own: set[str]) -> Iterator[str]:
     target = element.find("target")
     shared = element.tag == "disk" and (
         target is None or target.get("dev", "") not in identity.disks
     )
-    return foreign_in_device(element, own, MEDIUM if shared else "")
+    return unlisted_in_device(element, own, MEDIUM if shared else "")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import libvirt
 
+from snaporch.default_paths import HOST, HostPaths
 from snaporch.hypervisor import domain_xml
 from snaporch.model import Disk, Domain, DomainState
 
@@ -21,28 +21,28 @@ _STATES = {
     libvirt.VIR_DOMAIN_CRASHED: DomainState.CRASHED,
     libvirt.VIR_DOMAIN_PMSUSPENDED: DomainState.SUSPENDED,
 }
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_PROCESSES = Path("/run/libvirt/qemu")
 _SECURE = libvirt.VIR_DOMAIN_XML_SECURE
 _INACTIVE = libvirt.VIR_DOMAIN_XML_INACTIVE
 
 
-def _boot(handle: Any) -> str:
+def _boot(handle: Any, host: HostPaths) -> str:
     """Identifies one run of an emulator: the host's boot, libvirt's ID and the emulator's process.
 
     libvirt's ID alone is not unique: a restarted libvirtd counts from the running domains on.
     """
     process = ""
     with contextlib.suppress(OSError):  # another driver, or libvirt of a user
-        process = (_PROCESSES / f"{handle.name()}.pid").read_text().strip()
-    return f"{_BOOT_ID.read_text().strip()}:{handle.ID()}:{process}"
+        process = (host.run / "libvirt" / "qemu" / f"{handle.name()}.pid").read_text().strip()
+    boot_id = (host.proc / "sys" / "kernel" / "random" / "boot_id").read_text().strip()
+    return f"{boot_id}:{handle.ID()}:{process}"
 
 
 class DomainReader:
     """Reads domains over one connection."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, host: HostPaths = HOST) -> None:
         self._connection = connection
+        self._host = host
 
     def read(self, handle: Any) -> Domain | None:
         """The domain of a handle; ``None`` if it was removed meanwhile."""
@@ -85,7 +85,7 @@ class DomainReader:
             machine=(kind.get("machine") if kind is not None else None) or "",
             managed_save=self._has_managed_save(handle),
             emulator_owner=domain_xml.emulator_owner(root) if live else None,
-            boot=_boot(handle) if live else "",
+            boot=_boot(handle, self._host) if live else "",
             problem=problem,
         )
 

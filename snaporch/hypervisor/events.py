@@ -58,6 +58,8 @@ class DomainEvents:
 
     connection: Any
     domain: Any
+    grace_seconds: float = field(default=2.0, kw_only=True)
+    """How long after the end of a call its events may arrive."""
     suspended: float | None = None
     suspended_at: datetime | None = None
     resumed: float | None = None

@@ -329,6 +329,9 @@ class Hypervisor(Protocol):
     def saved_sources(self, uuid: str) -> dict[str, str] | None:
         """The path of every disk by target in the managed save image; ``None`` if there is none."""
 
+    def is_confined(self, uuid: str) -> bool:
+        """Whether AppArmor confines the running guest."""
+
     def start_hook_problem(self) -> StartHookProblem | None:
         """Why libvirt would start a guest on the overlays of an interrupted run, if so."""
 
@@ -407,7 +410,7 @@ class Hypervisor(Protocol):
             HypervisorError: it could not be saved; the domain continues.
         """
 
-    def misfit(self, xml: str, cpu: str = "") -> str:
+    def incompatibility(self, xml: str, cpu: str = "") -> str:
         """Why this host cannot run a domain with this XML (machine type, CPU); else empty.
 
         Args:

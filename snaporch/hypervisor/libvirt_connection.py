@@ -8,6 +8,7 @@ from typing import Any
 
 import libvirt
 
+from snaporch.default_paths import HOST, HostPaths
 from snaporch.errors import NotFoundError, UnavailableError
 from snaporch.hypervisor.events import start_event_loop, watch_changes
 from snaporch.hypervisor.interface import HypervisorError, LostLibvirtError
@@ -20,14 +21,22 @@ NO_DOMAIN = {libvirt.VIR_ERR_NO_DOMAIN}
 class LibvirtConnection:
     """One connection, which is opened again when libvirtd was restarted.
 
+    Args:
+        connect: opens a connection to a URI.
+        host: where the kernel and libvirt show the host's processes.
+
     Raises:
         UnavailableError: libvirt does not answer at ``uri``.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(
+        self, uri: str, connect: Callable[[str], Any] = libvirt.open, host: HostPaths = HOST
+    ) -> None:
         libvirt.registerErrorHandler(lambda _context, _error: None, None)
         start_event_loop()
         self._uri = uri
+        self._connect = connect
+        self._host = host
         self._connection: Any = None
         self._callbacks: list[Callable[[], None]] = []
         self._conn()
@@ -36,7 +45,7 @@ class LibvirtConnection:
         if self._connection is not None and self._alive():
             return self._connection
         try:
-            self._connection = log_calls(libvirt.open(self._uri))
+            self._connection = log_calls(self._connect(self._uri))
         except libvirt.libvirtError as error:
             raise UnavailableError(
                 self._uri,

@@ -13,7 +13,7 @@ import libvirt
 from snaporch import __version__
 from snaporch.errors import NotFoundError
 from snaporch.faults import Component
-from snaporch.hypervisor import agent, domain_xml
+from snaporch.hypervisor import agent, apparmor, domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.hypervisor.host_compat import find_incompatibility, guest_cpu
@@ -29,7 +29,7 @@ from snaporch.hypervisor.interface import (
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN, LibvirtConnection
 from snaporch.hypervisor.open_files import open_files_of
 from snaporch.hypervisor.screenshot import take_screenshot
-from snaporch.hypervisor.start_hook import find_hook_problem
+from snaporch.hypervisor.start_hook_check import find_hook_problem
 from snaporch.model import Domain, DomainState, Versions
 
 _ZSTD_SINCE = 10_004_000
@@ -47,7 +47,7 @@ class LibvirtQueries(LibvirtConnection):
     def domains(self) -> list[Domain]:
         with self._explained("libvirt", "listing domains"):
             handles = self._conn().listAllDomains(0)
-            reader = DomainReader(self._conn())
+            reader = DomainReader(self._conn(), self._host)
             found = [reader.read_listed(handle) for handle in handles]
         return sorted((domain for domain in found if domain), key=lambda domain: domain.name)
 
@@ -61,7 +61,7 @@ class LibvirtQueries(LibvirtConnection):
                     raise self._failure(name, error.get_error_message()) from error
                 continue
             with self._explained(name, "reading the domain"):
-                found = DomainReader(connection).read(handle)
+                found = DomainReader(connection, self._host).read(handle)
             if found is not None:
                 return found
         raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
@@ -72,7 +72,7 @@ class LibvirtQueries(LibvirtConnection):
         except NotFoundError:
             return None
         with self._explained(uuid, "reading the domain"):
-            return DomainReader(self._conn()).read(handle)
+            return DomainReader(self._conn(), self._host).read(handle)
 
     def state(self, uuid: str) -> DomainState:
         found = self.find(uuid)
@@ -178,6 +178,9 @@ class LibvirtQueries(LibvirtConnection):
         with self._explained(uuid, "asking whether it starts at boot"):
             return bool(self._handle(uuid).autostart())
 
+    def is_confined(self, uuid: str) -> bool:
+        return apparmor.is_confined(uuid)
+
     def start_hook_problem(self) -> StartHookProblem | None:
         with self._explained("libvirt", "counting domains"):
             return find_hook_problem(may_have_called=self._conn().numOfDomains() > 0)
@@ -186,7 +189,7 @@ class LibvirtQueries(LibvirtConnection):
         with self._explained(domain.name, "looking for blockers"):
             return find_blockers(self._handle(domain.uuid), domain)
 
-    def misfit(self, xml: str, cpu: str = "") -> str:
+    def incompatibility(self, xml: str, cpu: str = "") -> str:
         return find_incompatibility(self._conn(), xml, cpu)
 
     def backing_images(self, domain: Domain, target: str) -> tuple[BackingImage, ...]:

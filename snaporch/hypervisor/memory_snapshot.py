@@ -37,7 +37,6 @@ _FLAGS = (
     | libvirt.VIR_DOMAIN_SNAPSHOT_CREATE_REUSE_EXT
 )
 _TICK_SECONDS = 0.1
-_EVENT_GRACE_SECONDS = 2.0
 
 
 def capture(
@@ -113,7 +112,7 @@ def _short_pause(events: DomainEvents) -> Pause:
 
 def _await(events: DomainEvents, arrived: Callable[[], bool]) -> None:
     """Wait for an event. Events use the call's connection, but may arrive after its end."""
-    end = time.monotonic() + _EVENT_GRACE_SECONDS
+    end = time.monotonic() + events.grace_seconds
     while not arrived() and time.monotonic() < end:
         events.wait(_TICK_SECONDS)
 

@@ -9,7 +9,7 @@ from snaporch.config import Config
 from snaporch.config.monitoring import Kind
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.model import Level, iso
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.subprocesses import SnapshotJobResult
 from snaporch.snapshot.choose_strategy import is_lower
 
 _SIGNAL = 128
@@ -55,12 +55,12 @@ class Event:
             f"domain  {one_line(self.domain)}",
             *([f"policy  {self.policy}"] if self.policy else []),
             f"time    {iso(self.at)}",
-            f"code    {self.status} (docs/exit-codes.md)",
+            f"code    {self.status} (docs/reference/exit-codes.md)",
         ]
         return "\n".join(lines) + "\n"
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object (``docs/notify.md``)."""
+        """The documented JSON object (``docs/how-to/notify.md``)."""
         return {
             "event": self.kind,
             "host": self.host,
@@ -75,18 +75,20 @@ class Event:
         }
 
 
-def event_of_run(config: Config, outcome: CaptureOutcome, host: str, at: datetime) -> Event | None:
+def event_of_run(
+    config: Config, outcome: SnapshotJobResult, host: str, at: datetime
+) -> Event | None:
     """The event of a run that ended; ``None`` if a signal ended it."""
     if outcome.status >= _SIGNAL:
         return None
-    capture, level = outcome.capture, outcome.level
+    job, level = outcome.job, outcome.level
     return Event(
         kind=_kind(config, outcome),
         host=host,
         at=at,
-        domain=capture.domain,
-        uuid=capture.uuid,
-        policy=capture.policy,
+        domain=job.domain,
+        uuid=job.uuid,
+        policy=job.policy,
         status=outcome.status,
         level=level.value if level else "",
         text=outcome.text,
@@ -109,13 +111,13 @@ def event_of_error(error: SnaporchError, host: str, at: datetime) -> Event:
     )
 
 
-def _kind(config: Config, outcome: CaptureOutcome) -> Kind:
+def _kind(config: Config, outcome: SnapshotJobResult) -> Kind:
     if outcome.status == ExitCode.ATTENTION:
         return "attention"
     if not outcome.ok:
         return "failure"
     lower = (
-        is_lower(reached, asked_level(config, outcome.capture.policy, each["domain"], each["uuid"]))
+        is_lower(reached, asked_level(config, outcome.job.policy, each["domain"], each["uuid"]))
         for each in outcome.documents
         if (reached := Level(each["level"])) is not Level.OFF
     )

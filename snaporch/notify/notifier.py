@@ -18,7 +18,7 @@ from snaporch.notify.channels import Channel, NotifyError, open_channels
 from snaporch.notify.event import Event, event_of_error, event_of_run
 from snaporch.notify.history import read_history, remembered, should_notify, write_history
 from snaporch.progress import Progress
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.subprocesses import SnapshotJobResult
 
 _MOST_WAITING = 1000
 _SOURCE = "notify"
@@ -60,7 +60,7 @@ class Notifier:
         if over:
             self._put(_Resolved(config, over))
 
-    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
+    def ended(self, config: Config, outcome: SnapshotJobResult) -> None:
         """A run of a policy ended."""
         event = event_of_run(config, outcome, self._host, datetime.now(UTC))
         if event is not None:

@@ -7,15 +7,28 @@ from collections.abc import Iterator
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.manifest import Manifest, Part
 from snaporch.errors import one_line
-from snaporch.model import SnapshotRecord
+from snaporch.model import BundleState, SnapshotRecord, VerifyStep
 from snaporch.output.format import pause, size
 from snaporch.output.terminal import print_result
 from snaporch.show import Description, ShownDataset, provenance
 
-_NOT_BY_HAND = (
-    "its bundle or its ZFS snapshots are incomplete, or its verification failed; "
-    "see `snaporch restore --cold`"
-)
+_COLD = "see `snaporch restore --cold`"
+_STATES = {
+    BundleState.DAMAGED: "a part of its bundle has a wrong checksum, or a ZFS snapshot is another; "
+    + _COLD,
+    BundleState.INCOMPLETE: "a part of its bundle or a ZFS snapshot is missing, or a part has the "
+    "wrong size; " + _COLD,
+    BundleState.MISSING: "its bundle is missing; with another copy of it: "
+    "`snaporch restore --bundle DIR`",
+    BundleState.NONE: "it has no bundle, only the ZFS snapshots above",
+}
+_STEPS = {
+    VerifyStep.CHECKSUMS: f"a backing file has changed; {_COLD}",
+    VerifyStep.DISKS: "data of its disks could not be read; a restore brings back what is there",
+    VerifyStep.CLONE: f"a clone of it could not run; {_COLD}",
+    VerifyStep.SCRIPT: "its test script failed in a clone; `snaporch restore` restores it as it is",
+}
+"""What each failed step means for a snapshot whose parts are complete."""
 
 
 def print_description(shown: Description) -> None:
@@ -42,7 +55,15 @@ def _lines(shown: Description) -> Iterator[str]:
     in_pages = manifest is not None and manifest.pages is not None
     how = "its RAM is in pages, which virsh cannot read" if in_pages else "with zfs and virsh alone"
     yield from _heading(f"by hand, {how}")
-    yield from shown.by_hand or [f"  {_NOT_BY_HAND}"]
+    yield from shown.by_hand or [f"  {_why_not_by_hand(record)}"]
+
+
+def _why_not_by_hand(record: SnapshotRecord) -> str:
+    """The reason why no commands are printed: the first that applies, and the next step."""
+    if record.state is not BundleState.COMPLETE:
+        return _STATES[record.state]
+    failed = record.verified.failed_steps if record.verified else ()
+    return _STEPS[failed[0]] if failed else f"its verification failed; {_COLD}"
 
 
 def _paused(record: SnapshotRecord) -> str:

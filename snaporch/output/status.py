@@ -81,10 +81,12 @@ def _scheduler(scheduler: SchedulerState, now: datetime, zone: tzinfo) -> str:
     if scheduler.holder is None:
         return f"{', '.join(active)} active" if active else "neither the daemon nor a timer"
     since = parse_iso(scheduler.holder.since)
-    return (
+    text = (
         f"{scheduler.holder.doing} (pid {scheduler.holder.pid}) since "
         f"{since.astimezone(zone):%Y-%m-%d %H:%M %Z}, {age(since, now)}"
     )
+    checked = scheduler.holder.checked
+    return f"{text}; last check {age(parse_iso(checked), now)} ago" if checked else text
 
 
 def _table(status: Status, zone: tzinfo) -> Table:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.box import SIMPLE_HEAD, Box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -19,53 +20,188 @@ from snaporch.output.terminal import print_result
 
 _PIPED_WIDTH = 100_000
 """Wide enough that a reader such as grep or awk sees whole lines."""
-_DETAILS = ("AGE", "LEVEL", "RAM", "STORED", "PAUSE", "STATE")
 _INDENT = "  "
+_LEAST_NOTE = 12
+"""Columns that a note needs at least; a longer one is cut on a narrow terminal."""
 
 
-def print_records(records: Sequence[SnapshotRecord]) -> None:
+@dataclass(frozen=True, slots=True)
+class ListedRecord:
+    """A snapshot, and what ``list --wide`` adds to it."""
+
+    record: SnapshotRecord
+    used_bytes: int | None = None
+    """The bytes in the pools that only its ZFS snapshots hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    cell: Callable[[ListedRecord, datetime], str]
+    needed: Callable[[ListedRecord], bool] = lambda _listed: True
+    """Whether the column has something to show for a snapshot; it is shown if so for any."""
+    right: bool = False
+    style: Callable[[ListedRecord], str] = lambda _listed: ""
+
+
+_COLUMNS = (
+    _Column("DOMAIN", lambda each, _: one_line(each.record.domain)),
+    _Column("SNAPSHOT", lambda each, _: each.record.snapshot),
+    _Column("AGE", lambda each, now: age(each.record.created, now), right=True),
+    _Column("LEVEL", lambda each, _: each.record.level.value),
+    _Column("RAM", lambda each, _: compact(size(each.record.ram_bytes)), right=True),
+    _Column("STORED", lambda each, _: compact(size(each.record.stored_bytes)), right=True),
+    _Column("PAUSE", lambda each, _: compact(pause(each.record.pause_ms)), right=True),
+    _Column(
+        "STATE",
+        lambda each, _: each.record.state.value,
+        style=lambda each: _style(each.record.state),
+    ),
+    _Column(
+        "VERIFIED",
+        lambda each, now: _verified(each.record, now),
+        lambda each: each.record.verified is not None,
+        style=lambda each: "red" if each.record.has_failed else "green",
+    ),
+    _Column(
+        "KEPT",
+        lambda each, now: age(each.record.kept, now) if each.record.kept else "-",
+        lambda each: each.record.kept is not None,
+    ),
+    _Column(
+        "GROUP", lambda each, _: each.record.group or "-", lambda each: bool(each.record.group)
+    ),
+    _Column(
+        "WITHOUT",
+        lambda each, _: one_line(",".join(each.record.apart) or "-"),
+        lambda each: bool(each.record.apart),
+    ),
+)
+_WIDE = (
+    _Column("USED", lambda each, _: compact(size(each.used_bytes)), right=True),
+    _Column("POLICY", lambda each, _: one_line(each.record.policy or "-")),
+    _Column("REPLICAS", lambda each, _: one_line(",".join(each.record.replicated) or "-")),
+)
+_NOTE = _Column(
+    "NOTE", lambda each, _: one_line(each.record.note or "-"), lambda each: bool(each.record.note)
+)
+_NAMES = ("DOMAIN", "SNAPSHOT")
+_IN_A_LINE_OF_ITS_OWN = (*_NAMES, "GROUP", "WITHOUT", "NOTE")
+_LEFT_OUT_FIRST = ("PAUSE", "RAM", "GROUP", "NOTE", "STORED", "VERIFIED")
+"""Columns that a narrow terminal has no room for, in the order in which they are left out."""
+
+
+def print_records(listed: Sequence[ListedRecord], *, wide: bool = False) -> None:
     """``snaporch list`` on standard output.
 
-    Piped output has one line for each snapshot. A terminal that is too narrow for that has two: the
-    name, which can be copied, and the details.
+    Piped output has one line for each snapshot, with all columns. A terminal has the columns for
+    which it is wide enough. Without room for names, ages, levels and states, each snapshot has two
+    lines: the name, which can be copied, and the details.
+
+    Args:
+        listed: the snapshots, in the order of their lines.
+        wide: print all columns and those that are usually left out, whatever the width.
     """
     console = Console(highlight=False, emoji=False)
-    if not console.is_terminal:
-        lines = _rendered(_table(records, box=None), _PIPED_WIDTH)
+    extra = _WIDE if wide else ()
+    columns = [column for column in (*_COLUMNS, *extra, _NOTE) if any(map(column.needed, listed))]
+    if wide or not console.is_terminal:
+        lines = _rendered(_cells(columns, listed), columns, space=2)
     else:
-        for box, space in ((SIMPLE_HEAD, 2), (None, 1)):
-            lines = _rendered(_table(records, box=box, space=space), _PIPED_WIDTH)
-            if max(Text.from_ansi(line.rstrip()).cell_len for line in lines) <= console.width:
-                break
-        else:
-            lines = list(_two_lines_each(records, console.width))
+        lines = _fitted(columns, listed, console.width)
+        lines = lines or list(_two_lines_each(columns, listed, console.width))
     print_result("\n".join(line.rstrip() for line in lines))
 
 
-def _rendered(table: Table, width: int) -> list[str]:
-    console = Console(highlight=False, emoji=False, width=width)
+def _fitted(columns: Sequence[_Column], listed: Sequence[ListedRecord], width: int) -> list[str]:
+    """The lines of the table with as many columns as there is room for; empty without room."""
+    for chosen in _choices(columns, listed):
+        cells = _cells(chosen, listed)
+        for space in (2, 1):
+            room = width - _least_width(cells, chosen, space)
+            if room >= 0:
+                return _rendered(_with_short_notes(cells, chosen, room), chosen, space=space)
+    return []
+
+
+def _choices(columns: Sequence[_Column], listed: Sequence[ListedRecord]) -> Iterator[list[_Column]]:
+    """The columns, and then always one less."""
+    chosen = list(columns)
+    yield chosen
+    failed = any(each.record.has_failed for each in listed)
+    for title in _LEFT_OUT_FIRST:
+        if title == "VERIFIED" and failed:
+            continue
+        chosen = [column for column in chosen if column.title != title]
+        yield chosen
+
+
+def _cells(columns: Sequence[_Column], listed: Sequence[ListedRecord]) -> list[list[Text]]:
+    now = datetime.now(UTC)
+    return [
+        [Text(column.cell(each, now), style=column.style(each)) for column in columns]
+        for each in listed
+    ]
+
+
+def _least_width(cells: Sequence[Sequence[Text]], columns: Sequence[_Column], space: int) -> int:
+    widths = []
+    for place, column in enumerate(columns):
+        longest = max(row[place].cell_len for row in cells)
+        longest = min(longest, _LEAST_NOTE) if column is _NOTE else longest
+        widths.append(max(longest, cell_len(column.title)))
+    return sum(widths) + space * (len(widths) - 1)
+
+
+def _with_short_notes(
+    cells: Sequence[Sequence[Text]], columns: Sequence[_Column], room: int
+) -> Sequence[Sequence[Text]]:
+    """The cells with notes that are cut to their least width and ``room`` more."""
+    if _NOTE in columns:
+        for row in cells:
+            row[columns.index(_NOTE)].truncate(_LEAST_NOTE + room, overflow="ellipsis")
+    return cells
+
+
+def _rendered(
+    cells: Sequence[Sequence[Text]], columns: Sequence[_Column], *, space: int
+) -> list[str]:
+    table = Table(box=None, padding=(0, space, 0, 0), pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=True,
+        )
+    for row in cells:
+        table.add_row(*row)
+    console = Console(highlight=False, emoji=False, width=_PIPED_WIDTH)
     with console.capture() as captured:  # rich ends the process when its reader left early
         console.print(table)
     return captured.get().rstrip("\n").split("\n")
 
 
-def _two_lines_each(records: Sequence[SnapshotRecord], width: int) -> Iterator[str]:
-    now = datetime.now(UTC)
-    table = _empty_table(box=None, space=2)
-    verified = any(record.verified for record in records)
-    _add_details(table, verified=verified)
-    for record in records:
-        table.add_row(*_details(record, now, verified=verified))
-    header, *rows = _rendered(table, width - len(_INDENT))
+def _two_lines_each(
+    columns: Sequence[_Column], listed: Sequence[ListedRecord], width: int
+) -> Iterator[str]:
+    details = [column for column in columns if column.title not in _IN_A_LINE_OF_ITS_OWN]
+    *_, least = _choices(details, listed)
+    header, *rows = _fitted(details, listed, width - len(_INDENT)) or _rendered(
+        _cells(least, listed), least, space=1
+    )
     yield "DOMAIN@SNAPSHOT"
     yield _INDENT + header
-    for record, row in zip(records, rows, strict=True):
+    for each, row in zip(listed, rows, strict=True):
+        record = each.record
         yield from textwrap.wrap(one_line(record.full_name), width, break_on_hyphens=False)
         yield _INDENT + row
         more = [f"group {record.group}"] if record.group else []
         more += [f"without {one_line(', '.join(record.apart))}"] if record.apart else []
+        more += [f"note: {one_line(record.note)}"] if record.note else []
         if more:
-            yield from textwrap.wrap("; ".join(more), width - len(_INDENT), initial_indent=_INDENT)
+            yield from textwrap.wrap(
+                "; ".join(more), width, initial_indent=_INDENT, subsequent_indent=_INDENT
+            )
 
 
 def print_results(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> None:
@@ -105,58 +241,11 @@ def print_results(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> 
     print_result("\n".join(line.rstrip() for line in captured.get().rstrip("\n").split("\n")))
 
 
-def _empty_table(*, box: Box | None, space: int) -> Table:
-    return Table(box=box, padding=(0, space, 0, 0), pad_edge=False, show_edge=False)
-
-
-def _table(records: Sequence[SnapshotRecord], *, box: Box | None, space: int = 2) -> Table:
-    now = datetime.now(UTC)
-    table = _empty_table(box=box, space=space)
-    for name in ("DOMAIN", "SNAPSHOT"):
-        table.add_column(name, overflow="fold")
-    verified = any(record.verified for record in records)
-    _add_details(table, verified=verified)
-    grouped = any(record.group for record in records)
-    if grouped:
-        table.add_column("GROUP", no_wrap=True)
-    apart = any(record.apart for record in records)
-    if apart:
-        table.add_column("WITHOUT", overflow="fold")
-    for record in records:
-        more = [Text(record.group or "-")] if grouped else []
-        more += [Text(one_line(",".join(record.apart) or "-"))] if apart else []
-        names = [Text(one_line(record.domain)), Text(record.snapshot)]
-        table.add_row(*names, *_details(record, now, verified=verified), *more)
-    return table
-
-
-def _add_details(table: Table, *, verified: bool) -> None:
-    for name in _DETAILS:
-        is_word = name in ("LEVEL", "STATE")
-        table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
-    if verified:
-        table.add_column("VERIFIED", no_wrap=True)
-
-
-def _details(record: SnapshotRecord, now: datetime, *, verified: bool) -> list[Text]:
-    cells = [
-        Text(age(record.created, now)),
-        Text(record.level.value),
-        Text(compact(size(record.ram_bytes))),
-        Text(compact(size(record.stored_bytes))),
-        Text(compact(pause(record.pause_ms))),
-        Text(record.state.value, style=_style(record.state)),
-    ]
-    return [*cells, *([_verified(record, now)] if verified else [])]
-
-
-def _verified(record: SnapshotRecord, now: datetime) -> Text:
+def _verified(record: SnapshotRecord, now: datetime) -> str:
     """How long ago the last verification passed, or that it failed."""
     if record.verified is None:
-        return Text("-")
-    if not record.verified.passed:
-        return Text("failed", style="red")
-    return Text(age(record.verified.at, now), style="green")
+        return "-"
+    return age(record.verified.at, now) if record.verified.passed else "failed"
 
 
 _BAD = (BundleState.DAMAGED, BundleState.MISSING)

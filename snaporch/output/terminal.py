@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from snaporch.errors import one_line
-from snaporch.output.format import size
+
+if TYPE_CHECKING:
+    from snaporch.output.progress_bar import ProgressBar
 
 
 def _render(markup: str) -> str:
@@ -24,7 +27,7 @@ def _render(markup: str) -> str:
 
 
 class _InPlace:
-    """The terminal's last line, which shows the number of saved bytes."""
+    """The terminal's last line, which shows a bar."""
 
     is_open = False
     """Whether the cursor is still in that line, so that the next output replaces it."""
@@ -45,14 +48,16 @@ def _write(text: str) -> None:
 
 
 class TerminalProgress:
-    """Prints a line for each step; shows bytes in place, on a terminal only."""
+    """Prints a line for each step; shows bytes in place by a bar, on a terminal only."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._quiet = quiet
         self._in_place = sys.stderr.isatty()
+        self._bar: ProgressBar | None = None
 
     def step(self, subject: str, text: str) -> None:
-        """Print a step, unless quiet."""
+        """Print a step, unless quiet; bytes that are reported later have a bar of their own."""
+        self._bar = None
         if not self._quiet:
             self._print(f"[bold]{escape(one_line(subject))}[/]  {escape(one_line(text))}")
 
@@ -63,9 +68,16 @@ class TerminalProgress:
         )
 
     def amount(self, subject: str, done: int, total: int) -> None:
-        """Show ``done`` of ``total`` bytes in place, unless quiet."""
-        if not self._quiet and self._in_place:
-            _write(f"{one_line(subject)}  {size(done)} of {size(total)}")
+        """Show ``done`` of ``total`` bytes, their rate and the time left in place, unless quiet."""
+        if self._quiet or not self._in_place:
+            return
+        from snaporch.output.progress_bar import ProgressBar
+
+        if self._bar is None or not self._bar.continues(subject, done):
+            self._bar = ProgressBar(subject)
+        line = self._bar.line(done, total, shutil.get_terminal_size().columns)
+        if line:
+            _write(line)
             _InPlace.is_open = True
 
     def _print(self, markup: str) -> None:

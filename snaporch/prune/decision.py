@@ -114,7 +114,7 @@ class PruneDecision:
     action: PruneAction
     reason: str
     usual: bool = False
-    """The item is kept for the usual reason; only ``--verbose`` prints it."""
+    """The item is kept for the usual reason; only ``--kept`` prints it."""
 
     @property
     def kind_now(self) -> ItemKind | None:

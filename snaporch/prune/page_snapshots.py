@@ -25,8 +25,8 @@ from snaporch.bundle.store import (
     UUID_NAME,
 )
 from snaporch.config import Config
-from snaporch.context import Interrupt
 from snaporch.errors import BusyError, SnaporchError
+from snaporch.interrupt import Interrupt
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import PoolSnapshot
 from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
@@ -94,6 +94,7 @@ def prune_page_snapshots(
     *,
     domain: str | None = None,
     dry_run: bool = False,
+    without: Collection[str] = (),
 ) -> PageSnapshotsRemoved:
     """Destroy page snapshots that no bundle needs; delete leftovers of killed moves in bundles.
 
@@ -105,6 +106,7 @@ def prune_page_snapshots(
         deleted: bundles that were deleted, or would be: they no longer count.
         domain: name or UUID of the only domain to prune; all when ``None``.
         dry_run: decide, and change nothing.
+        without: full names of snapshots that count as destroyed.
 
     Raises:
         PoolError: ZFS does not answer; nothing was destroyed.
@@ -117,7 +119,7 @@ def prune_page_snapshots(
     marked = _marked(pool)
     if not marked:
         return done
-    scan = _Scan.of(pool, deleted)
+    scan = _Scan.of(pool, deleted, without)
     for pages in marked:
         uuid, run = pages.properties["ram"].split("/")
         if domain not in (None, uuid, names.get(uuid)):
@@ -156,8 +158,9 @@ class _Scan:
     """Bundles that do not count."""
 
     @classmethod
-    def of(cls, pool: Pool, deleted: Collection[Path]) -> _Scan:
-        runs = {s.properties.get("run", ""): s.full_name for s in pool.snapshots()}
+    def of(cls, pool: Pool, deleted: Collection[Path], without: Collection[str]) -> _Scan:
+        existing = [s for s in pool.snapshots() if s.full_name not in without]
+        runs = {s.properties.get("run", ""): s.full_name for s in existing}
         return cls(pool.census().pools, runs, deleted)
 
 

@@ -17,10 +17,10 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import store_errors
-from snaporch.catalog.holds import release_bases
+from snaporch.catalog.safety_copy_holds import release_bases
 from snaporch.config import Config
-from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
+from snaporch.interrupt import Interrupt
 from snaporch.journal import SnapshotJournal, list_journals
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import SnapshotListing
@@ -83,6 +83,7 @@ def prune(
     domain: str | None = None,
     only: Collection[str] | None = None,
     dry_run: bool = False,
+    without: Collection[str] = (),
     may_be_barred: Callable[[str], bool] = lambda _uuid: False,
     stopped: Callable[[], bool] = lambda: False,
     read_clocks: Callable[[], ClockReading] = ClockReading.now,
@@ -95,6 +96,7 @@ def prune(
         domain: name or UUID of the only domain to prune; all when ``None``.
         only: references of the only bundles to prune; their own datasets are checked first.
         dry_run: decide, and change nothing.
+        without: in a dry run, full names of snapshots that count as destroyed.
         may_be_barred: whether an unfinished undo may keep the guest with this UUID from starting;
             then its safety copy is needed to finish the undo.
         stopped: whether to stop before the next item; the rest is left to the next prune.
@@ -108,11 +110,20 @@ def prune(
     ages = Ages(config.paths.bundles, read_clocks())
     seen = _of_domain(scan_store(config.paths.bundles, only), domain)
     found = [replace(each, age=ages.of(each.path)) for each in seen]
-    done = _prune_store(config, pool, found, only, may_be_barred, stopped, dry_run=dry_run)
+    done = _prune_store(
+        config, pool, found, only, may_be_barred, stopped, dry_run=dry_run, without=without
+    )
     if (only is None or done.of(PruneAction.DELETE)) and not stopped():
         deleted = {verdict.found.path for verdict in done.of(PruneAction.DELETE)}
         swept = prune_page_snapshots(
-            config, pool, found, _under_way(config), deleted, domain=domain, dry_run=dry_run
+            config,
+            pool,
+            found,
+            _under_way(config),
+            deleted,
+            domain=domain,
+            dry_run=dry_run,
+            without=without,
         )
         done.verdicts += swept.verdicts
         done.failures += swept.failures
@@ -139,14 +150,16 @@ def _prune_store(
     stopped: Callable[[], bool],
     *,
     dry_run: bool,
+    without: Collection[str],
 ) -> PruneResult:
     if not found:
         return PruneResult()
     now = datetime.now(UTC)
     first = pool.census() if only is None else _census_of_bundles(pool, found)
+    first = first.without(without)
     verdicts = _decide_all(config, found, first, now)
     if any(verdict.action is not PruneAction.KEEP for verdict in verdicts):
-        verdicts = _decide_all(config, found, first.agreed(pool.census()), now)
+        verdicts = _decide_all(config, found, first.agreed(pool.census().without(without)), now)
     done = PruneResult()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if stopped():

@@ -21,7 +21,7 @@ from snaporch.bundle.store import (
     copy_name,
     store_errors,
 )
-from snaporch.catalog.holds import runs_of
+from snaporch.catalog.safety_copy_holds import runs_of
 from snaporch.errors import RefusedError
 from snaporch.prune.decision import ItemKind, SnapshotReference, StoreItem
 
@@ -39,7 +39,7 @@ _OF_A_PARTIAL = re.compile(
     r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
 )
 _OF_A_SAFETY = re.compile(
-    r"\d{3,}\.zfs|undo\.sh|\.?undo\.json|(domain|barred)\.xml|nvram\.fd|tpm\..+"
+    r"\d{3,}\.zfs|undo\.sh|undone|\.?undo\.json|(domain|barred)\.xml|nvram\.fd|tpm\..+"
     r"|(running|managed)\.save"
 )
 
@@ -197,18 +197,18 @@ def _with_size(found: StoreItem, known: Callable[[str], bool]) -> Iterator[Store
     Yields nothing if the directory is missing by now: a run has sealed it, or another prune runs.
     """
     size = 0
-    foreign = []
+    unknown = []
     try:
         with os.scandir(found.path) as entries:
             for entry in entries:
                 size += entry.stat(follow_symlinks=False).st_size
                 if not (known(entry.name) and entry.is_file(follow_symlinks=False)):
-                    foreign.append(entry.name)
+                    unknown.append(entry.name)
     except FileNotFoundError:
         return
     problem = ""
-    if foreign:
-        names = ", ".join(sorted(foreign))
+    if unknown:
+        names = ", ".join(sorted(unknown))
         problem = f"{found.path} holds {names}, which snaporch did not put there"
     yield replace(found, bytes=size, problem=problem)
 

@@ -49,7 +49,7 @@ def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
     strategy = facts["strategy"]
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
-    if "release" in ended:
+    if is_released(lines):
         return None
     if last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) == "let-go" and strategy != "overlay":
         return None
@@ -78,6 +78,11 @@ def is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
 def is_frozen(lines: Sequence[dict[str, Any]]) -> bool:
     """Whether the freeze has ended."""
     return any(line.get("event") == "end" and line["step"] == "freeze" for line in lines)
+
+
+def is_released(lines: Sequence[dict[str, Any]]) -> bool:
+    """Whether the release has ended: the guest runs on its bases."""
+    return any(line.get("event") == "end" and line["step"] == "release" for line in lines)
 
 
 def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:

@@ -7,9 +7,12 @@ A run may hang, so that its guest is held longer than the deadline or its overla
 limits. Then the guardian releases the guest (resume, thaw, commit) without the domain's lock. The
 run finds that the guest's state changed, and records the snapshot as crash-consistent.
 
-The guardian exits when the journal is removed, and for no other reason. A full disk, a libvirtd
-that does not answer and its own errors are printed on stderr, and it retries, each time later. It
-writes one file, the mark that it released the guest, and works without it.
+The guardian exits when the journal is removed. A full disk, a libvirtd that does not answer and its
+own errors are printed on stderr, and it retries, each time later. It writes one file, the mark that
+it released the guest, and works without it.
+
+systemd stops the guardian at shutdown, and libvirt-guests after it. So after SIGTERM the guardian
+stays until the run has released its guest. The guest of a killed run is recovered once more.
 
 Only the standard library is imported until there is something to do.
 """
@@ -20,44 +23,60 @@ import contextlib
 import fcntl
 import json
 import os
-import select
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snaporch.recovery.frozen_window import (
     Window,
     exceeds_limits,
     is_frozen,
+    is_released,
     is_suspended,
     window_of,
 )
-from snaporch.recovery.guardian_actions import RunningPoll, complain, release
+from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
 
-_POLL_SECONDS = 1.0
-_RECOVER_WAIT = "600"
-_RETRY_SECONDS = 2.0
-_MAX_HELD_SECONDS = 60.0
-"""The longest pause between two tries for a guest that may be paused or frozen."""
-_MAX_RETRY_SECONDS = 3600.0
-"""The longest pause between two tries for a guest that runs, and between two equal messages."""
-_RECOVER_SECONDS = 3600.0
-"""The time limit of the first recovery; doubled after each. QEMU's commit continues without it."""
+_RECOVER_WAIT = "600s"
 
 
-def main(arguments: list[str]) -> None:
-    """Watch the run until its journal is removed."""
+class GuardianTimes(NamedTuple):
+    """Intervals and time limits, in seconds."""
+
+    poll: float = 1.0
+    retry: float = 2.0
+    """The pause after the first try."""
+    max_held: float = 60.0
+    """The longest pause between two tries for a guest that may be paused or frozen."""
+    max_retry: float = 3600.0
+    """The longest pause between two tries for a guest that runs, and between two equal messages."""
+    recover: float = 3600.0
+    """The limit of the first recovery; doubled after each. QEMU's commit continues without it."""
+
+
+def main(
+    arguments: list[str],
+    host: Host | None = None,
+    times: GuardianTimes | None = None,
+    actions: Actions | None = None,
+) -> None:
+    """Watch the run until its journal is removed, or after SIGTERM until it needs no guardian."""
     pid, journal, deadline, uri = (
         int(arguments[0]),
         Path(arguments[1]),
         float(arguments[2]),
         arguments[3],
     )
-    guardian = _Guardian(journal, deadline, uri)
+    guardian = _Guardian(
+        journal, deadline, uri, host or Host(), times or GuardianTimes(), actions or Actions()
+    )
     with contextlib.ExitStack() as alive:
+        before = signal.signal(signal.SIGTERM, lambda *_signal: guardian.stop())
+        alive.callback(signal.signal, signal.SIGTERM, before)
         with contextlib.suppress(OSError):
             fcntl.flock(alive.enter_context(journal.open("rb")), fcntl.LOCK_SH)
         with contextlib.suppress(ProcessLookupError):
@@ -67,7 +86,18 @@ def main(arguments: list[str]) -> None:
 
 
 class _Guardian:
-    def __init__(self, journal: Path, deadline: float, uri: str) -> None:
+    def __init__(
+        self,
+        journal: Path,
+        deadline: float,
+        uri: str,
+        host: Host,
+        times: GuardianTimes,
+        actions: Actions,
+    ) -> None:
+        self._host = host
+        self._times = times
+        self._actions = actions
         self._journal = journal
         self._deadline = deadline
         self._uri = uri
@@ -76,25 +106,29 @@ class _Guardian:
         """When the guest was last known to run."""
         self._released: tuple[Window, bool] | None = None
         """How the guest was held when it was last released, and whether its freeze had ended."""
-        self._tries = _Backoff(_MAX_HELD_SECONDS)
+        self._tries = self._backoff(times.max_held)
         """Releases of the guest while its run is alive."""
         self._running_poll: RunningPoll | None = None
+        self._stopping = False
+
+    def stop(self) -> None:
+        """End as soon as the guest needs no guardian. Signal-safe."""
+        self._stopping = True
 
     def watch(self, process: int) -> None:
-        """Check the guest until the process exits or the journal is removed."""
-        poll = select.poll()
-        poll.register(process, select.POLLIN)
-        while self._journal_exists() and not poll.poll(_POLL_SECONDS * 1000):
+        """Check the guest until the process exits or the guardian is not needed."""
+        while self._is_needed() and not self._host.await_exit(process, self._times.poll):
             try:
                 self._check()
             except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
                 complain(error)
 
     def recover(self, config: list[str]) -> None:
-        """Run ``snaporch recover`` until the killed run's journal is removed."""
-        held, freed = _Backoff(_MAX_HELD_SECONDS), _Backoff(_MAX_RETRY_SECONDS)
-        limit, output = _RECOVER_SECONDS, _RepeatFilter()
-        while self._journal_exists():
+        """Run ``snaporch recover`` until the journal is removed; after SIGTERM once more."""
+        held, freed = self._backoff(self._times.max_held), self._backoff(self._times.max_retry)
+        limit = self._times.recover
+        output = _RepeatFilter(lambda: self._backoff(self._times.max_retry))
+        while self._is_needed():
             lines = self._read_journal()
             if not lines:
                 return  # killed before anything was touched; the next run removes the journal
@@ -103,16 +137,19 @@ class _Guardian:
             command = [sys.executable, "-P", "-m", "snaporch", *options]
             command += ["recover", "--wait", _RECOVER_WAIT, "--notify", lines[0]["facts"]["uuid"]]
             try:
-                output.write(_run_recovery(command, limit, self._check_during_recovery))
+                check = self._check_during_recovery
+                output.write(self._actions.recover(command, limit, check, self._times.poll))
             except subprocess.TimeoutExpired as error:
                 complain(error)
                 limit *= 2
             except OSError as error:
                 complain(error)
+            if self._stopping:
+                return
             tries = held if self._may_be_held() else freed
             tries.failed()
-            while self._journal_exists() and not tries.is_over():
-                time.sleep(_POLL_SECONDS)
+            while self._journal_exists() and not (tries.is_over() or self._stopping):
+                self._host.sleep(self._times.poll)
 
     def _release_first(self, lines: list[dict[str, Any]]) -> None:
         """Release the guest before the recovery, which also needs a configuration and ZFS."""
@@ -120,7 +157,9 @@ class _Guardian:
         if window in (None, Window.ON_OVERLAYS) or not self._may_be_held():
             return
         try:
-            release(window, lines, self._uri, self._journal, run_ended=True)
+            self._actions.release(
+                window, lines, self._uri, self._journal, self._host, run_ended=True
+            )
         except Exception as error:  # noqa: BLE001 - after any error the recovery follows
             complain(error)
 
@@ -134,6 +173,12 @@ class _Guardian:
         except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
             complain(error)
             return True
+
+    def _is_needed(self) -> bool:
+        """Whether the run may still hold its guest; until SIGTERM, whether its journal exists."""
+        if not self._journal_exists():
+            return False
+        return not (self._stopping and is_released(self._read_journal()))
 
     def _journal_exists(self) -> bool:
         """Whether the journal exists; also when the file system cannot answer."""
@@ -163,23 +208,26 @@ class _Guardian:
         window = window_of(lines)
         if window is None:
             self._held_since, self._released = None, None
-            self._tries = _Backoff(_MAX_HELD_SECONDS)
+            self._tries = self._backoff(self._times.max_held)
             self._end_running_poll()
             return
         facts = lines[0]["facts"]
         if window is Window.SAVING:
-            self._running_poll = self._running_poll or RunningPoll(self._uri, facts["uuid"])
+            self._running_poll = self._running_poll or RunningPoll(
+                self._uri, facts["uuid"], self._host, self._times.poll
+            )
             self._running_poll.ours = is_suspended(lines)
             self._held_since = self._running_poll.ran_at
         else:
-            self._held_since = self._held_since or time.monotonic()
+            self._held_since = self._held_since or self._host.monotonic()
             self._end_running_poll()
         held = window, is_frozen(lines)
-        if not exceeds_limits(window, facts, time.monotonic() - self._held_since, self._deadline):
+        seconds = self._host.monotonic() - self._held_since
+        if not exceeds_limits(window, facts, seconds, self._deadline):
             self._released = None
         elif self._released != held and self._tries.is_over():
             self._mark_released()
-            done = release(window, lines, self._uri, self._journal)
+            done = self._actions.release(window, lines, self._uri, self._journal, self._host)
             self._released = held if done else None
             self._tries.failed()
 
@@ -205,36 +253,41 @@ class _Guardian:
             self._running_poll.over.set()
             self._running_poll = None
 
+    def _backoff(self, longest: float) -> _Backoff:
+        return _Backoff(self._host.monotonic, self._times.retry, longest)
+
 
 class _Backoff:
     """When a failing action may be retried: the pause doubles after each failure."""
 
-    def __init__(self, longest: float) -> None:
+    def __init__(self, monotonic: Callable[[], float], first: float, longest: float) -> None:
+        self._monotonic = monotonic
         self._longest = longest
-        self._pause = _RETRY_SECONDS
+        self._pause = first
         self._at = 0.0
 
     def is_over(self) -> bool:
         """Whether the pause is over."""
-        return time.monotonic() >= self._at
+        return self._monotonic() >= self._at
 
     def failed(self) -> None:
         """Begin a pause; the next one is twice as long."""
-        self._at = time.monotonic() + self._pause
+        self._at = self._monotonic() + self._pause
         self._pause = min(self._pause * 2, self._longest)
 
 
 class _RepeatFilter:
     """Prints the output of recoveries; equal output only after pauses that double."""
 
-    def __init__(self) -> None:
+    def __init__(self, backoff: Callable[[], _Backoff]) -> None:
+        self._backoff = backoff
         self._last = b""
-        self._tries = _Backoff(_MAX_RETRY_SECONDS)
+        self._tries = backoff()
 
     def write(self, text: bytes | None) -> None:
         """Print the output on standard error, unless it is repeated too soon."""
         if text != self._last:
-            self._tries = _Backoff(_MAX_RETRY_SECONDS)
+            self._tries = self._backoff()
         if text and self._tries.is_over():
             with contextlib.suppress(OSError, ValueError):
                 sys.stderr.write(text.decode("utf-8", "replace"))
@@ -242,8 +295,14 @@ class _RepeatFilter:
         self._last = text or b""
 
 
-def _run_recovery(command: Sequence[str], limit: float, check: Callable[[], None]) -> bytes:
-    """Run a recovery, and check the guest every second meanwhile.
+def run_recovery(
+    command: Sequence[str], limit: float, check: Callable[[], None], interval: float
+) -> bytes:
+    """Run a recovery, and check the guest meanwhile.
+
+    Args:
+        limit: seconds.
+        check: called again and again, after ``interval`` seconds each.
 
     Returns: what the recovery printed on standard error.
 
@@ -256,12 +315,21 @@ def _run_recovery(command: Sequence[str], limit: float, check: Callable[[], None
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    return process.communicate(timeout=_POLL_SECONDS)[1]
+                    return process.communicate(timeout=interval)[1]
                 if time.monotonic() > end:
                     raise subprocess.TimeoutExpired(command, limit)
                 check()
         finally:
             process.kill()
+
+
+class Actions(NamedTuple):
+    """What the guardian does for a guest."""
+
+    release: Callable[..., bool] = release
+    """See :func:`~snaporch.recovery.guardian_actions.release`."""
+    recover: Callable[[Sequence[str], float, Callable[[], None], float], bytes] = run_recovery
+    """See :func:`run_recovery`."""
 
 
 def release_mark(journal: Path) -> Path:

@@ -6,17 +6,21 @@ Only the standard library is imported until libvirt is needed.
 from __future__ import annotations
 
 import contextlib
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from snaporch.recovery.frozen_window import Window, is_frozen, is_suspended, last_noted
 
-_POLL_SECONDS = 1.0
+if TYPE_CHECKING:
+    from snaporch.hypervisor import Hypervisor
+    from snaporch.zfs import Pool
+
 _BY_ITS_OWNER = "user"
 """libvirt's reason for a pause that a client asked for: the guest's owner, or the run, which notes
 it."""
@@ -25,16 +29,49 @@ _ASKED_WHILE_SAVING = (_BY_ITS_OWNER, "snapshot")
 libvirt uses ``snapshot`` for nothing else."""
 
 
+def _open_hypervisor(uri: str) -> Hypervisor:
+    from snaporch.hypervisor import open_hypervisor
+
+    return open_hypervisor(uri)
+
+
+def _open_pool() -> Pool:
+    from snaporch.zfs import open_pool
+
+    return open_pool(read_only=True)
+
+
+def _await_exit(process: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
+class Host(NamedTuple):
+    """The clock, libvirt, ZFS and the watched process."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], object] = time.sleep
+    await_exit: Callable[[int, float], bool] = _await_exit
+    """Waits for a process, by its pidfd, at most so many seconds; whether it has exited."""
+    open_hypervisor: Callable[[str], Hypervisor] = _open_hypervisor
+    open_pool: Callable[[], Pool] = _open_pool
+
+
 class RunningPoll(threading.Thread):
-    """A thread that asks libvirt every second whether the guest runs; no answer counts as paused.
+    """A thread that asks libvirt, every so many seconds, whether the guest runs.
+
+    No answer counts as paused.
 
     libvirt answers from its own state, without QEMU's monitor, which does not answer while a full
     pipe blocks QEMU. Only while libvirt opens the pipe, with the guest paused, does it not answer.
     """
 
-    def __init__(self, uri: str, uuid: str) -> None:
+    def __init__(self, uri: str, uuid: str, host: Host, seconds: float) -> None:
         super().__init__(name="pulse", daemon=True)
-        self.ran_at = time.monotonic()
+        self._host = host
+        self._seconds = seconds
+        self.ran_at = host.monotonic()
         self.ours = False
         """Whether the run suspended the guest. Otherwise a pause may be its owner's."""
         self.over = threading.Event()
@@ -45,13 +82,12 @@ class RunningPoll(threading.Thread):
     def run(self) -> None:
         """Poll until ``over`` is set."""
         from snaporch.errors import SnaporchError
-        from snaporch.hypervisor import open_hypervisor
 
         hypervisor = None
-        while not self.over.wait(_POLL_SECONDS):
-            asked = time.monotonic()
+        while not self.over.wait(self._seconds):
+            asked = self._host.monotonic()
             try:
-                hypervisor = hypervisor or open_hypervisor(self._uri)
+                hypervisor = hypervisor or self._host.open_hypervisor(self._uri)
                 reason = hypervisor.paused_by(self._uuid)
                 if reason is None or (reason in _ASKED_WHILE_SAVING and not self.ours):
                     self.ran_at = asked
@@ -80,6 +116,7 @@ def release(
     lines: Sequence[dict[str, Any]],
     uri: str,
     journal: Path,
+    host: Host,
     *,
     run_ended: bool = False,
 ) -> bool:
@@ -89,35 +126,37 @@ def release(
         window: how the run holds the guest.
         lines: the journal's lines.
         uri: libvirt's.
+        host: where libvirt and ZFS are reached.
         run_ended: the run was killed; otherwise it may still be alive.
 
     Returns: False if the release must be tried again.
     """
     from snaporch.command_log import set_fields
+    from snaporch.context import LibvirtTimes
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import CommitTimeouts, OverlayDisk, open_hypervisor
+    from snaporch.hypervisor import CommitTimeouts, OverlayDisk
     from snaporch.journal import Note, append_note, note_stages
     from snaporch.recovery.drain_pipe import reader_of
     from snaporch.recovery.release_guest import abort_snapshot_job, resume
 
     facts = lines[0]["facts"]
     set_fields(DOMAIN=facts["domain"], RUN=facts["run"], SNAPSHOT=facts["snapshot"], STEP="guard")
-    saving = window is Window.SAVING
+    saving, times = window is Window.SAVING, LibvirtTimes()
     try:
         # libvirt waits for a reader of the RAM pipe, and the run's own reader may hang
         with reader_of(Path(facts["ram_pipe"])) if saving else contextlib.nullcontext():
-            hypervisor = open_hypervisor(uri)
+            hypervisor = host.open_hypervisor(uri)
             domain = hypervisor.find(facts["uuid"])
             if domain is None or not domain.active or domain.boot != facts["boot"]:
                 return True  # another emulator: recovery handles RAM it may have started from
             if saving:
-                abort_snapshot_job(hypervisor, facts["uuid"], facts["domain"])
+                abort_snapshot_job(hypervisor, facts["uuid"], facts["domain"], times=times)
             elif window is Window.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
                 # no suspend: if the guardian were killed then, the guest would stay paused
                 unsuspended = CommitTimeouts(running=float("inf"))
                 note = note_stages(_ignore_full_disk(lambda note: append_note(journal, note)))
-                with _noted_commit(facts["datasets"], journal):
+                with _noted_commit(facts["datasets"], journal, host):
                     hypervisor.commit(facts["uuid"], overlays, note, unsuspended)
             elif facts["strategy"] == "quiesced":
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
@@ -126,7 +165,7 @@ def release(
             ours = not asked_for or is_suspended(lines)
             ours = ours and not last_noted(lines, ("held",))
             if facts["was"] == "running" and reason is not None and ours:
-                resume(hypervisor, facts["uuid"])
+                resume(hypervisor, facts["uuid"], times=times)
             if facts["strategy"] == "paused" and reason is None and not is_frozen(lines):
                 return False  # it is not paused yet: no check would follow when it is
             if run_ended or window is Window.STILL:  # a later pause is not the run's
@@ -138,13 +177,15 @@ def release(
     return True
 
 
-def _noted_commit(datasets: Sequence[str], journal: Path) -> AbstractContextManager[Any]:
+def _noted_commit(
+    datasets: Sequence[str], journal: Path, host: Host
+) -> AbstractContextManager[Any]:
     """Note when a commit begins and ends; without notes every later snapshot counts as torn."""
     from snaporch.catalog.torn import recorded_commit
-    from snaporch.zfs import PoolError, open_pool
+    from snaporch.zfs import PoolError
 
     try:
-        return recorded_commit(open_pool(read_only=True), datasets, journal)
+        return recorded_commit(host.open_pool(), datasets, journal)
     except PoolError as error:  # a failed pool must not keep the guest on its overlays
         complain(error)
         return contextlib.nullcontext()

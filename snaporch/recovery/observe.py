@@ -23,12 +23,9 @@ from snaporch.recovery.decision import (
 )
 from snaporch.recovery.overlay_use import is_unused
 
-_POLL_SECONDS = 0.2
-_RECONNECT_SECONDS = 60
-
 
 def find_domain(context: Context, facts: RunFacts) -> Domain | None:
-    """The domain, ``None`` if it does not exist; waits 60 s for a libvirtd that restarts.
+    """The domain, ``None`` if it does not exist; waits for a libvirtd that restarts.
 
     Raises:
         UnavailableError, HypervisorError: libvirtd does not answer.
@@ -40,9 +37,10 @@ def find_domain(context: Context, facts: RunFacts) -> Domain | None:
         except (UnavailableError, HypervisorError):
             return False, None
 
+    times = context.libvirt_times
     patience = Retrying(
-        stop=stop_after_delay(_RECONNECT_SECONDS),
-        wait=wait_fixed(_POLL_SECONDS),
+        stop=stop_after_delay(times.reconnect),
+        wait=wait_fixed(times.poll),
         retry=retry_if_result(lambda answer: not answer[0]),
         retry_error_callback=lambda _state: (True, context.hypervisor.find(facts.uuid)),
     )

@@ -11,7 +11,7 @@ from snaporch.disks import overlay_files
 from snaporch.errors import AttentionError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import RunFacts
-from snaporch.recovery.foreign_snapshot import check_nothing_above
+from snaporch.recovery.images_above import check_nothing_above
 
 
 def remove_unused(context: Context, facts: RunFacts) -> None:

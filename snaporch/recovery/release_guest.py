@@ -18,21 +18,15 @@ from tenacity import (
     wait_fixed,
 )
 
-from snaporch.context import Context
+from snaporch.context import Context, LibvirtTimes
 from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
 from snaporch.journal import Note, RunFacts, append_note
 from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.recovery.result import Effect, RecoveryResult
 
-_JOB_SECONDS = 120
-_POLL_SECONDS = 0.2
-_RESUME_SECONDS = 30
-_RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS = 0.1, 2.0
 _OURS = "snapshot"
 """libvirt's name for the job of a snapshot with memory, and for a pause requested during it."""
-_READ_BACK_SECONDS = 5
-"""How long to wait for libvirt to start a guest, before the recovery is retried later."""
 _STARTING, _READ_BACK = "starting up", "migration"
 """libvirt's reasons for a guest that it is starting, and for a paused guest whose saved RAM it has
 loaded: a guest that was saved while paused stays paused."""
@@ -79,7 +73,9 @@ def _release_active(
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
         done.append(Effect.THAWED.of())
     if Note.SAVING in notes and facts.strategy.level is Level.RAM:
-        abort_snapshot_job(context.hypervisor, facts.uuid, facts.domain)
+        abort_snapshot_job(
+            context.hypervisor, facts.uuid, facts.domain, times=context.libvirt_times
+        )
     done += resume_if_ours(context, facts, notes)
     _restore_downtime_limit(context, facts)
     return done
@@ -112,7 +108,7 @@ def _thaw_after_managed_save(
             raise _may_be_frozen(facts, why, "start")
         return []
     hypervisor = context.hypervisor
-    if _pause_reason(hypervisor, facts.uuid, _STARTING, _READ_BACK) is not None:
+    if _pause_reason(context, facts.uuid, _STARTING, _READ_BACK) is not None:
         why = "it was restarted and is paused; only when it runs can its agent report whether its "
         raise _may_be_frozen(facts, f"{why}file systems are frozen", "resume")
     if hypervisor.was_booted(facts.uuid) or hypervisor.file_systems_frozen(facts.uuid) is False:
@@ -134,29 +130,30 @@ def _resume_after_managed_save(
             return []
         context.hypervisor.unpause_managed_save(facts.uuid)
         return [Effect.SAVED_WILL_RUN.of()]
-    reason = _pause_reason(context.hypervisor, facts.uuid, _STARTING)
+    reason = _pause_reason(context, facts.uuid, _STARTING)
     if reason == _STARTING:
         what = "libvirt is starting it, perhaps from RAM that it saved while the guest was paused"
         raise AttentionError(facts.domain, what, f"run: snaporch recover {facts.uuid}")
     if reason == _READ_BACK:
-        resume(context.hypervisor, facts.uuid)
+        resume(context.hypervisor, facts.uuid, times=context.libvirt_times)
         return [Effect.RESUMED_SAVED.of()]
     return []
 
 
-def _pause_reason(hypervisor: Hypervisor, uuid: str, *passing: str) -> str | None:
+def _pause_reason(context: Context, uuid: str, *passing: str) -> str | None:
     """libvirt's reason for a pause, ``None`` if the guest runs.
 
     Args:
-        passing: reasons that end soon; waits up to 5 s for their end.
+        passing: reasons that end soon; waits for their end.
     """
+    times, paused_by = context.libvirt_times, context.hypervisor.paused_by
     patience = Retrying(
-        stop=stop_after_delay(_READ_BACK_SECONDS),
-        wait=wait_fixed(_POLL_SECONDS),
+        stop=stop_after_delay(times.start),
+        wait=wait_fixed(times.poll),
         retry=retry_if_result(lambda reason: reason in passing),
-        retry_error_callback=lambda _state: hypervisor.paused_by(uuid),
+        retry_error_callback=lambda _state: paused_by(uuid),
     )
-    found: str | None = patience(hypervisor.paused_by, uuid)
+    found: str | None = patience(paused_by, uuid)
     return found
 
 
@@ -177,11 +174,11 @@ def resume_if_ours(
         return []
     if not is_ours_to_resume(context, facts, notes):
         return []
-    resume(context.hypervisor, facts.uuid)
+    resume(context.hypervisor, facts.uuid, times=context.libvirt_times)
     return [Effect.RESUMED.of()]
 
 
-def suspend(hypervisor: Hypervisor, planned: Domain) -> None:
+def suspend(context: Context, planned: Domain) -> None:
     """Suspend a guest, and resume it if it was restarted since the plan was made.
 
     Recovery would not resume it, because it does not resume another emulator than the run's.
@@ -193,17 +190,22 @@ def suspend(hypervisor: Hypervisor, planned: Domain) -> None:
         ChangedError: it was restarted; it runs.
         HypervisorError: it cannot be suspended; or it was restarted and may stay paused.
     """
+    hypervisor = context.hypervisor
     hypervisor.suspend(planned.uuid)
     now = hypervisor.find(planned.uuid)
     if now is not None and now.active and now.boot != planned.boot:
-        resume(hypervisor, planned.uuid)
+        resume(hypervisor, planned.uuid, times=context.libvirt_times)
         raise ChangedError(planned.name, "it was restarted meanwhile", "run it again")
 
 
 def resume(
-    hypervisor: Hypervisor, uuid: str, on_retry: Callable[[str], None] = lambda _text: None
+    hypervisor: Hypervisor,
+    uuid: str,
+    on_retry: Callable[[str], None] = lambda _text: None,
+    *,
+    times: LibvirtTimes,
 ) -> None:
-    """Resume a guest, and retry for 30 s.
+    """Resume a guest, and retry for a while.
 
     After saving RAM, QEMU has given up the locks on its images. While another program holds such a
     lock (qemu-img without ``-U``), the guest cannot run.
@@ -223,8 +225,8 @@ def resume(
             on_retry(f"{state.outcome.exception()}; trying again")
 
     patience = Retrying(
-        stop=stop_after_delay(_RESUME_SECONDS),
-        wait=wait_exponential(_RESUME_FIRST_SECONDS, _RESUME_LATER_SECONDS),
+        stop=stop_after_delay(times.resume),
+        wait=wait_exponential(times.first_pause, times.longest_pause),
         retry=retry_if_exception(paused),
         before_sleep=report,
         reraise=True,
@@ -246,8 +248,10 @@ def is_ours_to_resume(context: Context, facts: RunFacts, notes: Collection[Note]
     return reason not in ((None, "user", _OURS) if saving else (None, "user"))
 
 
-def abort_snapshot_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
-    """Abort the run's snapshot job, and wait up to 120 s until libvirt has ended it.
+def abort_snapshot_job(
+    hypervisor: Hypervisor, uuid: str, name: str, *, times: LibvirtTimes
+) -> None:
+    """Abort the run's snapshot job, and wait until libvirt has ended it.
 
     Such a job is the run's only while the emulator is the run's, and saving RAM is not known to
     have ended. A job of another kind belongs to another program: it is not aborted or awaited.
@@ -263,8 +267,8 @@ def abort_snapshot_job(hypervisor: Hypervisor, uuid: str, name: str) -> None:
         return ours
 
     patience = Retrying(
-        stop=stop_after_delay(_JOB_SECONDS),
-        wait=wait_fixed(_POLL_SECONDS),
+        stop=stop_after_delay(times.job),
+        wait=wait_fixed(times.poll),
         retry=retry_if_result(bool),
     )
     try:

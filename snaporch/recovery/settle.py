@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.catalog.properties import destroy_snapshots, finish_snapshots, own_snapshots
+from snaporch.catalog.run_snapshots import destroy_snapshots, finish_snapshots, own_snapshots
 from snaporch.catalog.torn import (
     Commit,
     commits_in,
@@ -39,15 +39,17 @@ from snaporch.recovery.decision import (
     decide,
 )
 from snaporch.recovery.drain_pipe import reader_of
+from snaporch.recovery.finishers import finish_other_runs, preview_other_runs
 from snaporch.recovery.observe import find_domain, observe
-from snaporch.recovery.other_kinds import finish_others, foresee_others
 from snaporch.recovery.release_guest import is_ours_to_resume, journal_of, release
 from snaporch.recovery.result import Effect, RecoveryResult
 from snaporch.recovery.settle_disks import recover_disks
 from snaporch.recovery.stale_sockets import remove_if_dead
 from snaporch.recovery.start_guardian import guard_leftovers
 
-QUARANTINE_STEP = 'compare it with its base, then commit or delete it: docs/recovery.md, "By hand"'
+QUARANTINE_STEP = (
+    'compare it with its base, then commit or delete it: docs/how-to/recovery.md, "By hand"'
+)
 
 
 def recover_run(
@@ -130,7 +132,7 @@ def recover(context: Context, uuid: str, take: UserDecision | None = None) -> li
         AttentionError: a run cannot be recovered.
         JournalError: a journal cannot be read.
     """
-    return recover_runs(context, uuid, take) + finish_others(context, uuid)
+    return recover_runs(context, uuid, take) + finish_other_runs(context, uuid)
 
 
 def recover_runs(
@@ -219,7 +221,7 @@ def preview(context: Context, uuid: str, take: UserDecision | None = None) -> li
                 found.append(Effect.WILL_RESUME.of())
         found += _foresee_snapshots(context, facts)
         found.append(Effect.WILL_RECOVER.of(facts.run))
-    return found + foresee_others(context, uuid)
+    return found + preview_other_runs(context, uuid)
 
 
 def _foresee_snapshots(context: Context, facts: RunFacts) -> list[RecoveryResult]:

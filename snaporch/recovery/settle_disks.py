@@ -11,11 +11,10 @@ from snaporch.context import Context
 from snaporch.disks import overlay_files
 from snaporch.errors import AttentionError
 from snaporch.hypervisor import CommitTimeouts, OverlayDisk
-from snaporch.hypervisor.apparmor import is_confined
 from snaporch.journal import Note, RunFacts, append_note, note_stages
 from snaporch.model import Domain
 from snaporch.recovery.decision import Action, UserDecision, decide
-from snaporch.recovery.foreign_snapshot import check_nothing_above
+from snaporch.recovery.images_above import check_nothing_above
 from snaporch.recovery.observe import find_domain, observe
 from snaporch.recovery.overlay_use import check_unused, paths_of
 from snaporch.recovery.release_guest import FULL, journal_of, resume_if_ours
@@ -63,14 +62,14 @@ def recover_disks(
             facts.domain,
             f"QEMU exited while {_targets(undecided)} was being switched from "
             f"{paths_of(undecided)} back to the base; the two differ, and either may be the newer",
-            f"{first}compare both (docs/recovery.md, Undecided), then run: snaporch recover "
+            f"{first}compare both (docs/how-to/recovery.md, Undecided), then run: snaporch recover "
             f"{facts.uuid} --take overlay|base",
         )
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
     done: list[RecoveryResult] = []
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
     full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
-    if online and not full and domain is not None and is_confined(facts.uuid):
+    if online and not full and domain is not None and context.hypervisor.is_confined(facts.uuid):
         # at a pivot libvirt rewrites the AppArmor profile, which then denies writes to all images
         # below a disk: a program with an image over a run's overlay could not commit it any more
         # (images over other disks are not checked). A guest paused for want of room is more urgent.

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,15 +29,37 @@ _UNGUARDED = (Strategy.CRASH, Strategy.OFF)
 _START_SECONDS = 60
 _POLL_SECONDS = 0.01
 SYSTEMD = Path("/run/systemd/system")
+AFTER_LIBVIRT = (
+    "zfs.target", "libvirtd.service", "libvirtd.socket", "virtqemud.service", "virtqemud.socket",
+)  # fmt: skip
+"""The units without which no guest can be released; systemd stops those of snaporch before them."""
+AFTER = (*AFTER_LIBVIRT, "libvirt-guests.service")
+"""At shutdown libvirt-guests saves or shuts off guests, which must be on their bases by then."""
+STOP_TIME = "10min"
+"""How long a run may take to release its guest after SIGTERM. systemd allows 30 minutes for the
+whole shutdown, of which libvirt-guests needs the rest."""
+_SETTINGS = {
+    "After": " ".join(AFTER),
+    "OOMPolicy": "continue",
+    "KillMode": "mixed",
+    "TimeoutStopSec": STOP_TIME,
+}
+"""SIGTERM goes to the main process only: a compressor or a recovery that gets it fails."""
 
 
 def start_guardian(
-    context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
+    context: Context,
+    facts: RunFacts,
+    journal: Path,
+    *,
+    process: int | None = None,
+    start: Callable[[str, list[str]], object] | None = None,
 ) -> None:
     """Start the guardian of a run; it exits when the journal is removed.
 
     Args:
         process: the run's process ID, 0 if the run has exited; this process when ``None``.
+        start: starts the process; :func:`start_detached` when ``None``.
     """
     if facts.strategy in _UNGUARDED:
         return
@@ -46,7 +69,7 @@ def start_guardian(
     if context.config_path is not None:
         arguments.append(str(context.config_path.absolute()))
     command = [sys.executable, "-P", "-m", "snaporch.recovery.guardian", *arguments]
-    start_detached(f"snaporch-guardian-{facts.run}", command)
+    (start or start_detached)(f"snaporch-guardian-{facts.run}", command)
 
 
 def guard_leftovers(context: Context) -> None:
@@ -66,8 +89,13 @@ def guard_leftovers(context: Context) -> None:
             start_guardian(context, journal.facts, journal.path, process=0)
 
 
-def await_guardian(context: Context, facts: RunFacts, journal: Path) -> None:
+def await_guardian(
+    context: Context, facts: RunFacts, journal: Path, *, seconds: float = _START_SECONDS
+) -> None:
     """Wait until the guardian watches the run; it then holds a lock on the journal.
+
+    Args:
+        seconds: how long to wait.
 
     Raises:
         UnavailableError: the guardian did not start; no guest may be frozen without it.
@@ -75,14 +103,14 @@ def await_guardian(context: Context, facts: RunFacts, journal: Path) -> None:
     """
     if facts.strategy in _UNGUARDED:
         return
-    end = time.monotonic() + _START_SECONDS
+    end = time.monotonic() + seconds
     with journal.open("r+b") as stream:  # NFS grants a write lock only on a file open for writing
         while not _is_locked(stream.fileno()):
             context.interrupt.check(facts.domain)
             if time.monotonic() > end:
                 raise UnavailableError(
                     facts.domain,
-                    f"the guardian of its run did not start within {_START_SECONDS} s",
+                    f"the guardian of its run did not start within {seconds} s",
                     f"see journalctl -u snaporch-guardian-{facts.run}, and the host's load",
                 )
             time.sleep(_POLL_SECONDS)
@@ -97,21 +125,27 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def start_detached(unit: str, command: list[str]) -> None:
+def start_detached(
+    unit: str, command: list[str], *, systemd: Path = SYSTEMD
+) -> subprocess.Popen[bytes] | None:
     """Start a process that outlives this one and its control group; a failure is no error.
 
     The ``SANOID_`` variables are not passed on: they come from outside, and only hooks need them.
 
     Args:
         unit: the systemd unit's name.
+        systemd: a directory that exists while systemd runs the host.
+
+    Returns: the process, ``None`` if it is a unit or could not be started.
     """
-    if SYSTEMD.is_dir() and shutil.which("systemd-run"):
-        options = ["--quiet", "--no-block", "--collect", "--property=OOMPolicy=continue"]
-        launch = ["systemd-run", *options, f"--unit={unit}", *command]
+    if systemd.is_dir() and shutil.which("systemd-run"):
+        settings = [f"--property={name}={value}" for name, value in _SETTINGS.items()]
+        options = ["--quiet", "--no-block", "--collect", *settings, f"--unit={unit}"]
+        launch = ["systemd-run", *options, *command]
         if _works(launch):
-            return
+            return None
     with suppress(OSError):
-        subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -119,6 +153,7 @@ def start_detached(unit: str, command: list[str]) -> None:
             start_new_session=True,
             env={name: value for name, value in os.environ.items() if name[:7] != "SANOID_"},
         )
+    return None
 
 
 def _works(command: list[str]) -> bool:

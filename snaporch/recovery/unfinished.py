@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import AttentionError
-from snaporch.journal import UnreadableJournal, foreign_journals_of, list_journals
+from snaporch.journal import UnreadableJournal, list_journals, other_journals_of
 from snaporch.locks import RECOVERING, domain_lock
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.result import Effect, RecoveryResult
@@ -73,9 +73,7 @@ def recover_domain(
         interrupt=context.interrupt,
     ):
         # the recovery of a restore leaves its guest in the state that the restore asked for
-        may_start = request.autostart and not foreign_journals_of(
-            context.config.paths.journal, uuid
-        )
+        may_start = request.autostart and not other_journals_of(context.config.paths.journal, uuid)
         yield from (preview if request.dry_run else recover)(context, uuid, request.take)
         if may_start and not request.dry_run and _start_at_boot(context, uuid):
             yield Effect.STARTED.of()

@@ -15,7 +15,7 @@ from snaporch.context import Context
 from snaporch.restore.journal import RestoreFacts, Written
 from snaporch.restore.newer_snapshots import SAFETY_PREFIX
 from snaporch.restore.other_files import TooManyError, other_files
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError
 
 _PROBE = f"{SAFETY_PREFIX}probe-"
 
@@ -35,7 +35,9 @@ def written_now(context: Context, facts: RestoreFacts, *, probing: bool = True) 
         PoolError: ZFS does not return the numbers.
     """
     pool = context.pool
-    files = {dataset: checksum for dataset in facts.datasets if (checksum := _files(dataset))}
+    files = {
+        dataset: checksum for dataset in facts.datasets if (checksum := _files(context, dataset))
+    }
     counted = [target for target in facts.targets if target.dataset not in files]
     probes = [f"{target.dataset}@{_PROBE}{facts.run}" for target in counted]
     for probe in probes if probing else ():
@@ -52,11 +54,11 @@ def written_now(context: Context, facts: RestoreFacts, *, probing: bool = True) 
     return {**files, **counts}
 
 
-def _files(dataset: str) -> str:
+def _files(context: Context, dataset: str) -> str:
     """Return the checksum; empty for a volume, an unmounted file system or too many files."""
     try:
-        found = other_files(resolver.mount_point_of(dataset), set())
-    except (OSError, resolver.NotOnZfsError, TooManyError):
+        found = other_files(context.resolver, context.resolver.mount_point_of(dataset), set())
+    except (OSError, NotOnZfsError, TooManyError):
         return ""
     states = sorted((each.path, *astuple(each.state)) for each in found)
     return hashlib.sha256(json.dumps(states).encode()).hexdigest()

@@ -15,9 +15,9 @@ from snaporch.disks.backing_chain import FileState, is_same
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import DatasetKind, Domain, PoolSnapshot
-from snaporch.zfs import resolver, volume_users
+from snaporch.zfs import volume_use_by_host
+from snaporch.zfs.resolver import HOST, NotOnZfsError, Resolver
 
-_BLOCK_DEVICES = Path("/sys/dev/block")
 _SEE_ZVOL = "see `ls -l /dev/zvol`"
 _EXTRACT = "copy the image that lies on it with `snaporch extract`"
 
@@ -35,8 +35,8 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
         place = Path(disk.source or "")
         if kind is DatasetKind.FILESYSTEM:
             try:
-                place = resolver.mount_point_of(disk.dataset or "")
-            except resolver.NotOnZfsError as error:
+                place = context.resolver.mount_point_of(disk.dataset or "")
+            except NotOnZfsError as error:
                 reason = f"{disk.dataset} is not mounted"
                 raise RefusedError(thing, reason, f"zfs mount -l {disk.dataset}") from error
         if kind is DatasetKind.VOLUME and disk.source and not Path(disk.source).exists():
@@ -45,7 +45,7 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
                 f"the volume {disk.dataset} is not at {disk.source}",
                 f"is its key loaded? see `zfs get keystatus {disk.dataset}`",
             )
-        if kind is not None and is_read_only(place):
+        if kind is not None and is_read_only(place, context.resolver):
             raise RefusedError(
                 thing,
                 f"{disk.dataset} is read-only, so that the guest could not be started on it",
@@ -53,20 +53,19 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
             )
 
 
-def is_read_only(path: Path) -> bool:
+def is_read_only(path: Path, resolver: Resolver = HOST) -> bool:
     """Whether a device, or the file system of a path, is read-only.
 
     Raises:
         OSError: the path cannot be examined.
     """
-    status = path.stat()
+    status = resolver.stat(path)
     if stat.S_ISBLK(status.st_mode):
-        major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
-        return (_BLOCK_DEVICES / f"{major}:{minor}" / "ro").read_text().strip() == "1"
+        return (resolver.sysfs_of(status.st_rdev) / "ro").read_text().strip() == "1"
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
-def check_places(thing: str, manifest: Manifest) -> None:
+def check_places(context: Context, thing: str, manifest: Manifest) -> None:
     """Refuse to roll back a dataset to which the path of its disk no longer leads.
 
     The rollback would discard data that the guest does not use, and the guest would run on a disk
@@ -78,7 +77,7 @@ def check_places(thing: str, manifest: Manifest) -> None:
     for disk in [*manifest.disks, *beneath_inside(manifest)]:
         if disk.dataset is None or disk.left_out or disk.source is None:
             continue
-        found, expected = _leads_to(disk), disk.dataset
+        found, expected = _leads_to(context.resolver, disk), disk.dataset
         if disk.inside is not None:
             expected += f" {disk.inside}"
         if found is not None and found not in (expected, disk.dataset):
@@ -89,7 +88,7 @@ def check_places(thing: str, manifest: Manifest) -> None:
             )
 
 
-def _leads_to(disk: DiskEntry) -> str | None:
+def _leads_to(resolver: Resolver, disk: DiskEntry) -> str | None:
     """Return the dataset, and the file in it if both are known.
 
     ``None`` if the path does not exist and its dataset is not mounted.
@@ -109,11 +108,11 @@ def _leads_to(disk: DiskEntry) -> str | None:
     except FileNotFoundError:  # deleted since the snapshot; the rollback brings it back
         try:
             root = resolver.mount_point_of(disk.dataset)
-        except resolver.NotOnZfsError:
+        except NotOnZfsError:
             return None
         inside = os.path.relpath(real, root)
         return real if inside.startswith("..") else _with(disk, inside)
-    except resolver.NotOnZfsError:
+    except NotOnZfsError:
         return f"{real}, which is not on ZFS,"
     except OSError as error:
         return f"{real}, which cannot be read ({error.strerror}),"
@@ -158,25 +157,25 @@ def as_named_here(
     now = as_named_now(manifest, everything)
     gone = {dataset.name for dataset in context.pool.datasets()}.isdisjoint(names)
     moved = [disk for disk in now.disks if disk.dataset in names.values() and not disk.left_out]
-    if not gone or not all(map(_is_there, moved)):
+    if not gone or not all(_is_there(context.resolver, disk) for disk in moved):
         check_names(context.pool, thing, manifest, everything)
     for old, new in names.items():
         context.progress.note(thing, f"{old} was renamed, and is {new} now")
     return now
 
 
-def _is_there(disk: DiskEntry) -> bool:
+def _is_there(resolver: Resolver, disk: DiskEntry) -> bool:
     """Whether the disk's path leads to the file or volume that the manifest names."""
     try:
         found = resolver.resolve(disk.source or "")
         inside = resolver.inside(disk.source or "", found)
         same = resolver.partition_number(disk.source or "") == disk.partition
-    except (OSError, resolver.NotOnZfsError):
+    except (OSError, NotOnZfsError):
         return False
     return same and (found.name, inside) == (disk.dataset, disk.inside)
 
 
-def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None:
+def check_volumes_unused(context: Context, thing: str, datasets: Iterable[str]) -> None:
     """Refuse to roll back a dataset that the host itself uses.
 
     For a volume: a mount, swap, device mapper, RAID, a pool or a loop device. For a file system:
@@ -186,16 +185,16 @@ def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None
         RefusedError: names what uses the dataset.
     """
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
-    over = {dataset: loop for loop, dataset in volume_users.loop_devices()}
+    over = {dataset: loop for loop, dataset in volume_use_by_host.loop_devices(context.resolver)}
     for name in datasets:
         try:
             volume = kinds.get(name) is DatasetKind.VOLUME
-            holder = (volume_users.holder_of(name) if volume else "") or over.get(name)
+            user = volume_use_by_host.volume_user(name, context.resolver) if volume else ""
         except OSError as error:
             raise RefusedError(
                 thing, f"the device of {name} cannot be opened ({error.strerror})", _SEE_ZVOL
             ) from error
-        if holder:
+        if holder := user or over.get(name):
             raise RefusedError(
                 thing,
                 f"{name} would be rolled back, and this host uses it: {holder}",
@@ -203,7 +202,7 @@ def check_holders(context: Context, thing: str, datasets: Iterable[str]) -> None
             )
 
 
-def check_partitions(thing: str, manifest: Manifest) -> None:
+def check_partitions(context: Context, thing: str, manifest: Manifest) -> None:
     """Refuse to roll back a volume that has other partitions than the guest's.
 
     Raises:
@@ -214,7 +213,7 @@ def check_partitions(thing: str, manifest: Manifest) -> None:
         if disk.dataset is not None and disk.partition is not None and not disk.left_out:
             own[disk.dataset].add(disk.partition)
     for name, numbers in own.items():
-        if others := sorted(volume_users.partition_numbers(name) - numbers):
+        if others := sorted(volume_use_by_host.partition_numbers(name, context.resolver) - numbers):
             raise RefusedError(
                 thing,
                 f"{name} would be rolled back with partition {', '.join(map(str, others))} of it, "

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from xml.etree import ElementTree
 
 from snaporch.bundle.manifest import Manifest
 from snaporch.context import Context
+from snaporch.default_paths import HostPaths
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import Domain
-
-_MEMINFO = Path("/proc/meminfo")
-_ARCSTATS = Path("/proc/spl/kstat/zfs/arcstats")
-_HUGE_PAGES = Path("/sys/kernel/mm/hugepages")
 
 
 def check_machine(
@@ -35,7 +31,7 @@ def check_machine(
     running = domain.live_xml if domain is not None else None
     if not cpu and running is not None and _hardware(running) == _hardware(xml):
         return
-    if reason := context.hypervisor.misfit(xml, cpu):
+    if reason := context.hypervisor.incompatibility(xml, cpu):
         step = "restore it where it was taken"
         if resumes:
             step = f"{step}, or boot it from its disks with --cold"
@@ -65,14 +61,15 @@ def check_memory(
     Raises:
         RefusedError: with the memory that is needed and the memory that is free.
     """
+    host = context.resolver.host
     huge = domain_xml.huge_memory(domain_xml.parse(xml))
     running = domain.live_xml if domain is not None else None
     freed = domain_xml.huge_memory(domain_xml.parse(running)) if running is not None else {}
-    _check_huge_pages(thing, huge, freed)
+    _check_huge_pages(thing, huge, freed, host)
     needed = max(0, _memory(xml) - sum(huge.values()))
     if manifest is not None and manifest.ram_bytes is not None and not huge:
         needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
-    free = available_memory()
+    free = available_memory(host)
     if domain is not None and domain.active:
         free += max(0, context.hypervisor.ram_in_use(domain.uuid) - sum(freed.values()))
     if needed > free:
@@ -83,11 +80,15 @@ def check_memory(
         )
 
 
-def _check_huge_pages(thing: str, huge: dict[int, int], freed: dict[int, int]) -> None:
+def _check_huge_pages(
+    thing: str, huge: dict[int, int], freed: dict[int, int], host: HostPaths
+) -> None:
     """Refuse if too few huge pages are free; ``freed`` are those of the guest that is stopped."""
-    for size, needed in _by_real_size(huge).items():
+    default = _default_huge_page(host)
+    going = _by_real_size(freed, default)
+    for size, needed in _by_real_size(huge, default).items():
         pages = -(-needed // (size << 10))
-        free = free_huge_pages(size) + _by_real_size(freed).get(size, 0) // (size << 10)
+        free = free_huge_pages(size, host) + going.get(size, 0) // (size << 10)
         if pages > free:
             raise RefusedError(
                 thing,
@@ -96,9 +97,17 @@ def _check_huge_pages(thing: str, huge: dict[int, int], freed: dict[int, int]) -
             )
 
 
-def _by_real_size(memory: dict[int, int]) -> dict[int, int]:
-    found = re.search(r"^Hugepagesize:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
-    default = int(found[1]) if found else 0
+def _default_huge_page(host: HostPaths) -> int:
+    """Return the kernel's default size of huge pages in KiB; 0 without huge pages."""
+    found = re.search(r"^Hugepagesize:\s+(\d+) kB$", _meminfo(host), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _meminfo(host: HostPaths) -> str:
+    return (host.proc / "meminfo").read_text()
+
+
+def _by_real_size(memory: dict[int, int], default: int) -> dict[int, int]:
     sizes: dict[int, int] = {}
     for size, amount in memory.items():
         if real := size or default:
@@ -106,13 +115,13 @@ def _by_real_size(memory: dict[int, int]) -> dict[int, int]:
     return sizes
 
 
-def free_huge_pages(size: int) -> int:
+def free_huge_pages(size: int, host: HostPaths) -> int:
     """Return the number of available huge pages of ``size`` KiB.
 
     These are free pages without a reservation, and surplus pages that the kernel may still make.
     See the kernel's admin-guide/mm/hugetlbpage.
     """
-    place = _HUGE_PAGES / f"hugepages-{size}kB"
+    place = host.sys / "kernel" / "mm" / "hugepages" / f"hugepages-{size}kB"
 
     def figure(name: str) -> int:
         try:
@@ -131,15 +140,15 @@ def _memory(xml: str) -> int:
     return int(text or 0) << 10
 
 
-def available_memory() -> int:
+def available_memory(host: HostPaths) -> int:
     """Return the bytes that are available without swapping: MemAvailable (proc(5)) plus the ARC.
 
     The kernel does not count ZFS's ARC as available, though it shrinks to its ``c_min``.
     """
-    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _MEMINFO.read_text(), re.MULTILINE)
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", _meminfo(host), re.MULTILINE)
     available = int(found[1]) << 10 if found else 0
     try:
-        lines = _ARCSTATS.read_text().splitlines()
+        lines = (host.proc / "spl" / "kstat" / "zfs" / "arcstats").read_text().splitlines()
     except OSError:
         return available
     arc = {fields[0]: fields[2] for line in lines if len(fields := line.split()) == 3}  # noqa: PLR2004

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from snaporch.journal import ForeignJournal, Journal, JournalError, foreign_journals_of
+from snaporch.journal import Journal, JournalError, OtherJournal, other_journals_of
 
 KIND = "restore"
 HOLD = "snaporch-restore"
@@ -225,7 +225,7 @@ class InterruptedRestore:
         )
 
 
-def read(journal: ForeignJournal) -> InterruptedRestore:
+def read(journal: OtherJournal) -> InterruptedRestore:
     """Read the journal of a restore.
 
     Raises:
@@ -262,4 +262,4 @@ def unfinished(directory: Path, uuid: str) -> list[InterruptedRestore]:
     Raises:
         JournalError: a journal cannot be read.
     """
-    return [read(each) for each in foreign_journals_of(directory, uuid) if each.kind == KIND]
+    return [read(each) for each in other_journals_of(directory, uuid) if each.kind == KIND]

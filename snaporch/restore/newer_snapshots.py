@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from snaporch.catalog.holds import UNDO_HOLD
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import PoolSnapshot
@@ -63,12 +63,14 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
     held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD, UNDO_HOLD}]
     if held:
         raise RefusedError(
-            thing, f"newer snapshots are held: {', '.join(held)}", "release them with zfs release"
+            thing,
+            f"newer snapshots are held: {', '.join(held)}",
+            "release them with snaporch unkeep or zfs release",
         )
-    for mount in context.pool.foreign_mounts(snapshots) if snapshots else ():
+    for mount in context.pool.blocking_mounts(snapshots) if snapshots else ():
         if mount.uuid != uuid:  # the guest itself is stopped first
             raise RefusedError(
                 thing,
-                f"the newer snapshot {mount.name} is mounted by {mount.holder}",
+                f"the newer snapshot {mount.name} is mounted by {mount.program}",
                 "shut it off or end it, then restore again",
             )

@@ -18,7 +18,8 @@ from snaporch.disks.backing_chain import FileState
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import DatasetKind, Domain, PoolSnapshot
-from snaporch.zfs import PoolError, resolver
+from snaporch.zfs import PoolError
+from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver
 
 MOST = 100_000
 """Entries of a dataset that are examined."""
@@ -70,16 +71,18 @@ def excluded_images(context: Context, domain: Domain) -> list[str]:
     return [disk.source for disk in domain.disks if disk.target in names and disk.source]
 
 
-def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[int, int]]:
+def own_files(
+    resolver: Resolver, paths: Iterable[str], directories: Collection[str]
+) -> set[tuple[int, int]]:
     """Return device and inode of each path that is a file, and of the files in ``directories``.
 
     For a path that is a link, both the link and its target count.
     """
-    mounts = resolver.read_mounts()
+    mounts = resolver.mounts()
     found: set[tuple[int, int]] = set()
     for path in paths:
-        with suppress(OSError, resolver.NotOnZfsError, TooManyError):
-            for place in _both(path, mounts):
+        with suppress(OSError, NotOnZfsError, TooManyError):
+            for place in _both(resolver, path, mounts):
                 status = os.lstat(place)
                 if not stat.S_ISDIR(status.st_mode):
                     found.add((status.st_dev, status.st_ino))
@@ -88,27 +91,29 @@ def own_files(paths: Iterable[str], directories: Collection[str]) -> set[tuple[i
     return found
 
 
-def _both(path: str, mounts: list[resolver.Mount]) -> set[Path]:
+def _both(resolver: Resolver, path: str, mounts: list[Mount]) -> set[Path]:
     """Return the real path, and the path of the link itself if ``path`` is one."""
     above, name = os.path.split(path)
     return {Path(resolver.real_path(above, mounts), name), Path(resolver.real_path(path, mounts))}
 
 
-def own_by_dataset(xmls: Sequence[str], more: Iterable[str]) -> dict[str, list[str]]:
+def own_by_dataset(
+    resolver: Resolver, xmls: Sequence[str], more: Iterable[str]
+) -> dict[str, list[str]]:
     """Return for each dataset the guest's paths in it, whether they exist at present or not."""
-    mounts = resolver.read_mounts()
+    mounts = resolver.mounts()
     states = tpm_states(xmls)
     found: dict[str, set[str]] = {}
     for path in {*guests_paths(xmls), *more}:
-        with suppress(OSError, resolver.NotOnZfsError):
-            for place in _both(path, mounts):
+        with suppress(OSError, NotOnZfsError):
+            for place in _both(resolver, path, mounts):
                 if path in states or not place.is_dir():
                     dataset = resolver.resolve_nearest(str(place), mounts).name
                     found.setdefault(dataset, set()).add(str(place))
     return {dataset: sorted(places) for dataset, places in found.items()}
 
 
-def other_files(root: Path, own: set[tuple[int, int]]) -> list[OtherFile]:
+def other_files(resolver: Resolver, root: Path, own: set[tuple[int, int]]) -> list[OtherFile]:
     """Return the files of a file system that are not the guest's.
 
     Args:
@@ -119,7 +124,7 @@ def other_files(root: Path, own: set[tuple[int, int]]) -> list[OtherFile]:
         TooManyError: there are more entries than are examined.
         OSError: a directory cannot be read.
     """
-    covered = frozenset(mount.mount_point for mount in resolver.read_mounts())
+    covered = frozenset(mount.mount_point for mount in resolver.mounts())
     return [each for each in walk(root, covered) if (each.device, each.state.inode) not in own]
 
 
@@ -136,7 +141,9 @@ def _changed(context: Context, others: list[OtherFile], member: PoolSnapshot) ->
     return sorted(each.path for each in others if each.state not in before)
 
 
-def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterator[OtherFile]:
+def walk(
+    root: Path, covered: frozenset[str], *, linked: bool = False, most: int = MOST
+) -> Iterator[OtherFile]:
     """Yield everything below a directory except directories, sockets and pipes.
 
     No link is followed.
@@ -144,15 +151,16 @@ def walk(root: Path, covered: frozenset[str], *, linked: bool = False) -> Iterat
     Args:
         covered: mount points, which are skipped without access to them.
         linked: ``root`` may be a link, because it leads to a mount of snaporch's own.
+        most: how many entries are examined.
 
     Raises:
-        TooManyError: there are more than :data:`MOST` entries, or too deep directories.
+        TooManyError: there are more entries, or too deep directories.
         OSError: a directory cannot be read.
     """
     descriptor = os.open(root, _OPEN & ~os.O_NOFOLLOW if linked else _OPEN)
     try:
         for count, each in enumerate(_walk(descriptor, root, PurePosixPath(), covered)):
-            if count >= MOST:
+            if count >= most:
                 raise TooManyError
             if each is not None:
                 yield each
@@ -207,7 +215,8 @@ def changed_other_files(
     Raises:
         RefusedError: a file system is not mounted, too large or unreadable.
     """
-    own = _files(xmls, more) - own_files(apart, ())
+    resolver = context.resolver
+    own = _files(resolver, xmls, more) - own_files(resolver, apart, ())
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     found = {}
     for member in members:
@@ -216,8 +225,8 @@ def changed_other_files(
         step = "use --also-roll-back if it has no files but the guest's"
         try:
             root = resolver.mount_point_of(member.dataset)
-            found[member.dataset] = _changed(context, other_files(root, own), member)
-        except resolver.NotOnZfsError as error:
+            found[member.dataset] = _changed(context, other_files(resolver, root, own), member)
+        except NotOnZfsError as error:
             raise RefusedError(
                 member.dataset,
                 "is not mounted, so it is unknown whether others have written to it",
@@ -234,29 +243,32 @@ def changed_other_files(
     return {dataset: others for dataset, others in found.items() if others}
 
 
-def guest_files(domains: Iterable[Domain]) -> set[tuple[int, int]]:
+def guest_files(resolver: Resolver, domains: Iterable[Domain]) -> set[tuple[int, int]]:
     """Return device and inode of each file of these guests."""
     found: set[tuple[int, int]] = set()
     for domain in domains:
         xmls = [xml for xml in (domain.inactive_xml, domain.live_xml) if xml is not None]
         sources = [disk.source for disk in domain.disks if disk.source is not None]
-        found |= _files(xmls, sources)
+        found |= _files(resolver, xmls, sources)
     return found
 
 
-def _files(xmls: Sequence[str], more: Iterable[str]) -> set[tuple[int, int]]:
-    return own_files({*guests_paths(xmls), *more}, tpm_states(xmls))
+def _files(resolver: Resolver, xmls: Sequence[str], more: Iterable[str]) -> set[tuple[int, int]]:
+    return own_files(resolver, {*guests_paths(xmls), *more}, tpm_states(xmls))
 
 
-def describe_other_files(datasets: Iterable[str], own: set[tuple[int, int]]) -> list[str]:
+def describe_other_files(
+    resolver: Resolver, datasets: Iterable[str], own: set[tuple[int, int]]
+) -> list[str]:
     """Describe the other files in each dataset that has files besides ``own``."""
     found = []
     for dataset in datasets:
         try:
-            others = [each.path for each in other_files(resolver.mount_point_of(dataset), own)]
+            root = resolver.mount_point_of(dataset)
+            others = [each.path for each in other_files(resolver, root, own)]
         except TooManyError:
             found.append(f"{dataset} (more than {MOST} entries)")
-        except (OSError, resolver.NotOnZfsError):  # a volume, or not mounted
+        except (OSError, NotOnZfsError):  # a volume, or not mounted
             continue
         else:
             found += [f"{dataset} ({named(sorted(others))})"] if others else []

@@ -12,11 +12,11 @@ from snaporch.errors import RefusedError
 from snaporch.model import Level
 from snaporch.restore.disk_checks import (
     check_datasets,
-    check_holders,
     check_partitions,
     check_places,
+    check_volumes_unused,
 )
-from snaporch.restore.firmware_files import unfit_files
+from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.host_requirements import check_machine, check_memory
 from snaporch.restore.newer_snapshots import check_newer, newer_than
 from snaporch.restore.plan_checks import (
@@ -32,7 +32,7 @@ from snaporch.restore.plan_checks import (
 )
 from snaporch.restore.plan_model import RestorePlan, readable_xml
 from snaporch.restore.select import find_inside, find_outside
-from snaporch.restore.start_lock import without_bar
+from snaporch.restore.start_bar import without_bar
 
 
 def make_restore_plan(
@@ -125,11 +125,11 @@ def check_plan(
     check_alone(context, plan.record)
     check_own_places(context, plan.record, bundle)
     if plan.manifest is not None:
-        check_places(plan.thing, plan.manifest)
+        check_places(context, plan.thing, plan.manifest)
         if not plan.also_roll_back:
-            check_partitions(plan.thing, plan.manifest)
+            check_partitions(context, plan.thing, plan.manifest)
         check_files_beneath(plan, plan.manifest)
-    check_holders(context, plan.thing, [member.dataset for member in plan.snapshots])
+    check_volumes_unused(context, plan.thing, [member.dataset for member in plan.snapshots])
     check_newer(context, plan, discard=discard_newer)
     if plan.ram is not None and plan.manifest is not None and not plan.despite_other_disks:
         check_one_instant(plan, plan.manifest)

@@ -16,7 +16,7 @@ from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.other_files import named
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
-from snaporch.zfs.resolver import NotOnZfsError, resolve
+from snaporch.zfs.resolver import NotOnZfsError
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _DESPITE = "use --despite-other-disks if its content is the same"
@@ -193,7 +193,7 @@ def check_own_places(context: Context, record: SnapshotRecord, bundle: Path | No
     own = (bundle or paths.bundles, paths.bundles, paths.journal, paths.overlays)
     for place in (*own, *_HOST_PLACES):
         with suppress(NotOnZfsError, OSError):
-            dataset = resolve(str(place)).name
+            dataset = context.resolver.resolve(str(place)).name
             if dataset in record.datasets:
                 raise RefusedError(
                     record.domain,

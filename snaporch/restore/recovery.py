@@ -14,10 +14,10 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import AttentionError, SnaporchError
-from snaporch.journal import ForeignJournal
+from snaporch.journal import OtherJournal
 from snaporch.locks import readers_lock
 from snaporch.model import DomainState
-from snaporch.restore.disk_checks import check_holders
+from snaporch.restore.disk_checks import check_volumes_unused
 from snaporch.restore.journal import (
     InterruptedRestore,
     RestoreJournal,
@@ -39,7 +39,7 @@ _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
 
 
-def recover_restore(context: Context, journal: ForeignJournal, *, dry_run: bool) -> list[str]:
+def recover_restore(context: Context, journal: OtherJournal, *, dry_run: bool) -> list[str]:
     """Finish or undo one interrupted restore. The caller holds the domain's lock.
 
     Args:
@@ -96,7 +96,7 @@ def _finish(context: Context, old: InterruptedRestore, action: RestoreAction) ->
                 with journal.step(RestoreStep.STOP):
                     steps.stop()
             if not old.progress.has_begun(RestoreStep.ROLLBACK):
-                check_holders(context, facts.thing, facts.datasets)
+                check_volumes_unused(context, facts.thing, facts.datasets)
                 check_newer_may_go(context, facts)
             _forget_superseded(context, old)
             steps.go_forward()

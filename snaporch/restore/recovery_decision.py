@@ -10,7 +10,7 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError
 from snaporch.restore.disk_changes import written_now
 from snaporch.restore.journal import Ending, InterruptedRestore, RestoreStep
-from snaporch.restore.start_lock import is_barred
+from snaporch.restore.start_bar import is_barred
 from snaporch.zfs import PoolError
 
 

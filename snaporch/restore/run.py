@@ -6,6 +6,7 @@ import secrets
 import shlex
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from snaporch import default_paths
@@ -16,7 +17,6 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.locks import readers_lock
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
-from snaporch.restore.dataset_users import check_unused
 from snaporch.restore.disk_checks import check_named, check_places
 from snaporch.restore.journal import (
     Ending,
@@ -30,12 +30,13 @@ from snaporch.restore.journal import (
 )
 from snaporch.restore.plan_checks import check_files_beneath, check_others_writes
 from snaporch.restore.plan_model import RestorePlan
+from snaporch.restore.processes_in_datasets import check_unused
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.source import IncompleteError
-from snaporch.restore.start_lock import has_bar, is_barred
+from snaporch.restore.start_bar import has_bar, is_barred
 from snaporch.restore.steps import (
     RestoreSteps,
     cancel_restore,
@@ -88,7 +89,8 @@ def check_bundle(
     if plan.manifest is None or plan.record.bundle is None:
         return plan
     context.progress.step(plan.record.domain, "checking the bundle's SHA-256")
-    damages = damage_of(Path(plan.record.bundle))
+    on_read = partial(context.progress.amount, plan.record.domain)
+    damages = damage_of(Path(plan.record.bundle), on_read)
     try:
         if plan.ram is not None:
             for damage in damages.values():
@@ -286,11 +288,11 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     if boot and boot != facts.boot:
         raise RefusedError(plan.record.domain, "was started meanwhile", "restore it again")
     if plan.manifest is not None:
-        check_places(plan.thing, plan.manifest)
+        check_places(context, plan.thing, plan.manifest)
         check_files_beneath(plan, plan.manifest)
     check_others_writes(context, plan)
     if plan.undoes:
-        check_unused(plan.thing, facts.datasets, facts.uuid)
+        check_unused(context.resolver, plan.thing, facts.datasets, facts.uuid)
     check_targets(context, facts.targets)
     check_nothing_new(context, facts)
     check_newer_may_go(context, facts)
@@ -398,7 +400,7 @@ def _copy_with_whole_disks(
             return old.facts.way_back
     if older or domain is None or not has_bar(context.config.paths.journal, domain):
         return None
-    whole = [each for each in safety_copies(context.store, domain.uuid) if not each.record.half_way]
+    whole = [each for each in safety_copies(context.store, domain.uuid) if each.is_offered]
     return str(whole[-1].directory) if whole else ""
 
 

@@ -24,6 +24,8 @@ RAM = "running.save"
 MANAGED_SAVE = "managed.save"
 DIRECTORY = "safety-"
 """The prefix of the directories' names; the rest is the time in UTC."""
+UNDONE = "undone"
+"""A file that ``undo.sh`` leaves in the safety copy that it has brought back."""
 HALF_WAY = "was made when a restore was half done, so its disks are of two instants"
 
 
@@ -73,6 +75,11 @@ class SafetyCopy:
         """The RAM image of the guest that was running; ``None`` if it was not kept."""
         path = self.directory / RAM
         return path if path.exists() else None
+
+    @property
+    def is_offered(self) -> bool:
+        """Whether an undo may choose it by itself: of one instant, and not yet brought back."""
+        return not self.record.half_way and not (self.directory / UNDONE).exists()
 
     @property
     def thing(self) -> str:
@@ -158,10 +165,11 @@ def name_and_uuid(context: Context, domain: str) -> tuple[str, str]:
 def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
     """Return the safety copy called ``name``, or the newest one whose disks are of one instant.
 
-    If every copy has disks of two instants, the newest; :meth:`SafetyCopy.check` refuses it.
+    Without a name those that ``undo.sh`` has brought back are left out. If every other copy has
+    disks of two instants, the newest of these; :meth:`SafetyCopy.check` refuses it.
 
     Raises:
-        NotFoundError: the domain has no such safety copy.
+        NotFoundError: the domain has no such safety copy, or ``undo.sh`` has brought back all.
         RefusedError: a record cannot be read by this version of snaporch.
     """
     called, uuid = name_and_uuid(context, domain)
@@ -176,6 +184,12 @@ def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
     if not found:
         there = ", ".join(path.parent.name for path in paths)
         raise NotFoundError(called, f"has no safety copy {name}", f"it has {there}")
+    if name is None:
+        found = [path for path in found if not (path.parent / UNDONE).exists()]
+    if not found:
+        words = ["snaporch", "undo", called, "--copy", paths[-1].parent.name]
+        step = f"to bring the newest copy back again: {shlex.join(words)}"
+        raise NotFoundError(called, "undo.sh has undone its restores already", step)
     copies = (SafetyCopy(path.parent, _read(path)) for path in reversed(found))
     newest = next(copies)
     if not newest.record.half_way:
@@ -207,8 +221,8 @@ def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]
     dataset = target.partition("@")[0]
     newer = set(pool.newer(target))
     born = {each.createtxg: each.full_name for each in pool.snapshots([dataset])}
-    marks = {name: txg for name, txg in pool.bookmarks(dataset).items() if name in newer}
-    again = {name: born[txg] for name, txg in marks.items() if txg in born}
+    marks = {name: mark for name, mark in pool.bookmarks(dataset).items() if name in newer}
+    again = {n: born[mark.createtxg] for n, mark in marks.items() if mark.createtxg in born}
     return again, sorted(marks.keys() - again.keys())
 
 

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import __version__
-from snaporch.bundle.host_file import read_host_file, tpm_files
+from snaporch.bundle.firmware_files import read_host_file, tpm_files
 from snaporch.bundle.manifest import (
     BackingFileEntry,
     DiskEntry,
@@ -40,6 +40,7 @@ from snaporch.bundle.store import (
     sync_directory,
     write_private,
 )
+from snaporch.catalog.run_snapshots import by_pool
 from snaporch.context import Context
 from snaporch.disks.backing_chain import find_beneath
 from snaporch.errors import RefusedError, SnaporchError
@@ -122,26 +123,27 @@ class SafetyCopyWriter:
         """
         name = f"{SAFETY_PREFIX}{self._stamp}-{self._saves}"
         self._saves += 1
-        pools: dict[str, list[str]] = {}
-        for target in self.targets:
-            pool = target.dataset.split("/", 1)[0]
-            pools.setdefault(pool, []).append(f"{target.dataset}@{name}")
-        for names in pools.values():
+        pools = by_pool(f"{target.dataset}@{name}" for target in self.targets)
+        for names in pools:
             self.context.pool.snapshot(names, {})
-        taken = [full for names in pools.values() for full in names]
+        taken = [full for names in pools for full in names]
         try:
-            self._check_room(taken)
-            for full in taken:
-                self._send(full)
+            for full, expected in self._check_room(taken).items():
+                self._send(full, expected)
         except BaseException:
-            for names in pools.values():
+            for names in pools:
                 self.context.pool.destroy_snapshots(names)
             raise
         return taken
 
-    def _check_room(self, taken: list[str]) -> None:
-        pairs = [(self._last[full.split("@")[0]], full) for full in taken]
-        self.check_room(int(sum(self.context.pool.increment_size(*pair) for pair in pairs)))
+    def _check_room(self, taken: list[str]) -> dict[str, int]:
+        """Refuse streams for which there is too little room; the expected bytes of each."""
+        sizes = {
+            full: self.context.pool.increment_size(self._last[full.split("@")[0]], full)
+            for full in taken
+        }
+        self.check_room(sum(sizes.values()))
+        return sizes
 
     def check_room(self, size: int) -> None:
         """Refuse data for which the store has too little room.
@@ -161,10 +163,13 @@ class SafetyCopyWriter:
                 "make room, or use --no-safety",
             )
 
-    def _send(self, full: str) -> None:
+    def _send(self, full: str, expected: int) -> None:
         dataset = full.split("@", 1)[0]
         path = self.directory / f"{len(self._streams):03}.zfs"
-        self.context.pool.send_increment(self._last[dataset], full, path)
+        amount = self.context.progress.amount
+        self.context.pool.send_increment(
+            self._last[dataset], full, path, lambda written: amount(dataset, written, expected)
+        )
         self._streams.append((dataset, path))
         self._last[dataset] = full
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -10,6 +12,7 @@ from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import state_of
 from snaporch.catalog.records import all_records, one_per_dataset, run_members
 from snaporch.catalog.torn import is_torn
+from snaporch.config.duration import parse_duration
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
@@ -45,6 +48,20 @@ def parse_moment(text: str) -> datetime:
         raise UsageError(
             f"time {text!r}", "is not understood", "write it as 2026-11-21T10:00 or with +01:00"
         ) from error
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """Parse the beginning of a time: a duration before ``now``, or as :func:`parse_moment`.
+
+    Raises:
+        UsageError: the text is neither.
+    """
+    with suppress(ValueError):
+        return now - parse_duration(text)
+    try:
+        return parse_moment(text)
+    except UsageError as error:
+        raise UsageError(error.thing, error.reason, f"{error.step}, or as 7d, 36h") from error
 
 
 def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRecord:
@@ -101,7 +118,49 @@ def records_of(
         NotFoundError: the domain has no such snapshot.
         RefusedError: snapshots of several runs have the name; the error names each run.
     """
-    of_domain = _records(context, snapshots, domain)
+    records = all_records(context.store, snapshots, renamed_too=True)
+    return _named(records, domain, name)
+
+
+def select_records(records: Sequence[SnapshotRecord], text: str) -> list[SnapshotRecord]:
+    """Choose from all records those of ``DOMAIN@SNAPSHOT`` or ``DOMAIN@RUN``; all of one run.
+
+    Raises:
+        UsageError: the text has another form.
+        NotFoundError, RefusedError: as :func:`records_of`.
+    """
+    return _named(records, *split_name(text))
+
+
+def choose_records(
+    context: Context, snapshots: Sequence[PoolSnapshot], names: Sequence[str], *, group: bool
+) -> list[SnapshotRecord]:
+    """Return the records of several names, each once.
+
+    Args:
+        context: has the store.
+        snapshots: all ZFS snapshots that exist.
+        names: ``DOMAIN@SNAPSHOT`` or ``DOMAIN@RUN``, each.
+        group: also the records that a group took at the same instants.
+
+    Raises:
+        UsageError, NotFoundError, RefusedError: as :func:`select_records`.
+    """
+    records = all_records(context.store, snapshots, renamed_too=True)
+    chosen = [record for name in names for record in select_records(records, name)]
+    return list(dict.fromkeys([*chosen, *(of_group(records, chosen) if group else ())]))
+
+
+def of_group(
+    records: Sequence[SnapshotRecord], chosen: Sequence[SnapshotRecord]
+) -> list[SnapshotRecord]:
+    """Return the records that a group took together with chosen ones, without these."""
+    runs = {record.group_run for record in chosen} - {None}
+    return [each for each in records if each.group_run in runs and each not in chosen]
+
+
+def _named(records: Sequence[SnapshotRecord], domain: str, name: str) -> list[SnapshotRecord]:
+    of_domain = [record for record in records if domain in (record.domain, record.uuid)]
     found = [record for record in of_domain if record.run == name]
     found = found or [record for record in of_domain if record.snapshot == name]
     if not found:

@@ -11,7 +11,7 @@ from snaporch.errors import RefusedError
 from snaporch.restore.journal import InterruptedRestore, RestoreStep, unfinished
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose_copy
-from snaporch.restore.start_lock import has_bar
+from snaporch.restore.start_bar import has_bar
 from snaporch.restore.steps import cancel_restore
 
 

@@ -152,7 +152,8 @@ def complete_source(
         if part.role in roles and not _is_there(directory, part)
     ]
     if torn:
-        raise IncompleteError(thing, f"{', '.join(torn)} of its bundle is missing or truncated")
+        reason = f"{', '.join(torn)} of its bundle is missing, or of the wrong size"
+        raise IncompleteError(thing, reason)
     if Role.RAM in roles:
         _check_pages_exist(context, thing, manifest)
     return Source(record, manifest, members, directory)

@@ -10,15 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.host_file import replace_host_file
-from snaporch.catalog.holds import UNDO_HOLD, hold_bases
+from snaporch.bundle.firmware_files import replace_host_file
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD, hold_bases
 from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.journal import forget
 from snaporch.model import Domain
-from snaporch.restore.dataset_users import check_not_in_use
 from snaporch.restore.disk_changes import written_now
-from snaporch.restore.disk_checks import check_holders
+from snaporch.restore.disk_checks import check_volumes_unused
 from snaporch.restore.journal import (
     FRESH,
     HOLD,
@@ -34,8 +33,9 @@ from snaporch.restore.journal import (
 )
 from snaporch.restore.newer_snapshots import check_destroyable, is_safety
 from snaporch.restore.other_files import excluded_images, own_by_dataset
+from snaporch.restore.processes_in_datasets import check_not_in_use
 from snaporch.restore.safety_copy import SafetyCopyWriter
-from snaporch.restore.start_lock import with_start_bar, without_bar
+from snaporch.restore.start_bar import with_start_bar, without_bar
 from snaporch.zfs import PoolError
 
 
@@ -107,9 +107,13 @@ class RestoreSteps:
         live = domain.live_xml if domain is not None else None
         xmls = [xml for xml in (self._facts.before, self._facts.after, live) if xml is not None]
         sources = [disk.source for disk in domain.disks] if domain is not None else []
-        found = own_by_dataset(xmls, [source for source in sources if source])
+        found = own_by_dataset(
+            self._context.resolver, xmls, [source for source in sources if source]
+        )
         apart = (
-            own_by_dataset([], excluded_images(self._context, domain)) if domain is not None else {}
+            own_by_dataset(self._context.resolver, [], excluded_images(self._context, domain))
+            if domain is not None
+            else {}
         )
         return {
             name: [place for place in places if place not in apart.get(name, ())]
@@ -250,7 +254,7 @@ def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
     Raises:
         RefusedError: snapshots have appeared, or the host uses a volume.
     """
-    check_holders(context, facts.thing, facts.datasets)
+    check_volumes_unused(context, facts.thing, facts.datasets)
     for target in facts.targets:
         newer = context.pool.newer(target.full_name)
         unknown = [name for name in newer if name not in facts.newer and not is_safety(name)]
@@ -268,7 +272,7 @@ def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
     """
     newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
     check_destroyable(context, facts.thing, facts.uuid, newer)
-    check_not_in_use(facts.thing, newer)
+    check_not_in_use(context.resolver, facts.thing, newer)
 
 
 def check_targets(context: Context, targets: Sequence[Target]) -> None:

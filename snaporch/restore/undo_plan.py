@@ -16,14 +16,14 @@ from snaporch.catalog.records import check_names
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
-from snaporch.restore.dataset_users import check_unused
 from snaporch.restore.journal import KeptDataset
 from snaporch.restore.newer_snapshots import newer_than
 from snaporch.restore.plan import check_plan
 from snaporch.restore.plan_checks import check_definition
 from snaporch.restore.plan_model import RestorePlan
+from snaporch.restore.processes_in_datasets import check_unused
 from snaporch.restore.safety_catalog import SafetyCopy, safety_copies
-from snaporch.restore.start_lock import is_barred, without_bar
+from snaporch.restore.start_bar import is_barred, without_bar
 
 
 def make_undo_plan(
@@ -70,7 +70,7 @@ def make_undo_plan(
     )
     plan = check_plan(context, plan, disks_only=disks_only, discard_newer=discard_newer)
     _check_room(context, plan, copy)
-    check_unused(plan.thing, record.datasets, manifest.uuid)
+    check_unused(context.resolver, plan.thing, record.datasets, manifest.uuid)
     return plan
 
 

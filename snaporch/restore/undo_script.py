@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from snaporch.bundle.host_file import trusted_directory
+from snaporch.bundle.firmware_files import trusted_directory
 from snaporch.bundle.manifest import Manifest, SnapshotEntry
-from snaporch.catalog.holds import UNDO_HOLD
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.restore.journal import HOLD
-from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, SafetyCopy
+from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, UNDONE, SafetyCopy
 from snaporch.zfs.resolver import SERVED_FILE_SYSTEMS, volume_link
 
 TPM_PREFIX = "tpm."
@@ -226,6 +226,7 @@ def undo_script(
     lines += _beneath(manifest, resumes=RAM in there)
     files = _files(manifest)
     lines += [shlex.join(["sound", place, name]) for _, place, name in files]
+    lines.append(f"rm -f {UNDONE}")
     if "barred.xml" in there:
         lines += [
             "# so that the guest cannot be started before all disks are back",
@@ -255,6 +256,11 @@ def undo_script(
         lines += _resume(manifest)
     if MANAGED_SAVE in there:
         lines.append(f'echo "its managed save image: virsh restore $PWD/{MANAGED_SAVE}"')
+    lines += [
+        f"touch {UNDONE}",
+        f"state=$(LC_ALL=C virsh domstate {manifest.uuid} 2>/dev/null) || state=unknown",
+        f'echo {shlex.quote(copy.thing)} "was undone; state of the guest: $state"',
+    ]
     return _head() + "\n".join(lines) + "\n"
 
 

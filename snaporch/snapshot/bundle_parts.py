@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.bundle.compress import Compression, CompressionSettings
-from snaporch.bundle.host_file import PERMANENT_SUFFIX, tpm_files
+from snaporch.bundle.firmware_files import PERMANENT_SUFFIX, tpm_files
 from snaporch.bundle.manifest import (
     BackingFileEntry,
     DiskEntry,
@@ -27,6 +27,7 @@ from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImage, SaveImageWriter
 from snaporch.bundle.store import RAM_NAME, PartialBundle
+from snaporch.context import SealingTimes
 from snaporch.disks.backing_chain import BackingFile
 from snaporch.hypervisor import Pause
 from snaporch.model import (
@@ -43,8 +44,6 @@ from snaporch.zfs import resolver
 
 _RAW_NAME = "ram.raw"
 _READ = 1 << 20
-_TICK_SECONDS = 0.5
-_ABORT_SECONDS = 10
 _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
     2: "bzip2",
     3: "xz",
@@ -88,7 +87,14 @@ class _Sealing(threading.Thread):
 class RamCapture:
     """Receives RAM: through a pipe and a compressor, or in a raw file that is compressed later."""
 
-    def __init__(self, directory: Path, pipe: Path, how: CompressionSettings) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        pipe: Path,
+        how: CompressionSettings,
+        times: SealingTimes,
+    ) -> None:
+        self._times = times
         self._directory = directory
         self._pipe = pipe
         self._how = how
@@ -163,7 +169,7 @@ class RamCapture:
         """Finish the compressed image.
 
         Args:
-            tick: called every half second with the bytes compressed and stored so far, until only
+            tick: called at each interval with the bytes compressed and stored so far, until only
                 syncing is left. If it raises, the image is aborted and the error raised, even if
                 the store or the compressor hangs.
 
@@ -175,7 +181,7 @@ class RamCapture:
         """
         sealing = _Sealing(self._finish)
         sealing.start()
-        while not sealing.ended_within(_TICK_SECONDS):
+        while not sealing.ended_within(self._times.tick):
             if self._writer is None or self._writer.syncing:
                 continue
             try:
@@ -188,7 +194,7 @@ class RamCapture:
     def _abort_sealing(self, sealing: _Sealing) -> bool:
         """Abort sealing; return whether the image was finished nevertheless."""
         self.abort()
-        if not sealing.ended_within(_ABORT_SECONDS):
+        if not sealing.ended_within(self._times.abort):
             self._stream = None  # its open file is deleted with the unfinished bundle
         return sealing.succeeded
 

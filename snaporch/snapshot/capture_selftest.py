@@ -58,26 +58,31 @@ class CaptureMode:
         return f"RAM cannot be streamed: {self.reason}"
 
 
-def capture_mode(context: Context) -> CaptureMode:
-    """Test whether RAM can be streamed with the configuration for all domains."""
+def capture_mode(context: Context, *, seconds: float = _PATIENCE_SECONDS) -> CaptureMode:
+    """Test whether RAM can be streamed with the configuration for all domains.
+
+    Args:
+        seconds: how long the compressor may take.
+    """
     settings = context.config.defaults
     try:
         zstd = context.hypervisor.reads_zstd()
         method = choose_compression(settings.compression, reads_zstd=zstd)
     except SnaporchError as error:
         return CaptureMode(False, settings.compression, settings.ram_capture, error.reason)
-    reason = _try(existing_part(context.config.paths.runtime), settings, method)
+    place = existing_part(context.config.paths.runtime)
+    reason = _try(place, settings, method, seconds)
     return CaptureMode(not reason, method.value, settings.ram_capture, reason)
 
 
-def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
+def _try(place: Path, settings: DomainSettings, method: Compression, seconds: float) -> str:
     """Return why streaming does not work; empty if it works."""
     level = FIRST_LEVEL if settings.fixed_level is None else settings.fixed_level
     how = CompressionSettings(method, level, settings.compression_threads)
     try:
         with tempfile.TemporaryDirectory(prefix="snaporch-selftest-", dir=place) as name:
             image = Path(name) / "ram.save"
-            _pass_through(Path(name) / "pipe", image, how)
+            _pass_through(Path(name) / "pipe", image, how, seconds)
             data = image.read_bytes()[HEADER_SIZE + len(_XML) :]
             return "" if _undone(method, data) == _PAYLOAD else "the streamed data was changed"
     except SnaporchError as error:
@@ -89,7 +94,7 @@ def _try(place: Path, settings: DomainSettings, method: Compression) -> str:
         return str(error)
 
 
-def _pass_through(pipe: Path, image: Path, how: CompressionSettings) -> None:
+def _pass_through(pipe: Path, image: Path, how: CompressionSettings, seconds: float) -> None:
     writer = SaveImageWriter(image, how, trailer=True)
     try:
         stream = RamPipe(pipe, writer)
@@ -97,7 +102,7 @@ def _pass_through(pipe: Path, image: Path, how: CompressionSettings) -> None:
         writer.abandon()
         raise
     # A compressor that hangs must not block the caller.
-    watchdog = threading.Timer(_PATIENCE_SECONDS, stream.abort)
+    watchdog = threading.Timer(seconds, stream.abort)
     watchdog.daemon = True
     watchdog.start()
     try:

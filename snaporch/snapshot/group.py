@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 
 from snaporch.command_log import fields
@@ -84,7 +83,7 @@ def plan_group(
     Raises:
         RefusedError: a member cannot be snapshotted, or two have disks on one dataset.
     """
-    now = datetime.now(UTC)
+    now = context.clock.now()
     run = GroupRun(group, new_run_id(now), tuple((each.uuid, each.name) for each in domains))
     plans = [make_plan(context, domain, request, group=run) for domain in domains]
     _check_apart(group, plans)

@@ -15,15 +15,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from snaporch.context import Context, Interrupt
+from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RunFailedError
+from snaporch.interrupt import Interrupt
 from snaporch.model import GroupRun, PoolSnapshot, Strategy
 from snaporch.progress import Progress
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.snapshotter import LocalSnapshotter
 from snaporch.zfs import PREFIX
 
-_POLL_SECONDS = 0.2
 _RAM_STRATEGIES = (Strategy.OVERLAY, Strategy.MANUAL)
 _FREEZE_ORDER = (
     _RAM_STRATEGIES,
@@ -64,6 +64,8 @@ class GroupBarrier:
 
     def __init__(self, context: Context, group: GroupRun) -> None:
         self.group = group
+        self.poll_seconds = 0.2
+        """How long a member waits at most before it checks again."""
         self._context = context
         self._changed = threading.Condition()
         self._members = {uuid: _MemberState(name) for uuid, name in group.members}
@@ -117,7 +119,7 @@ class GroupBarrier:
                 own.remaining = 0
             self._changed.notify_all()
             while not self._may_freeze(uuid):
-                self._changed.wait(_POLL_SECONDS)
+                self._changed.wait(self.poll_seconds)
                 check(own.name)
 
     def _ram_of(self, uuid: str) -> int:
@@ -173,7 +175,7 @@ class GroupBarrier:
             elif time.monotonic() > end:
                 raise self._too_long(own, seconds)
             else:
-                self._changed.wait(_POLL_SECONDS)
+                self._changed.wait(self.poll_seconds)
 
     def _too_long(self, own: _MemberState, seconds: float) -> RunFailedError:
         late = [member.name for member in self._members.values() if not member.frozen]

@@ -12,9 +12,9 @@ from snaporch.disks.backing_chain import BackingFile
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Blocker
 from snaporch.model import Domain, Strategy
-from snaporch.snapshot.guest_changes import check_idle
 from snaporch.snapshot.host_paths import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk
+from snaporch.snapshot.plan_still_valid import check_idle
 from snaporch.zfs import resolver
 from snaporch.zfs.resolver import NotOnZfsError
 
@@ -44,7 +44,7 @@ def find_blockers(
         return []
     check_idle(context.hypervisor, domain)
     for out in left_out:
-        _check_foreign_overlay(context, domain, out)
+        _check_unknown_overlay(context, domain, out)
     names = {disk.dataset.name for disk in planned}
     blockers = context.hypervisor.blockers(domain)
     blockers += filter(None, map(_only_libvirt_commits, beneath))
@@ -66,7 +66,7 @@ def _only_libvirt_commits(file: BackingFile) -> Blocker | None:
     return Blocker(_OVERLAY, reason, "use manual")
 
 
-def _check_foreign_overlay(context: Context, domain: Domain, out: LeftOut) -> None:
+def _check_unknown_overlay(context: Context, domain: Domain, out: LeftOut) -> None:
     """Refuse a disk off ZFS whose backing chain leads onto ZFS: a failed run of another tool."""
     for below in context.hypervisor.backing_chain(domain, out.disk.target):
         try:

@@ -10,14 +10,14 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 
 from snaporch.bundle.compress import Compression, CompressionSettings, choose_compression
 from snaporch.bundle.compression_tuning import FIRST_LEVEL, next_level
-from snaporch.catalog.other_takers import find_other_taker
 from snaporch.catalog.records import check_store
+from snaporch.catalog.unfrozen_snapshots import find_other_program
 from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.disks.backing_chain import BackingFile, find_beneath, shared_disk_warnings
@@ -28,7 +28,7 @@ from snaporch.hypervisor.domain_xml import disk_xml
 from snaporch.journal import RunFacts
 from snaporch.model import Dataset, Domain, GroupRun, Level, Strategy
 from snaporch.snapshot.choose_strategy import choose_strategy, may_take_overlays
-from snaporch.snapshot.firmware_files import check_firmware
+from snaporch.snapshot.firmware_blockers import check_firmware
 from snaporch.snapshot.host_blockers import find_blockers
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk, locate_disks
 from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
@@ -59,9 +59,11 @@ class Plan:
     facts: RunFacts
     policy: str | None = None
     """The policy for which the snapshot is taken."""
+    note: str = ""
+    """The admin's note."""
     group: GroupRun | None = None
     """The group with which it is taken."""
-    stranger: str = ""
+    other_program: str = ""
     """Another program that may snapshot the datasets meanwhile; empty if no overlay is possible."""
     yields_to_other_program: bool = False
     """Whether overlays are avoided only because of that program."""
@@ -147,7 +149,7 @@ def make_plan(
     if not planned:
         details = "; ".join(out.describe() for out in left_out)
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
-    now = datetime.now(UTC)
+    now = context.clock.now()
     disks = [each.disk for each in planned]
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
     _check_reservations(context, domain, datasets)
@@ -158,7 +160,7 @@ def make_plan(
     snapshot = name or _choose_name(context, domain, datasets, request, now)
     blockers = find_blockers(context, domain, planned, left_out, beneath)
     overlays_possible = may_take_overlays(domain, settings, request.level)
-    stranger = find_other_taker(context, datasets) if overlays_possible else ""
+    other_program = find_other_program(context, datasets) if overlays_possible else ""
     choose = partial(
         choose_strategy,
         domain,
@@ -170,7 +172,7 @@ def make_plan(
         together=group is not None,
     )
     choice = alone = choose(avoid_overlays=_risks_overlays(context, domain, planned))
-    if stranger and avoid_other_programs:
+    if other_program and avoid_other_programs:
         choice = choose(avoid_overlays=True)
     paths, run = context.config.paths, new_run_id(now)
     facts = RunFacts(
@@ -204,8 +206,9 @@ def make_plan(
         choice.downgrade,
         facts,
         policy=request.policy,
+        note=request.note,
         group=group,
-        stranger=stranger,
+        other_program=other_program,
         yields_to_other_program=choice != alone,
         shared=tuple(shared_disk_warnings(domain, disks, context.hypervisor.domains, group)),
     )

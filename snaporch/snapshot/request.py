@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from snaporch.catalog.note import check_note
 from snaporch.config import Config
 from snaporch.errors import NotFoundError, UsageError
 from snaporch.snapshot.snapshot_name import check_snapshot_name
@@ -14,7 +15,7 @@ class SnapshotRequest:
     """Options of a snapshot; ``None`` where the configuration decides.
 
     Raises:
-        UsageError: the name is no snapshot name.
+        UsageError: the name is no snapshot name, or the note is no note.
     """
 
     name: str | None = None
@@ -29,9 +30,13 @@ class SnapshotRequest:
     if_changed: bool = False
     """Take no snapshot of a guest that is off and unchanged since the policy's last snapshot."""
 
+    note: str = ""
+    """The admin's note; empty for none."""
+
     def __post_init__(self) -> None:
         if self.name is not None:
             check_snapshot_name(self.name)
+        check_note(self.note)
 
 
 AS_CONFIGURED = SnapshotRequest()

@@ -7,12 +7,9 @@ stored: a signal ends the wait for it.
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest, Part
@@ -36,16 +33,15 @@ from snaporch.recovery.settle import QUARANTINE_STEP, recover, recover_run
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
 from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower
-from snaporch.snapshot.guest_changes import check_idle
 from snaporch.snapshot.plan import Plan, make_plan
+from snaporch.snapshot.plan_still_valid import check_idle
 from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
+from snaporch.snapshot.skip_unchanged import find_unchanged
 from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, initial_properties
 from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.snapshot.strategies import make_strategy
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial, StrategyUnavailableError
-from snaporch.snapshot.unchanged_guest import find_unchanged
 from snaporch.zfs import PREFIX
-from snaporch.zfs.resolver import flush_device
 
 
 class FreezeFailedError(RunFailedError):
@@ -172,7 +168,7 @@ class _Run:
         self._plan = plan
         self._taker = taker
         self._domain = plan.domain
-        self._started = datetime.now(UTC)
+        self._started = context.clock.now()
         self._freezing = False
         self._touched = False
         self._taken = False
@@ -291,8 +287,7 @@ class _Run:
     def _snapshot_pools(self, properties: Mapping[str, str]) -> None:
         """Take the ZFS snapshots; what can be done before or after the pause must not be here."""
         for planned in self._plan.disks:
-            if stat.S_ISBLK(Path(planned.path).stat().st_mode):
-                flush_device(planned.path)
+            self._context.flush_volume(planned.path)
         self._taker.take(self._plan, properties)
         self._taken = True
 
@@ -388,9 +383,9 @@ def _changed_state(before: Domain, now: Domain | None) -> str:
 def _about_other_program(plan: Plan) -> tuple[str, ...]:
     """Describe what another program that snapshots the datasets means for the run."""
     if plan.yields_to_other_program:
-        return (f"{plan.stranger}: {plan.strategy}, without overlays",)
-    if plan.stranger and plan.facts.overlays:
-        return (f"{plan.stranger}; what it takes during the commit will be torn",)
+        return (f"{plan.other_program}: {plan.strategy}, without overlays",)
+    if plan.other_program and plan.facts.overlays:
+        return (f"{plan.other_program}; what it takes during the commit will be torn",)
     return ()
 
 

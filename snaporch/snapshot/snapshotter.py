@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from snaporch.catalog.properties import marks, own_snapshots
+from snaporch.catalog.note import NOTE_PROPERTY
+from snaporch.catalog.run_snapshots import marks, own_snapshots
 from snaporch.context import Context
 from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.snapshot.plan import Plan
@@ -84,6 +85,7 @@ class LocalSnapshotter:
 def initial_properties(plan: Plan, reference: str) -> dict[str, str]:
     """Return the user properties of a run's snapshots until its bundle is sealed."""
     mark = {f"{PREFIX}retention": plan.policy} if plan.policy else {}
+    mark |= {NOTE_PROPERTY: plan.note} if plan.note else {}
     mark |= {f"{PREFIX}group": plan.group.mark} if plan.group else {}
     mark |= marks(plan.run, plan.domain.uuid, plan.domain.name, reference)
     return mark | {f"{PREFIX}level": Level.CRASH.value}  # until the bundle is sealed, no more

@@ -14,11 +14,11 @@ from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import ForeignJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
+from snaporch.journal import OtherJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
 from snaporch.locks import RECOVERING, SCHEDULE, held_by
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
-from snaporch.restore.start_lock import guests_left_barred
+from snaporch.restore.start_bar import guests_left_barred
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
@@ -33,7 +33,7 @@ from snaporch.status.model import (
     StoreUsage,
 )
 from snaporch.systemd.unit_state import unit_states
-from snaporch.zfs import ForeignMount
+from snaporch.zfs import BlockingMount
 
 _RESTORE_PHASE = "under way"
 
@@ -64,7 +64,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         runs=tuple(run for run in status.runs if run.uuid in chosen),
         overlays=(),
         unused=(),
-        strangers=(),
+        unknown_domains=(),
     )
 
 
@@ -79,14 +79,16 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     runs = _runs(config)
     return Status(
         at=now,
-        scheduler=SchedulerState(held_by(config.paths.runtime, SCHEDULE), unit_states()),
+        scheduler=SchedulerState(
+            held_by(config.paths.runtime, SCHEDULE), unit_states(), config.schedule.refresh
+        ),
         domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),
         overlays=_stray(overlays, runs),
         store=usage(config.paths.bundles),
         store_gone=_store_gone(context, forecasts),
         unused=_unused(config, forecasts),
-        strangers=_strangers(config, forecasts),
+        unknown_domains=_unknown_domains(config, forecasts),
         mounted=_mounted(context, forecasts),
         barred=tuple(
             (left.thing, left.explanation)
@@ -95,11 +97,11 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     )
 
 
-def _mounted(context: Context, forecasts: Sequence[Forecast]) -> tuple[ForeignMount, ...]:
+def _mounted(context: Context, forecasts: Sequence[Forecast]) -> tuple[BlockingMount, ...]:
     """Mounted snapshots; also of other programs, because they too can block a restore."""
     records = [record for each in forecasts for record in each.records]
     datasets = {name for record in records for name in record.datasets}
-    found = context.pool.foreign_mounts()
+    found = context.pool.blocking_mounts()
     return tuple(each for each in found if each.name.partition("@")[0] in datasets)
 
 
@@ -111,11 +113,12 @@ def _unused(config: Config, forecasts: Sequence[Forecast]) -> tuple[str, ...]:
 
 def _store_gone(context: Context, forecasts: Sequence[Forecast]) -> bool:
     """Whether snapshots have bundles, and the store is missing."""
-    lost = (r.state is BundleState.MISSING for each in forecasts for r in each.records)
+    gone = (BundleState.MISSING, BundleState.NONE)
+    lost = (record.state in gone for each in forecasts for record in each.records)
     return any(lost) and not context.store.is_known()
 
 
-def _strangers(config: Config, forecasts: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
+def _unknown_domains(config: Config, forecasts: Sequence[Forecast]) -> tuple[tuple[str, str], ...]:
     """Names and UUIDs in the configuration without a domain; patterns need not match."""
     known = {name for each in forecasts for name in (each.domain.name, each.domain.uuid)}
     named = [(f"policy.{name}", d) for name, p in config.policy.items() for d in p.domains]
@@ -229,7 +232,7 @@ def _runs(config: Config) -> list[OpenRun]:
     return found
 
 
-def _run(journal: SnapshotJournal | ForeignJournal, since: datetime, *, held: bool) -> OpenRun:
+def _run(journal: SnapshotJournal | OtherJournal, since: datetime, *, held: bool) -> OpenRun:
     if isinstance(journal, SnapshotJournal):
         kind, (phase, window) = "snapshot", _phase(journal.ended)
     else:

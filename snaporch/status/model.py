@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
-from snaporch.locks import Holder
-from snaporch.model import Level, SnapshotRecord, iso
+from snaporch.locks import DAEMON, LockHolder
+from snaporch.model import Level, SnapshotRecord, iso, parse_iso
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.systemd.unit_state import CARRIERS
-from snaporch.zfs import ForeignMount
+from snaporch.zfs import BlockingMount
 
 
 class ProblemGrade(StrEnum):
@@ -27,13 +27,13 @@ class Problem:
     """A problem that needs attention."""
 
     code: str
-    """The kind of problem; ``docs/status.md`` lists them."""
+    """The kind of problem; ``docs/how-to/status.md`` lists them."""
     grade: ProblemGrade
     subject: str
     text: str
 
     def as_json(self) -> dict[str, str]:
-        """The documented JSON object (``docs/json.md``)."""
+        """The documented JSON object (``docs/reference/json.md``)."""
         return {
             "code": self.code,
             "grade": self.grade.value,
@@ -138,10 +138,19 @@ class StoreUsage:
 class SchedulerState:
     """Whether and how policies are carried out."""
 
-    holder: Holder | None
+    holder: LockHolder | None
     """The daemon or ``run-due`` that holds the lock now."""
     units: Mapping[str, str] = field(default_factory=dict)
     """``ActiveState`` by systemd unit; empty without systemd."""
+    refresh: timedelta = timedelta(minutes=5)
+    """How often the daemon checks guests and policies."""
+
+    @property
+    def checked(self) -> datetime | None:
+        """When the daemon last checked guests and policies, or began to work; else ``None``."""
+        if self.holder is None or self.holder.doing != DAEMON:
+            return None
+        return parse_iso(self.holder.checked or self.holder.since)
 
     @property
     def there(self) -> bool:
@@ -164,15 +173,15 @@ class Status:
     """Whether the store is missing though snapshots have bundles."""
     unused: tuple[str, ...] = ()
     """Policies with times that no domain has."""
-    strangers: tuple[tuple[str, str], ...] = ()
+    unknown_domains: tuple[tuple[str, str], ...] = ()
     """Pairs of a configuration section and a domain in it that does not exist."""
-    mounted: tuple[ForeignMount, ...] = ()
+    mounted: tuple[BlockingMount, ...] = ()
     """Mounted snapshots of these domains, which cannot be destroyed, and where they are mounted."""
     barred: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
 
     def as_json(self) -> dict[str, object]:
-        """The documented JSON object (``docs/json.md``), without the problems."""
+        """The documented JSON object (``docs/reference/json.md``), without the problems."""
         holder = self.scheduler.holder
         store = self.store
         return {
@@ -181,6 +190,7 @@ class Status:
                 "doing": holder.doing if holder else None,
                 "pid": holder.pid if holder else None,
                 "since": holder.since if holder else None,
+                "checked": holder.checked or None if holder else None,
                 "units": dict(self.scheduler.units),
             },
             "domains": [_domain_json(each, self.at) for each in self.domains],
@@ -200,7 +210,7 @@ class Status:
             ],
             "unknown_overlays": list(self.overlays),
             "barred": [name for name, _ in self.barred],
-            "mounted": [{"snapshot": each.name, "by": each.holder} for each in self.mounted],
+            "mounted": [{"snapshot": each.name, "by": each.program} for each in self.mounted],
             "store": {
                 "path": store.path,
                 "bundles": store.bundles,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions
-from snaporch.model import Level
+from snaporch.model import BundleState, Level, SnapshotRecord
 from snaporch.status.model import (
     DomainStatus,
     OpenRun,
@@ -19,7 +19,7 @@ from snaporch.status.model import (
     StoreUsage,
 )
 from snaporch.systemd.unit_state import RUN_DUE
-from snaporch.zfs import ForeignMount
+from snaporch.zfs import BlockingMount
 
 _ORDER = tuple(ProblemGrade)[::-1]
 _TWO = 2
@@ -32,13 +32,13 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     found += _scheduler(status, limits)
     for domain in status.domains:
-        found += _domain(domain, _busy(domain, status.runs))
+        found += _domain(domain, has_run=any(run.uuid == domain.uuid for run in status.runs))
         for policy in domain.policies:
             found += _policy(domain.name, policy, status.at - limits.grace)
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
     for path in status.overlays:
-        text = "belongs to no known run; may hold writes of a guest: see docs/recovery.md"
+        text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
         found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))
     if status.store_gone:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
@@ -61,11 +61,17 @@ def _scheduler(status: Status, limits: StatusOptions) -> Iterator[Problem]:
                 ProblemGrade.WARNING if unit == RUN_DUE else ProblemGrade.CRITICAL
             )  # the timer starts it again
             yield Problem("unit-failed", grade, unit, text)
+    checked = status.scheduler.checked
+    if checked is not None and checked + status.scheduler.refresh + limits.grace < status.at:
+        text = f"the daemon has not checked guests and policies since {_utc(checked)}"
+        yield Problem(
+            "check-late", ProblemGrade.WARNING, "policies", f"{text}; see: journalctl -u snaporch"
+        )
     for name in status.unused:
         yield Problem(
             "unused-policy", ProblemGrade.WARNING, f"policy.{name}", "no domain has this policy"
         )
-    for section, name in status.strangers:
+    for section, name in status.unknown_domains:
         text = f"names the domain {name!r}, which does not exist"
         yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
     if not status.scheduler.there and _anything_waits(status, limits.grace):
@@ -82,11 +88,8 @@ def _anything_waits(status: Status, grace: timedelta) -> bool:
     )
 
 
-def _busy(domain: DomainStatus, runs: Sequence[OpenRun]) -> bool:
-    return any(run.uuid == domain.uuid and run.held for run in runs)
-
-
-def _domain(domain: DomainStatus, busy: bool) -> Iterator[Problem]:  # noqa: FBT001
+def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
+    """Problems of a domain; ``has_run``: a run on it has not ended, and may be reported itself."""
     for name in domain.unknown:
         text = f"is given the policy {name!r}, which does not exist"
         yield Problem("unknown-policy", ProblemGrade.WARNING, domain.name, text)
@@ -97,14 +100,21 @@ def _domain(domain: DomainStatus, busy: bool) -> Iterator[Problem]:  # noqa: FBT
         text = f"runs on an overlay of no known run: {', '.join(domain.stray)}"
         yield Problem("on-overlay", ProblemGrade.CRITICAL, domain.name, text)
     last = domain.last
-    if last is not None and not last.state.is_there and not busy:
-        what = "torn" if last.level is Level.TORN else f"not whole: its bundle is {last.state}"
-        text = f"its newest snapshot @{last.snapshot} is {what}"
+    if last is not None and not last.state.is_there and not has_run:
+        text = f"its newest snapshot @{last.snapshot} is {_flaw(last)}"
         yield Problem("incomplete", ProblemGrade.WARNING, domain.name, text)
     tested = domain.verified
     if tested is not None and tested.has_failed:
         text = f"the verification of @{tested.snapshot} failed"
         yield Problem("verify-failed", ProblemGrade.CRITICAL, domain.name, text)
+
+
+def _flaw(record: SnapshotRecord) -> str:
+    if record.level is Level.TORN:
+        return "torn"
+    if record.state is BundleState.NONE:
+        return "only crash-consistent: its run was interrupted, or the guest was not frozen"
+    return f"not whole: its bundle is {record.state}"
 
 
 def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Problem]:
@@ -161,11 +171,13 @@ def _run(run: OpenRun) -> Iterator[Problem]:
         yield Problem("interrupted", ProblemGrade.CRITICAL, run.domain, text)
 
 
-def _mounted(mounts: Sequence[ForeignMount]) -> Iterator[Problem]:
+def _mounted(mounts: Sequence[BlockingMount]) -> Iterator[Problem]:
     """One problem for each place with mounted snapshots."""
-    for holder, count in Counter(each.holder for each in mounts).items():
+    for holder, count in Counter(each.program for each in mounts).items():
         what = "1 snapshot" if count == 1 else f"{count} snapshots"
-        text = f"has {what} mounted, which therefore cannot be destroyed: see docs/hosts.md"
+        text = (
+            f"has {what} mounted, which therefore cannot be destroyed: see docs/reference/hosts.md"
+        )
         yield Problem("mounted", ProblemGrade.WARNING, holder, text)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 
 from snaporch.command_log import LoggedCommand
-from snaporch.recovery.start_guardian import SYSTEMD
+from snaporch.default_paths import HOST, HostPaths
 
 _LOW_WEIGHT = "20"
 _NICE = 10
@@ -17,10 +16,9 @@ _MANAGER = (
     "/org/freedesktop/systemd1",
     "org.freedesktop.systemd1.Manager",
 )
-_CGROUP = Path("/proc/self/cgroup")
 
 
-def lower_priority(work: str) -> None:
+def lower_priority(work: str, host: HostPaths = HOST) -> None:
     """Lower the CPU and I/O priority of this process.
 
     Under systemd the process also moves into a scope in ``snaporch.slice``
@@ -29,21 +27,23 @@ def lower_priority(work: str) -> None:
 
     Args:
         work: the kind of work: ``seal``, ``verify``.
+        host: where the kernel and systemd show this process.
     """
-    threads = os.listdir("/proc/self/task")  # each thread has its own priority (sched(7))
+    threads = os.listdir(host.proc / "self" / "task")  # each thread has its own priority (sched(7))
     for thread in map(int, threads):
         with suppress(OSError):
             nice = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, max(nice, _NICE))
     _try("ionice", "-c", "3", "-p", *threads)
-    if SYSTEMD.is_dir() and not _is_inside(f"snaporch-{work}"):
+    is_booted = (host.run / "systemd" / "system").is_dir()  # sd_booted(3)
+    if is_booted and not _is_inside(host, f"snaporch-{work}"):
         arguments = _scope(work, os.getpid())
         _try("busctl", "--quiet", "call", *_MANAGER, "StartTransientUnit", *arguments)
 
 
-def _is_inside(unit: str) -> bool:
+def _is_inside(host: HostPaths, unit: str) -> bool:
     try:
-        return f"snaporch.slice/{unit}" in _CGROUP.read_text()
+        return f"snaporch.slice/{unit}" in (host.proc / "self" / "cgroup").read_text()
     except OSError:
         return False
 

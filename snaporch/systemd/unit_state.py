@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
 
 from snaporch.command_log import LoggedCommand
+from snaporch.default_paths import HOST, HostPaths
 
 CARRIERS = ("snaporch.service", "snaporch-run-due.timer")
 """The units of which one must be active."""
 RUN_DUE = "snaporch-run-due.service"
 """The unit that the timer starts."""
 UNITS = (*CARRIERS, RUN_DUE)
-SYSTEMD = Path("/run/systemd/system")
-"""Exists if systemd is the init system (sd_booted(3))."""
 _SECONDS = 10
 
 
-def unit_states() -> dict[str, str]:
+def unit_states(host: HostPaths = HOST) -> dict[str, str]:
     """``ActiveState`` by loaded unit; empty without systemd, or if it does not answer."""
-    if not SYSTEMD.is_dir():
+    if not (host.run / "systemd" / "system").is_dir():  # sd_booted(3)
         return {}
     command = ["systemctl", "show", "--property=Id,LoadState,ActiveState", *UNITS]
     try:

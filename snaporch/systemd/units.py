@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,10 +16,13 @@ from pathlib import Path
 
 from snaporch import __version__
 from snaporch.bundle.store import store_errors
+from snaporch.command_log import LoggedCommand
 from snaporch.config import Config
 from snaporch.data_files import shared_file
-from snaporch.errors import UsageError
-from snaporch.hypervisor import start_hook
+from snaporch.errors import RefusedError, UnavailableError, UsageError
+from snaporch.hypervisor import start_hook_check
+from snaporch.journal import list_journals
+from snaporch.recovery.start_guardian import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
 
 UNITS = (
     "snaporch.service",
@@ -57,7 +61,7 @@ class FileChange:
     """Where the edited file is now."""
 
 
-def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
+def render_units(command: Sequence[str]) -> dict[str, str]:
     """The text of each unit, by name.
 
     Args:
@@ -78,7 +82,9 @@ def render_units(config: Config, command: Sequence[str]) -> dict[str, str]:
     )
     words = {
         "command": " ".join(_word(each) for each in command),
-        "journal": _line(str(config.paths.journal)),
+        "after_libvirt": " ".join(AFTER_LIBVIRT),
+        "after": " ".join(AFTER),
+        "stop_time": STOP_TIME,
     }
     bodies = {name: environment.get_template(f"{name}.j2").render(words) for name in UNITS}
     return {name: _marked(body) for name, body in bodies.items()}
@@ -103,8 +109,8 @@ def install_hook(root: Path) -> FileChange:
     Raises:
         UnavailableError: the hook cannot be written, or its source is not installed.
     """
-    path = root / start_hook.PLACE.relative_to("/")
-    text = _marked(shared_file(start_hook.SOURCE).read_text("utf-8"))
+    path = root / start_hook_check.PLACE.relative_to("/")
+    text = _marked(shared_file(start_hook_check.SOURCE).read_text("utf-8"))
     with store_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(path):
@@ -114,7 +120,7 @@ def install_hook(root: Path) -> FileChange:
 
 def _mark(root: Path) -> Path:
     """Created by the hook when libvirt calls it: libvirt must restart to see a new hook."""
-    return root / start_hook.CALLED.relative_to("/")
+    return root / start_hook_check.CALLED.relative_to("/")
 
 
 def install_config(root: Path, text: str) -> FileChange:
@@ -144,14 +150,50 @@ def install(root: Path, units: Mapping[str, str]) -> Iterator[FileChange]:
             yield _write(place / name, text)
 
 
+def check_no_run(config: Config) -> None:
+    """Check that no run is under way or was interrupted: without the units none is recovered.
+
+    Raises:
+        RefusedError: there is a journal.
+        UnavailableError: the journals cannot be read.
+    """
+    for journal in list_journals(config.paths.journal, sweep=False):
+        raise RefusedError(
+            str(journal.path),
+            "a run is not finished, and its guest may be on overlays",
+            "wait until it has ended, or run: snaporch recover; then run this again",
+        )
+
+
+def stop_units() -> None:
+    """Have systemd stop the units, and wait until their runs have released their guests.
+
+    Raises:
+        UnavailableError: systemd does not stop them.
+    """
+    names = [name for name in UNITS if (PLACE / name).exists()]
+    if not names or not SYSTEMD.is_dir():
+        return
+    command = ["systemctl", "stop", *names]
+    with LoggedCommand(*command) as log:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        log.exited(done.returncode)
+    if done.returncode != 0:
+        raise UnavailableError("systemctl stop", done.stderr.strip() or "failed")
+
+
 def uninstall(root: Path) -> Iterator[FileChange]:
     """Remove the units, the hook and the configuration below ``root``, but no edited file.
+
+    The links by which systemd starts a removed unit at boot are removed, too.
 
     Raises:
         UnavailableError: a file cannot be removed.
     """
     place = _below(root)
-    others = (start_hook.PLACE, CONFIG_PLACE)
+    others = (start_hook_check.PLACE, CONFIG_PLACE)
     paths = [*(place / name for name in UNITS), *(root / path.relative_to("/") for path in others)]
     with store_errors(place):
         for path in paths:
@@ -160,6 +202,8 @@ def uninstall(root: Path) -> Iterator[FileChange]:
             if _is_ours(path):
                 path.unlink()
                 _mark(root).unlink(missing_ok=True)
+                for wants in path.parent.glob("*.wants"):
+                    (wants / path.name).unlink(missing_ok=True)
                 yield FileChange(path, Change.REMOVED)
             else:
                 yield FileChange(path, Change.KEPT)

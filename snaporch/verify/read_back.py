@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import BundleError
@@ -22,7 +23,8 @@ def read_back(context: Context, record: SnapshotRecord, policy: str | None) -> N
         return
     context.progress.step(record.domain, "reading the bundle back")
     try:
-        context.store.verify(f"{record.uuid}/{record.run}")
+        on_read = partial(context.progress.amount, record.domain)
+        context.store.verify(f"{record.uuid}/{record.run}", on_read)
     except (BundleError, ManifestError):
         from snaporch.verify.verify import write_result
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from snaporch import default_paths
@@ -29,7 +31,7 @@ from snaporch.extract.disk_reader import read_disks
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
 from snaporch.locks import domain_lock, held_by
-from snaporch.model import SnapshotRecord, VerificationResult, VerifyDepth
+from snaporch.model import PoolSnapshot, SnapshotRecord, VerificationResult, VerifyDepth, VerifyStep
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
 from snaporch.restore.source import (
@@ -44,6 +46,14 @@ from snaporch.restore.source import (
 from snaporch.systemd.low_priority import lower_priority
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.zfs import PREFIX
+
+_AGAIN = {
+    VerifyStep.CHECKSUMS: [],
+    VerifyStep.DISKS: ["--disks"],
+    VerifyStep.CLONE: [],
+    VerifyStep.SCRIPT: ["--script", "PATH"],
+}
+"""The options that have a verification repeat a step."""
 
 VERIFICATION = "verification"
 """The name of the lock that lets one verification run at a time on a host."""
@@ -72,6 +82,11 @@ class Verification:
     reached: VerifyDepth = VerifyDepth.NOTHING
     disks: bool = False
     """Whether all data of its disks was read."""
+    step: VerifyStep = VerifyStep.CHECKSUMS
+    """The step that is under way, or failed."""
+    steps_passed: set[VerifyStep] = field(default_factory=set)
+    failed_steps: tuple[VerifyStep, ...] = ()
+    """The steps that are failed, those of earlier verifications included."""
     proof: list[str] = field(default_factory=list)
     failure: SnaporchError | None = None
     screenshot: str | None = None
@@ -82,10 +97,32 @@ class Verification:
         self.proof.append(text)
         context.progress.step(self.record.full_name, text)
 
+    @contextmanager
+    def testing(self, step: VerifyStep) -> Iterator[None]:
+        """Record that a step has passed if the block raises no exception."""
+        self.step = step
+        yield
+        self.steps_passed.add(step)
+
+    def end(self, failed_before: Iterable[VerifyStep]) -> None:
+        """Set the result: a step that failed before stays failed until it passes.
+
+        Args:
+            failed_before: the failed steps of earlier verifications.
+        """
+        failed = set(failed_before) - self.steps_passed
+        if self.failure is None and failed:
+            self.failure = _still_failed(self.record.full_name, failed)
+        elif self.failure is not None:
+            failed.add(self.step)
+        self.failed_steps = tuple(step for step in VerifyStep if step in failed)
+        self.passed = self.failure is None
+        self.at = datetime.now(UTC)
+
     @property
     def verdict(self) -> VerificationResult:
         """The result as it is written on the ZFS snapshots."""
-        return VerificationResult(self.at, self.passed, self.reached, self.disks)
+        return VerificationResult(self.at, self.passed, self.reached, self.disks, self.failed_steps)
 
     @property
     def problem(self) -> SnaporchError | None:
@@ -108,6 +145,14 @@ class Verification:
             "failure": self.failure.line() if self.failure else None,
             "screenshot": self.screenshot,
         }
+
+
+def _still_failed(thing: str, failed: Iterable[VerifyStep]) -> SnaporchError:
+    steps = [step for step in VerifyStep if step in failed]
+    options = [word for step in steps for word in _AGAIN[step]]
+    names = " and ".join(steps)
+    reason = f"what was checked now is right, but it failed before in: {names}"
+    return SnaporchError(thing, reason, " ".join(["snaporch verify", *options, shlex.quote(thing)]))
 
 
 def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[SnapshotRecord]:
@@ -136,25 +181,34 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
     outcome = Verification(record)
     _, manifest = context.store.state(f"{record.uuid}/{record.run}")
     try:
-        source = complete_source(context, record)
-        _check_sums(context, source, outcome)
-        _check_beneath(source)
+        with outcome.testing(VerifyStep.CHECKSUMS):
+            source = complete_source(context, record)
+            _check_sums(context, source, outcome)
+            _check_beneath(source)
         if options.disks:
-            _read_disks(context, source, outcome)
+            with outcome.testing(VerifyStep.DISKS):
+                _read_disks(context, source, outcome)
         reason = _reason_not_to_run(source, options)
         if reason is None:
+            outcome.step = VerifyStep.CLONE
             reason = _run_clone(context, source, options, outcome)
         if reason is not None:
             outcome.add_proof(context, f"not run: {reason}")
-        outcome.passed = True
     except IncompleteError as error:
         _check_unchanged(context, record, manifest)
         outcome.failure = error
     except LivenessError as error:
         outcome.failure = error
-    outcome.at = datetime.now(UTC)
+    outcome.end(_failed_steps(context, record))
     write_result(context, record, outcome.verdict)
     return outcome
+
+
+def _failed_steps(context: Context, record: SnapshotRecord) -> set[VerifyStep]:
+    """The failed steps that are on the snapshots now, also if these differ."""
+    texts = [member.properties.get("verified") for member in _members(context, record)]
+    results = filter(None, map(VerificationResult.parse, texts))
+    return {step for result in results for step in result.failed_steps}
 
 
 def _check_unchanged(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> None:
@@ -172,7 +226,8 @@ def _check_unchanged(context: Context, record: SnapshotRecord, manifest: Manifes
 
 def _check_sums(context: Context, source: Source, outcome: Verification) -> None:
     context.progress.step(source.thing, "checking the bundle's SHA-256")
-    damage = context.store.damage(f"{source.record.uuid}/{source.record.run}")
+    on_read = partial(context.progress.amount, source.thing)
+    damage = context.store.damage(f"{source.record.uuid}/{source.record.run}", on_read)
     for error in damage.values():
         raise IncompleteError(error.thing, error.reason)
     ram = source.part(Role.RAM)
@@ -256,21 +311,31 @@ def _run_clone(
     try:
         check_clone(context, source, request)
         with new_clone(context, name, Purpose.VERIFY, source.thing) as uuid:
-            try:
-                made = build_clone(context, source, request, uuid)
-            except LostLibvirtError:
-                raise
-            except (HypervisorError, NotFoundError) as error:
-                action = "resumed" if request.resumed else "booted"
-                reason = f"could not be {action} ({error.reason})"
-                raise LivenessError(source.thing, reason) from error
-            _check_liveness(context, source, options, outcome, made)
+            with outcome.testing(VerifyStep.CLONE):
+                made = _build_clone(context, source, request, uuid)
+                _check_liveness(context, source, options, outcome, made)
+            if options.script is not None:
+                with outcome.testing(VerifyStep.SCRIPT):
+                    _run_script(
+                        context, source, options.script, options.script_seconds, outcome, made
+                    )
     except LostLibvirtError as error:  # this says nothing about the snapshot
         raise UnavailableError(error.thing, error.reason, error.step) from error
     except SharedError as error:
         return error.reason if error.thing == source.thing else f"{error.thing}: {error.reason}"
     context.interrupt.check(source.thing)
     return None
+
+
+def _build_clone(context: Context, source: Source, request: CloneRequest, uuid: str) -> Clone:
+    try:
+        return build_clone(context, source, request, uuid)
+    except LostLibvirtError:
+        raise
+    except (HypervisorError, NotFoundError) as error:
+        action = "resumed" if request.resumed else "booted"
+        reason = f"could not be {action} ({error.reason})"
+        raise LivenessError(source.thing, reason) from error
 
 
 def _check_liveness(
@@ -286,10 +351,14 @@ def _check_liveness(
         outcome.add_proof(context, "the guest's agent answers")
     if options.screenshots is not None:
         _take_picture(context, source, options.screenshots, outcome, made)
-    if options.script is not None:
-        context.progress.step(source.thing, f"running {options.script}")
-        run_script(context, source, made, options.script, options.script_seconds)
-        outcome.add_proof(context, f"{options.script} exited with status 0")
+
+
+def _run_script(
+    context: Context, source: Source, script: Path, seconds: int, outcome: Verification, made: Clone
+) -> None:
+    context.progress.step(source.thing, f"running {script}")
+    run_script(context, source, made, script, seconds)
+    outcome.add_proof(context, f"{script} exited with status 0")
 
 
 def _take_picture(
@@ -310,10 +379,15 @@ def write_result(context: Context, record: SnapshotRecord, verdict: Verification
     Raises:
         PoolError: it cannot be written.
     """
-    members = snapshots_of(context, record)
-    names = [member.full_name for member in members if marked_by(member, record.run)]
+    names = [member.full_name for member in _members(context, record)]
     if names:
         context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})
+
+
+def _members(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
+    """The run's ZFS snapshots that exist and carry this run's mark."""
+    members = snapshots_of(context, record)
+    return [member for member in members if marked_by(member, record.run)]
 
 
 def check_options(options: VerifyOptions) -> None:

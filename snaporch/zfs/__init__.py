@@ -1,20 +1,27 @@
 """Access to ZFS; no other package runs ``zfs`` or calls libzfs_core."""
 
+from pathlib import Path
+
+from snaporch.default_paths import HOST
 from snaporch.zfs.interface import (
+    POLICY_PROPERTY,
     PREFIX,
     RAM_POOLS_PROPERTY,
     RAM_PROPERTY,
+    Bookmark,
     MountedError,
     Pool,
     PoolError,
 )
-from snaporch.zfs.mount_users import ForeignMount
+from snaporch.zfs.mount_users import BlockingMount
 
 __all__ = [
+    "POLICY_PROPERTY",
     "PREFIX",
     "RAM_POOLS_PROPERTY",
     "RAM_PROPERTY",
-    "ForeignMount",
+    "BlockingMount",
+    "Bookmark",
     "MountedError",
     "Pool",
     "PoolError",
@@ -22,19 +29,20 @@ __all__ = [
 ]
 
 
-def open_pool(*, read_only: bool = False) -> Pool:
+def open_pool(*, read_only: bool = False, dev: Path = HOST.dev) -> Pool:
     """Access to the pools of this host: by libzfs_core where it works, else by the ``zfs`` command.
 
     Args:
         read_only: the caller takes, holds and destroys no snapshots. Then libzfs_core is not used,
             which is slow to import and cannot list.
+        dev: the directory of devices.
 
     Raises:
         UnavailableError: ZFS cannot be used here.
     """
     from snaporch.zfs.cli import ZfsCommand
 
-    command = ZfsCommand.open()
+    command = ZfsCommand.open(dev)
     if read_only:
         return command
     try:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch.command_log import LoggedCommand
+from snaporch.default_paths import HOST
 from snaporch.errors import UnavailableError
 from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
-from snaporch.zfs.interface import PREFIX, MountedError, PoolError
-from snaporch.zfs.mount_users import ForeignMount, foreign_mounts
+from snaporch.zfs.interface import POLICY_PROPERTY, PREFIX, Bookmark, MountedError, PoolError
+from snaporch.zfs.mount_users import BlockingMount, blocking_mounts
 from snaporch.zfs.property_listing import COLUMNS, Listing
 from snaporch.zfs.snapshot_mount import mounted_snapshot
 
@@ -29,9 +30,13 @@ PROPERTIES = (
     "ram",
     "ram-pools",
     "replicated",
+    "dropped",
     "torn",
     "domain",
     "unchanged",
+    "copy",
+    "kept",
+    "note",
 )
 """The ``snaporch:`` user properties of snapshots."""
 
@@ -44,32 +49,42 @@ _ARG_BYTES = 100_000
 
 _SYNC_SECONDS = 60.0
 _HOLD_COLUMNS = 3
+_TICK_SECONDS = 0.2
 _MAX_KEYS = 200
 """Property names, which can be long, are passed as one argument (execve(2), MAX_ARG_STRLEN)."""
+
+
+Done = subprocess.CompletedProcess[bytes]
 
 
 class ZfsCommand:
     """:class:`~snaporch.zfs.interface.Pool` by running ``zfs``."""
 
-    def __init__(self, executable: str) -> None:
+    def __init__(self, executable: str, run: Callable[..., Done] = subprocess.run) -> None:
         self._zfs = executable
+        self._run_program = run
 
     @classmethod
-    def open(cls) -> ZfsCommand:
+    def open(cls, dev: Path = HOST.dev, more: str = "/usr/sbin:/sbin") -> ZfsCommand:
         """Find ``zfs`` and check that its kernel module is loaded and accessible.
+
+        Args:
+            dev: the directory of devices.
+            more: where the command is searched for besides ``PATH``, separated by colons.
 
         Raises:
             UnavailableError: no command, no module, or no permission.
         """
-        executable = shutil.which("zfs") or shutil.which("zfs", path="/usr/sbin:/sbin")
+        executable = shutil.which("zfs") or shutil.which("zfs", path=more)
         if executable is None:
             raise UnavailableError(
                 "zfs", "the command is not installed", "apt install zfsutils-linux"
             )
-        if not os.path.exists("/dev/zfs"):
+        device = dev / "zfs"
+        if not os.path.exists(device):
             raise UnavailableError("zfs", "the kernel module is not loaded", "modprobe zfs")
-        if not os.access("/dev/zfs", os.R_OK | os.W_OK):
-            raise UnavailableError("/dev/zfs", "permission denied", "run snaporch as root")
+        if not os.access(device, os.R_OK | os.W_OK):
+            raise UnavailableError(str(device), "permission denied", "run snaporch as root")
         return cls(executable)
 
     def _run(self, *arguments: str) -> str:
@@ -84,7 +99,7 @@ class ZfsCommand:
         self, name: str, program: str, arguments: Sequence[str], seconds: float | None
     ) -> str:
         try:
-            done = subprocess.run(
+            done = self._run_program(
                 [program, *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -118,15 +133,14 @@ class ZfsCommand:
         return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
 
     def survey(self) -> PolicyView:
-        own = f"{PREFIX}policy"
-        listing = Listing((*_BIRTH, "userrefs", "clones"), (own, *_OWN))
+        listing = Listing((*_BIRTH, "userrefs", "clones"), (POLICY_PROPERTY, *_OWN))
         found: list[PoolSnapshot] = []
         pinned: dict[str, str] = {}
         policies: dict[str, str] = {}
         for name, values in self._listed(listing, "-t", "filesystem,volume,snapshot"):
             if "@" not in name:
-                if own in values:
-                    policies[name] = values[own]
+                if POLICY_PROPERTY in values:
+                    policies[name] = values[POLICY_PROPERTY]
                 continue
             found.append(_snapshot(name, values))
             if reason := _pin(values.get("userrefs", ""), values.get("clones", "")):
@@ -177,8 +191,8 @@ class ZfsCommand:
         with self._explained(names):
             self._destroy_snapshots(names)
 
-    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
-        return foreign_mounts(names)
+    def blocking_mounts(self, names: Collection[str] | None = None) -> list[BlockingMount]:
+        return blocking_mounts(names)
 
     @contextmanager
     def _explained(self, names: Sequence[str]) -> Iterator[None]:
@@ -186,11 +200,14 @@ class ZfsCommand:
         try:
             yield
         except PoolError as error:
-            found = self.foreign_mounts(names)
+            found = self.blocking_mounts(names)
             if not found:
                 raise
-            mounts = ", ".join(f"{each.name} is mounted by {each.holder}" for each in found)
-            step = "it can be destroyed after the unmount; see `docs/hosts.md`, mount namespaces"
+            mounts = ", ".join(f"{each.name} is mounted by {each.program}" for each in found)
+            step = (
+                "it can be destroyed after the unmount; see docs/reference/hosts.md, "
+                "mount namespaces"
+            )
             raise MountedError(error.thing, mounts, step) from error
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
@@ -201,6 +218,30 @@ class ZfsCommand:
             raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
         for name in existing:
             self._run("destroy", name)
+
+    def reclaimable(self, names: Sequence[str]) -> int:
+        of_dataset: dict[str, list[str]] = {}
+        for name in names:
+            dataset, _, snapshot = name.partition("@")
+            of_dataset.setdefault(dataset, []).append(snapshot)
+        total = 0
+        for dataset, snapshots in of_dataset.items():
+            for chunk in _chunks(snapshots):
+                total += self._reclaimable(f"{dataset}@{','.join(chunk)}")
+        return total
+
+    def _reclaimable(self, snapshots: str) -> int:
+        """What ``zfs destroy`` would free of ``dataset@a,b``; it changes nothing (``-n``)."""
+        rows = [row.split("\t") for row in self._run("destroy", "-nvp", snapshots).splitlines()]
+        for row in rows:
+            if row[0] == "reclaim" and row[-1].isdecimal():
+                return int(row[-1])
+        raise PoolError("zfs destroy -nvp", f"gives no number for {snapshots}")
+
+    def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
+        for key in keys:
+            for chunk in _chunks(names):
+                self._run("inherit", key, *chunk)
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         pairs = ["=".join(pair) for pair in properties.items()]
@@ -234,6 +275,11 @@ class ZfsCommand:
         listing = Listing((), names)
         found = self._listed(listing, "-t", "filesystem,volume", sources=("local",))
         return {name: values for name, values in found if values}
+
+    def policies(self, datasets: Sequence[str]) -> dict[str, str]:
+        listing = Listing((), [POLICY_PROPERTY])
+        found = self._listed(listing, "-t", "filesystem,volume", names=datasets) if datasets else ()
+        return {name: values[POLICY_PROPERTY] for name, values in found if values}
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         return dict(self._values("origin", datasets))
@@ -292,10 +338,11 @@ class ZfsCommand:
     def bookmark(self, snapshot: str, name: str) -> None:
         self._run("bookmark", snapshot, f"{snapshot.partition('@')[0]}#{name}")
 
-    def bookmarks(self, dataset: str) -> dict[str, int]:
-        listing = ("list", "-Hp", "-d", "1", "-t", "bookmark", "-o", "name,createtxg", dataset)
+    def bookmarks(self, dataset: str) -> dict[str, Bookmark]:
+        columns = "name,guid,createtxg"
+        listing = ("list", "-Hp", "-d", "1", "-t", "bookmark", "-o", columns, dataset)
         lines = (line.split("\t") for line in self._run(*listing).splitlines())
-        return {name: int(txg) for name, txg in lines}
+        return {name: Bookmark(int(guid), int(txg)) for name, guid, txg in lines}
 
     def destroy_bookmark(self, name: str) -> None:
         self._run("destroy", name)
@@ -303,22 +350,28 @@ class ZfsCommand:
     def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
         return {name: value.split(",") for name, value in self._values("clones", snapshots)}
 
-    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+    def send_increment(
+        self,
+        origin: str,
+        snapshot: str,
+        path: Path,
+        on_written: Callable[[int], None] = lambda _bytes: None,
+    ) -> int:
         words = ["send", *self._send_flags(origin, snapshot)]
         with LoggedCommand("zfs", *words) as command, open(path, "wb", opener=_private) as stream:
-            done = subprocess.run(
+            with subprocess.Popen(
                 [self._zfs, *words],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.PIPE,
-                check=False,
                 process_group=0,
-            )
-            command.exited(done.returncode)
+            ) as process:
+                errors = _wait(process, lambda: on_written(os.fstat(stream.fileno()).st_size))
+            command.exited(process.returncode)
             os.fsync(stream.fileno())
-        if done.returncode != 0:
+        if process.returncode != 0:
             path.unlink()
-            raise PoolError(f"zfs send {snapshot}", done.stderr.decode("utf-8", "replace"))
+            raise PoolError(f"zfs send {snapshot}", errors.decode("utf-8", "replace"))
         return path.stat().st_size
 
     def increment_size(self, origin: str, snapshot: str) -> int:
@@ -375,6 +428,18 @@ class ZfsCommand:
         encryption = self._run("get", "-Hp", "-o", "value", "encryption", dataset).strip()
         raw = ["-w"] if encryption not in ("off", "-") else ["-L", "-c", "-e"]
         return [*raw, "-I", origin, snapshot]
+
+
+def _wait(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> bytes:
+    """Wait for a process and call ``tick`` several times a second; its standard error."""
+    try:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.communicate(timeout=_TICK_SECONDS)[1]
+            tick()
+    except BaseException:
+        process.kill()
+        raise
 
 
 def _pin(holds: str, clones: str) -> str:

@@ -6,19 +6,21 @@ tests. One contract test checks that all three behave alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.model import Dataset, PolicyView, PoolSnapshot, SnapshotListing
-from snaporch.zfs.mount_users import ForeignMount
+from snaporch.zfs.mount_users import BlockingMount
 
 PREFIX = "snaporch:"
 """Of the names of snaporch's user properties."""
 
 
+POLICY_PROPERTY = f"{PREFIX}policy"
+"""On a dataset: the policies of the guests that use it."""
 RAM_PROPERTY = f"{PREFIX}ram"
 """On a page dataset the domain's UUID; on a snapshot of it the bundle: ``UUID/RUN``."""
 RAM_POOLS_PROPERTY = f"{PREFIX}ram-pools"
@@ -33,6 +35,13 @@ class PoolError(SnaporchError):
 
 class MountedError(PoolError):
     """The snapshot or dataset is mounted where ZFS cannot unmount it. It can be destroyed later."""
+
+
+class Bookmark(NamedTuple):
+    """The snapshot that a bookmark is of, which may be destroyed by now."""
+
+    guid: int
+    createtxg: int
 
 
 class Pool(Protocol):
@@ -93,8 +102,20 @@ class Pool(Protocol):
             PoolError: one is held or has clones; none was destroyed.
         """
 
-    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+    def reclaimable(self, names: Sequence[str]) -> int:
+        """The bytes that destroying these snapshots together would free.
+
+        More than the sum of what each of them frees alone: neighbours share blocks.
+
+        Raises:
+            PoolError: a snapshot does not exist, or ZFS gives no number.
+        """
+
+    def blocking_mounts(self, names: Collection[str] | None = None) -> list[BlockingMount]:
         """Mounts that prevent these snapshots (all if ``None``) from being destroyed."""
+
+    def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
+        """Remove user properties from snapshots. A property that is not set is not an error."""
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """Set user properties on datasets or snapshots."""
@@ -123,6 +144,9 @@ class Pool(Protocol):
 
         Inherited and received values do not count.
         """
+
+    def policies(self, datasets: Sequence[str]) -> dict[str, str]:
+        """The ``snaporch:policy`` of each of these datasets that has or inherits one."""
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         """The origin of each of these datasets that is a clone."""
@@ -172,8 +196,8 @@ class Pool(Protocol):
             PoolError: there is no such snapshot, or the bookmark exists.
         """
 
-    def bookmarks(self, dataset: str) -> dict[str, int]:
-        """The bookmarks of a dataset, as ``dataset#name``, each with the txg of its snapshot."""
+    def bookmarks(self, dataset: str) -> dict[str, Bookmark]:
+        """The bookmarks of a dataset, by their full names ``dataset#name``."""
 
     def destroy_bookmark(self, name: str) -> None:
         """Destroy the bookmark ``dataset#bookmark``."""
@@ -181,8 +205,20 @@ class Pool(Protocol):
     def clones(self, snapshots: Sequence[str]) -> dict[str, list[str]]:
         """The clones of each snapshot that has any."""
 
-    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+    def send_increment(
+        self,
+        origin: str,
+        snapshot: str,
+        path: Path,
+        on_written: Callable[[int], None] = lambda _bytes: None,
+    ) -> int:
         """Write the increments between two snapshots of a dataset to ``path``.
+
+        Args:
+            origin: the earlier snapshot.
+            snapshot: the later one.
+            path: a new file.
+            on_written: is called several times a second with the bytes written so far.
 
         Returns: the bytes written.
         """

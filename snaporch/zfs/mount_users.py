@@ -23,18 +23,20 @@ _GUEST = re.compile(r"guest=((?:[^,]|,,)*)")
 
 
 @dataclass(frozen=True, slots=True)
-class ForeignMount:
+class BlockingMount:
     """A mount that ZFS does not unmount by itself."""
 
     name: str
     """The mounted dataset or snapshot."""
-    holder: str
+    program: str
     """The program that has it mounted, as text for people."""
     uuid: str | None = None
     """The domain's UUID, if the program is an emulator."""
 
 
-def foreign_mounts(names: Collection[str] | None = None, proc: Path = _PROC) -> list[ForeignMount]:
+def blocking_mounts(
+    names: Collection[str] | None = None, proc: Path = _PROC
+) -> list[BlockingMount]:
     """Mounts that prevent datasets and snapshots from being destroyed.
 
     Args:
@@ -51,8 +53,8 @@ def foreign_mounts(names: Collection[str] | None = None, proc: Path = _PROC) -> 
                 if _namespace(process) != own and not mount.follows:
                     found.add(_held_by(process, mount))
                 elif _namespace(process) == own and _mounted_by_hand(mount):
-                    found.add(ForeignMount(mount.source, f"this host, at {mount.mount_point}"))
-    return sorted(found, key=lambda each: (each.name, each.holder))
+                    found.add(BlockingMount(mount.source, f"this host, at {mount.mount_point}"))
+    return sorted(found, key=lambda each: (each.name, each.program))
 
 
 def _mounted_by_hand(mount: Mount) -> bool:
@@ -75,13 +77,13 @@ def _namespace(process: Path) -> int:
     return os.stat(process / "ns" / "mnt").st_ino
 
 
-def _held_by(process: Path, mount: Mount) -> ForeignMount:
+def _held_by(process: Path, mount: Mount) -> BlockingMount:
     domain = _domain(process)
     if domain is not None:
         name, uuid = domain
-        return ForeignMount(mount.source, f"the guest {name}", uuid)
+        return BlockingMount(mount.source, f"the guest {name}", uuid)
     command = (process / "comm").read_text("utf-8", "replace").strip()
-    return ForeignMount(mount.source, f"{command} (process {process.name})")
+    return BlockingMount(mount.source, f"{command} (process {process.name})")
 
 
 def _domain(process: Path) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from snaporch.remote_host import CommandError, Host
 from snaporch.zfs.cli import ZfsCommand
 from snaporch.zfs.interface import PoolError
-from snaporch.zfs.mount_users import ForeignMount
+from snaporch.zfs.mount_users import BlockingMount
 
 _SCRIPT_BYTES = 60_000
 """ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
@@ -32,7 +32,7 @@ class RemoteZfs(ZfsCommand):
         except CommandError as error:
             raise PoolError(error.thing, error.reason, error.step) from error
 
-    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+    def blocking_mounts(self, names: Collection[str] | None = None) -> list[BlockingMount]:
         """Always empty: this host cannot see the other host's mounts."""
         return []
 
@@ -45,18 +45,23 @@ class RemoteZfs(ZfsCommand):
         raise PoolError(snapshot, "is on another host, and cannot be mounted here")
 
     def make(self, dataset: str) -> None:
-        """Create a file system and its parents, unless they exist.
+        """Create a file system that is never mounted, and its parents, unless they exist.
+
+        The file systems below it inherit that, also when the host boots.
 
         Raises:
             PoolError: its pool does not exist, or creating failed.
         """
-        self._run("create", "-p", dataset)
+        self._run("create", "-p", "-o", "mountpoint=none", dataset)
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Set user properties on snapshots, different ones on each.
+        """Set user properties on datasets or snapshots, different ones on each.
+
+        Args:
+            properties: an empty value removes the property.
 
         Raises:
-            PoolError: setting failed for one snapshot; those before it have theirs.
+            PoolError: setting failed for one of them; those before it have theirs.
         """
         for script in _scripts(properties):
             self._script(script, "zfs set")
@@ -66,8 +71,10 @@ def _scripts(properties: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
     lines: list[str] = []
     size = 0
     for name, values in properties.items():
-        pairs = (f"{key}={value}" for key, value in values.items())
-        line = shlex.join(["zfs", "set", *pairs, name])
+        pairs = [f"{key}={value}" for key, value in values.items() if value]
+        commands = [["zfs", "set", *pairs, name]] if pairs else []
+        commands += [["zfs", "inherit", key, name] for key, value in values.items() if not value]
+        line = " && ".join(map(shlex.join, commands))
         length = len(line.encode("utf-8", "surrogateescape"))
         if lines and size + length > _SCRIPT_BYTES:
             yield " && ".join(lines)

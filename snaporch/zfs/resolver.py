@@ -13,11 +13,13 @@ import os
 import re
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from snaporch import default_paths
+from snaporch.default_paths import HostPaths
 from snaporch.errors import SnaporchError
 from snaporch.model import Dataset, DatasetKind
 
@@ -27,8 +29,6 @@ _MAX_DATASET_NAME = 256
 _BLKZNAME = (2 << 30) | (_MAX_DATASET_NAME << 16) | (0x12 << 8) | 125
 """_IOR(0x12, 125, char[256]): the request by which ``zvol_id`` of OpenZFS gets a volume's name."""
 
-_LINKS = Path("/dev/zvol")
-_SYS = Path("/sys/dev/block")
 _NODE_SECONDS = 60.0
 _NODE_POLL_SECONDS = 0.05
 
@@ -90,95 +90,6 @@ def _unescape(text: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), text)
 
 
-def resolve(path: str, mounts: list[Mount] | None = None) -> Dataset:
-    """The dataset of a disk image, or the volume of a block device.
-
-    Args:
-        mounts: a fresh result of :func:`read_mounts`, to resolve many paths with one reading.
-
-    Raises:
-        NotOnZfsError: it is not on ZFS, or only in a snapshot. Or its path leads to a file system
-            that a server or a program serves, which is not accessed.
-        OSError: it cannot be read.
-    """
-    mounts = read_mounts() if mounts is None else mounts
-    status = os.stat(real_path(path, mounts))
-    if stat.S_ISBLK(status.st_mode):
-        return Dataset(_volume_name(path, status.st_rdev), DatasetKind.VOLUME)
-    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    mount = _mount_of(device, mounts) or _mount_of(device, read_mounts())  # stat mounted it
-    if mount is None:
-        raise NotOnZfsError(path, f"no mount has its device number {device}")
-    return _dataset_of(path, mount)
-
-
-def _mount_of(device: str, mounts: list[Mount]) -> Mount | None:
-    return next((mount for mount in mounts if mount.device == device), None)
-
-
-def volatile_file_system(path: Path) -> str:
-    """The type of the file system of ``path`` if its files are lost with the power; else empty."""
-    device = os.stat(path).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    mount = _mount_of(number, read_mounts())
-    return mount.filesystem if mount is not None and mount.filesystem in _FORGETFUL else ""
-
-
-def resolve_nearest(path: str, mounts: list[Mount] | None = None) -> Dataset:
-    """The dataset of a path, or the dataset that it would be in if it existed.
-
-    Raises:
-        NotOnZfsError, OSError: as :func:`resolve`.
-    """
-    for candidate in (Path(path), *Path(path).parents):
-        with suppress(FileNotFoundError, NotADirectoryError):
-            return resolve(str(candidate), mounts)
-    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-
-
-def real_path(path: str, mounts: list[Mount] | None = None) -> str:
-    """Like :func:`os.path.realpath`, but refuses file systems that a server or a program serves.
-
-    Args:
-        mounts: a fresh result of :func:`read_mounts`, to resolve many paths with one reading.
-
-    Raises:
-        NotOnZfsError: the path leads to such a file system. It was not touched.
-        OSError: it cannot be followed.
-    """
-    mounts = read_mounts() if mounts is None else mounts
-    over = {(each.parent, each.mount_point): each for each in mounts if each.number != each.parent}
-    root = next((each.number for each in reversed(mounts) if each.mount_point == "/"), 0)
-    at, inside, links = "/", root, 0
-    left = _reversed_names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
-    while left:
-        name = left.pop()
-        if name == "..":
-            left += _reversed_names(os.path.dirname(at))
-            at, inside = "/", root
-            continue
-        step = os.path.join(at, name)
-        mount = _on_top(over, step, inside)
-        while mount is not None and re.fullmatch(SERVED_FILE_SYSTEMS, mount.filesystem):
-            # names in it are not read: a mount below it decides
-            if not left or left[-1] == "..":
-                raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
-            step = os.path.join(step, left.pop())
-            mount = _on_top(over, step, mount.number) or mount
-        below = mount.number if mount is not None else inside
-        target = _link_target(step)
-        if target is None:
-            at, inside = step, below
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-        left += _reversed_names(target)
-        if target.startswith("/"):
-            at, inside = "/", root
-    return at
-
-
 def _on_top(over: Mapping[tuple[int, str], Mount], place: str, inside: int) -> Mount | None:
     """The visible mount at a place: the last one, which covers the others."""
     found = None
@@ -202,54 +113,30 @@ def _link_target(path: str) -> str | None:
         raise
 
 
-def mount_point_of(dataset: str) -> Path:
-    """Where the root of a dataset is mounted.
+def _mount_of(device: str, mounts: list[Mount]) -> Mount | None:
+    return next((mount for mount in mounts if mount.device == device), None)
+
+
+def _dataset_of(path: str, mount: Mount) -> Dataset:
+    if mount.filesystem != "zfs":
+        raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
+    if "@" in mount.source:
+        raise NotOnZfsError(path, f"inside the read-only snapshot {mount.source}")
+    return Dataset(mount.source, DatasetKind.FILESYSTEM)
+
+
+def _ask_volume(node: str) -> str:
+    """Ask the kernel for the name of a device's volume.
 
     Raises:
-        NotOnZfsError: it is not mounted.
+        OSError: it is not a device of ZFS.
     """
-    for mount in read_mounts():
-        if (mount.filesystem, mount.source, mount.root) == ("zfs", dataset, "/"):
-            return Path(mount.mount_point)
-    raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {dataset}")
-
-
-def volume_link(volume: str) -> Path:
-    """The link to the device of a volume, as ``zvol_id`` of OpenZFS names it."""
-    return _LINKS / volume.replace(" ", "+")
-
-
-def volume_node(volume: str, seconds: float = _NODE_SECONDS) -> Path:
-    """Wait for the block device of a volume.
-
-    A link appears some time after the volume was created, may be that of another volume for a
-    moment (openzfs#8669, openzfs#15904), and may disappear and return while udev handles the volume
-    again. So the device itself is asked for its name, and asked again after udev has handled
-    everything.
-
-    Args:
-        seconds: the time limit.
-
-    Returns: the link, which leads to the right device.
-
-    Raises:
-        NotOnZfsError: it did not appear in time.
-    """
-    link = volume_link(volume)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if _is_node_of(link, volume):
-            _settle_udev(end - time.monotonic())
-            if _is_node_of(link, volume):
-                return link
-        time.sleep(_NODE_POLL_SECONDS)
-    raise NotOnZfsError(volume, f"no device node after {seconds:.0f} s", "see `udevadm settle`")
-
-
-def _is_node_of(link: Path, volume: str) -> bool:
-    with suppress(OSError, NotOnZfsError):
-        return link.is_block_device() and resolve(str(link)).name == volume
-    return False
+    descriptor = os.open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        answer = fcntl.ioctl(descriptor, _BLKZNAME, bytes(_MAX_DATASET_NAME))
+    finally:
+        os.close(descriptor)
+    return answer.split(b"\0", 1)[0].decode()
 
 
 def _settle_udev(seconds: float) -> None:
@@ -269,86 +156,246 @@ def _settle_udev(seconds: float) -> None:
         )
 
 
-def _dataset_of(path: str, mount: Mount) -> Dataset:
-    if mount.filesystem != "zfs":
-        raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
-    if "@" in mount.source:
-        raise NotOnZfsError(path, f"inside the read-only snapshot {mount.source}")
-    return Dataset(mount.source, DatasetKind.FILESYSTEM)
+@dataclass(frozen=True)
+class Resolver:
+    """Finds datasets and volumes on one host, and where they are mounted or have their nodes."""
 
+    host: HostPaths = default_paths.HOST
+    stat: Callable[[str | Path], os.stat_result] = os.stat
+    ask_volume: Callable[[str], str] = _ask_volume
+    """Asks the device at a path for its volume; raises OSError if it is not one of ZFS."""
+    settle_udev: Callable[[float], None] = _settle_udev
+    """Waits until udev has handled all events so far, at most so many seconds."""
+    sleep: Callable[[float], None] = time.sleep
 
-def _volume_name(path: str, rdev: int) -> str:
-    """Ask the kernel for the volume of a device; for a partition, for that of its whole disk.
+    def mounts(self) -> list[Mount]:
+        """The mounts this process sees."""
+        return read_mounts(self.host.proc / "self" / "mountinfo")
 
-    Device mapper and similar devices pass the request on to the device below, where their data
-    begins at another offset. They are refused.
-    """
-    if below := devices_below(rdev):
-        raise NotOnZfsError(
-            path, f"a device over {', '.join(below)}, not a ZFS volume or a partition of one"
-        )
-    node = _whole_disk(rdev) or path
-    descriptor = os.open(node, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        answer = fcntl.ioctl(descriptor, _BLKZNAME, bytes(_MAX_DATASET_NAME))
-    except OSError as error:
-        raise NotOnZfsError(path, "a block device, but not a ZFS volume") from error
-    finally:
-        os.close(descriptor)
-    name = answer.split(b"\0", 1)[0].decode()
-    if "@" in name:
-        raise NotOnZfsError(path, f"the read-only snapshot {name}")
-    return name
+    def resolve(self, path: str, mounts: list[Mount] | None = None) -> Dataset:
+        """The dataset of a disk image, or the volume of a block device.
 
+        Args:
+            mounts: a fresh result of :meth:`mounts`, to resolve many paths with one reading.
 
-def inside(path: str, dataset: Dataset) -> str | None:
-    """The real path of an image below the mount point of its file system.
+        Raises:
+            NotOnZfsError: it is not on ZFS, or only in a snapshot. Or its path leads to a file
+                system that a server or a program serves, which is not accessed.
+            OSError: it cannot be read.
+        """
+        mounts = self.mounts() if mounts is None else mounts
+        status = self.stat(self.real_path(path, mounts))
+        if stat.S_ISBLK(status.st_mode):
+            return Dataset(self._volume_name(path, status.st_rdev), DatasetKind.VOLUME)
+        device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+        mount = _mount_of(device, mounts) or _mount_of(device, self.mounts())  # stat mounted it
+        if mount is None:
+            raise NotOnZfsError(path, f"no mount has its device number {device}")
+        return _dataset_of(path, mount)
 
-    ``None`` for a volume, and if the path cannot be determined.
-    """
-    if dataset.kind is DatasetKind.VOLUME:
+    def resolve_nearest(self, path: str, mounts: list[Mount] | None = None) -> Dataset:
+        """The dataset of a path, or the dataset that it would be in if it existed.
+
+        Raises:
+            NotOnZfsError, OSError: as :meth:`resolve`.
+        """
+        for candidate in (Path(path), *Path(path).parents):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return self.resolve(str(candidate), mounts)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    def real_path(self, path: str, mounts: list[Mount] | None = None) -> str:
+        """Like :func:`os.path.realpath`, but refuses file systems of a server or a program.
+
+        Args:
+            mounts: a fresh result of :meth:`mounts`, to resolve many paths with one reading.
+
+        Raises:
+            NotOnZfsError: the path leads to such a file system. It was not touched.
+            OSError: it cannot be followed.
+        """
+        mounts = self.mounts() if mounts is None else mounts
+        over = {
+            (each.parent, each.mount_point): each for each in mounts if each.number != each.parent
+        }
+        root = next((each.number for each in reversed(mounts) if each.mount_point == "/"), 0)
+        at, inside, links = "/", root, 0
+        left = _reversed_names(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+        while left:
+            name = left.pop()
+            if name == "..":
+                left += _reversed_names(os.path.dirname(at))
+                at, inside = "/", root
+                continue
+            step = os.path.join(at, name)
+            mount = _on_top(over, step, inside)
+            while mount is not None and re.fullmatch(SERVED_FILE_SYSTEMS, mount.filesystem):
+                # names in it are not read: a mount below it decides
+                if not left or left[-1] == "..":
+                    raise NotOnZfsError(path, f"not on ZFS but on {mount.filesystem}")
+                step = os.path.join(step, left.pop())
+                mount = _on_top(over, step, mount.number) or mount
+            below = mount.number if mount is not None else inside
+            target = _link_target(step)
+            if target is None:
+                at, inside = step, below
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            left += _reversed_names(target)
+            if target.startswith("/"):
+                at, inside = "/", root
+        return at
+
+    def inside(self, path: str, dataset: Dataset) -> str | None:
+        """The real path of an image below the mount point of its file system.
+
+        ``None`` for a volume, and if the path cannot be determined.
+        """
+        if dataset.kind is DatasetKind.VOLUME:
+            return None
+        mounts = self.mounts()
+        real = Path(self.real_path(path, mounts))
+        own = [each for each in mounts if (each.filesystem, each.source) == ("zfs", dataset.name)]
+        above = [each for each in own if real.is_relative_to(each.mount_point)]
+        if above:
+            mount = max(above, key=lambda each: len(each.mount_point))
+            return str(Path(mount.root, real.relative_to(mount.mount_point)).relative_to("/"))
+        with suppress(NotOnZfsError):
+            root = self.mount_point_of(dataset.name)
+            if real.is_relative_to(root):
+                return str(real.relative_to(root))
         return None
-    mounts = read_mounts()
-    real = Path(real_path(path, mounts))
-    own = [each for each in mounts if (each.filesystem, each.source) == ("zfs", dataset.name)]
-    above = [each for each in own if real.is_relative_to(each.mount_point)]
-    if above:
-        mount = max(above, key=lambda each: len(each.mount_point))
-        return str(Path(mount.root, real.relative_to(mount.mount_point)).relative_to("/"))
-    with suppress(NotOnZfsError):
-        root = mount_point_of(dataset.name)
-        if real.is_relative_to(root):
-            return str(real.relative_to(root))
-    return None
+
+    def mount_point_of(self, dataset: str) -> Path:
+        """Where the root of a dataset is mounted.
+
+        Raises:
+            NotOnZfsError: it is not mounted.
+        """
+        for mount in self.mounts():
+            if (mount.filesystem, mount.source, mount.root) == ("zfs", dataset, "/"):
+                return Path(mount.mount_point)
+        raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {dataset}")
+
+    def volume_link(self, volume: str) -> Path:
+        """The link to the device of a volume, as ``zvol_id`` of OpenZFS names it."""
+        return self.host.dev / "zvol" / volume.replace(" ", "+")
+
+    def volume_node(self, volume: str, seconds: float = _NODE_SECONDS) -> Path:
+        """Wait for the block device of a volume.
+
+        A link appears some time after the volume was created, may be that of another volume for a
+        moment (openzfs#8669, openzfs#15904), and may disappear and return while udev handles the
+        volume again. So the device itself is asked for its name, and asked again after udev has
+        handled everything.
+
+        Args:
+            seconds: the time limit.
+
+        Returns: the link, which leads to the right device.
+
+        Raises:
+            NotOnZfsError: it did not appear in time.
+        """
+        link = self.volume_link(volume)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._is_node_of(link, volume):
+                self.settle_udev(end - time.monotonic())
+                if self._is_node_of(link, volume):
+                    return link
+            self.sleep(_NODE_POLL_SECONDS)
+        raise NotOnZfsError(volume, f"no device node after {seconds:.0f} s", "see `udevadm settle`")
+
+    def _is_node_of(self, link: Path, volume: str) -> bool:
+        with suppress(OSError, NotOnZfsError):
+            return self.resolve(str(link)) == Dataset(volume, DatasetKind.VOLUME)
+        return False
+
+    def _volume_name(self, path: str, rdev: int) -> str:
+        """Ask the kernel for the volume of a device; for a partition, for that of its whole disk.
+
+        Device mapper and similar devices pass the request on to the device below, where their data
+        begins at another offset. They are refused.
+        """
+        if below := self.devices_below(rdev):
+            raise NotOnZfsError(
+                path, f"a device over {', '.join(below)}, not a ZFS volume or a partition of one"
+            )
+        node = self._whole_disk(rdev) or path
+        try:
+            name = self.ask_volume(node)
+        except OSError as error:
+            raise NotOnZfsError(path, "a block device, but not a ZFS volume") from error
+        if "@" in name:
+            raise NotOnZfsError(path, f"the read-only snapshot {name}")
+        return name
+
+    def _whole_disk(self, rdev: int) -> str | None:
+        entry = self.sysfs_of(rdev)
+        if not (entry / "partition").exists():
+            return None
+        return str(self.host.dev / entry.resolve().parent.name)
+
+    def partition_number(self, path: str) -> int | None:
+        """The number of the partition at a path; ``None`` if it is not a partition.
+
+        Raises:
+            OSError: the path cannot be read.
+        """
+        status = self.stat(path)
+        if not stat.S_ISBLK(status.st_mode):
+            return None
+        with suppress(FileNotFoundError):
+            return int((self.sysfs_of(status.st_rdev) / "partition").read_text())
+        return None
+
+    def devices_below(self, rdev: int) -> list[str]:
+        """The names of the devices below a device (device mapper, RAID).
+
+        A plain disk has none.
+        """
+        with suppress(FileNotFoundError):
+            return sorted(os.listdir(self.sysfs_of(rdev) / "slaves"))
+        return []
+
+    def sysfs_of(self, rdev: int) -> Path:
+        """The directory of a block device in sysfs."""
+        return self.host.sys / "dev" / "block" / f"{os.major(rdev)}:{os.minor(rdev)}"
+
+    def volatile_file_system(self, path: Path) -> str:
+        """The type of a path's file system if its files are lost with the power; else empty."""
+        device = self.stat(path).st_dev
+        number = f"{os.major(device)}:{os.minor(device)}"
+        mount = _mount_of(number, self.mounts())
+        return mount.filesystem if mount is not None and mount.filesystem in _FORGETFUL else ""
 
 
-def partition_number(path: str) -> int | None:
-    """The number of the partition at a path; ``None`` if it is not a partition.
+HOST = Resolver()
+"""This host, which the functions of this module ask."""
+
+resolve = HOST.resolve
+resolve_nearest = HOST.resolve_nearest
+real_path = HOST.real_path
+inside = HOST.inside
+mount_point_of = HOST.mount_point_of
+volume_link = HOST.volume_link
+volume_node = HOST.volume_node
+partition_number = HOST.partition_number
+devices_below = HOST.devices_below
+volatile_file_system = HOST.volatile_file_system
+
+
+def flush_volume(path: str) -> None:
+    """Write the host's cache of a disk to its volume; a file needs nothing.
 
     Raises:
-        OSError: the path cannot be read.
+        OSError: it does not exist or cannot be synced.
     """
-    status = os.stat(path)
-    if not stat.S_ISBLK(status.st_mode):
-        return None
-    device = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
-    with suppress(FileNotFoundError):
-        return int(Path(f"/sys/dev/block/{device}/partition").read_text())
-    return None
-
-
-def devices_below(rdev: int) -> list[str]:
-    """The names of the devices below a device (device mapper, RAID); none below a plain disk."""
-    with suppress(FileNotFoundError):
-        return sorted(os.listdir(_SYS / f"{os.major(rdev)}:{os.minor(rdev)}" / "slaves"))
-    return []
-
-
-def _whole_disk(rdev: int) -> str | None:
-    entry = Path(f"/sys/dev/block/{os.major(rdev)}:{os.minor(rdev)}")
-    if not (entry / "partition").exists():
-        return None
-    return f"/dev/{entry.resolve().parent.name}"
+    if stat.S_ISBLK(os.stat(path).st_mode):
+        flush_device(path)
 
 
 def flush_device(path: str) -> None:

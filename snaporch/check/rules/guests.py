@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from snaporch.check.facts import GuestFacts, HostFacts
-from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
+from snaporch.check.findings import Finding, Severity, hint, listed, warning
+from snaporch.sanoid.config.frozen_datasets import has_hook
 from snaporch.sanoid.config.render import fitting_parent
 from snaporch.sanoid.config.resolve import hook_settings
-from snaporch.sanoid.config.unhooked import has_hook
 
 
 def busy(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
@@ -35,11 +35,13 @@ def not_on_zfs(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
         )
 
 
-def no_snapshot(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+def no_snapshot(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """The plan of a snapshot is refused."""
     if guest.refusal is not None and guest.datasets:
         reason, step = guest.refusal
-        yield error(
+        hooked = _has_hook(facts, guest)
+        yield Finding(
+            Severity.HINT if guest.opted_out and not hooked else Severity.ERROR,
             guest.name,
             reason,
             "no snapshot of it can be taken: `snaporch snapshot` and the pre hook fail",
@@ -86,12 +88,12 @@ def other_snapshots(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     No finding where that changes nothing: with all disks in one pool and no hook that waits,
     ``auto`` takes ``manual`` anyway.
     """
-    if not guest.other_taker:
+    if not guest.other_program:
         return
     if guest.overlays:
         yield warning(
             guest.name,
-            f"another program snapshots its datasets: {guest.other_taker}",
+            f"another program snapshots its datasets: {guest.other_program}",
             "a snapshot that is taken while its overlays are committed is torn, and useless",
             'set ram_strategy = "manual" in snaporch.toml, which has no overlays; or have snaporch '
             "alone snapshot these datasets, by policies or by its hooks",
@@ -102,7 +104,7 @@ def other_snapshots(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
         yield hint(
             guest.name,
             f"no overlays are used, since another program snapshots its datasets: "
-            f"{guest.other_taker}",
+            f"{guest.other_program}",
             "a snapshot that is taken while overlays are committed is torn; without overlays the "
             "guest is paused until all its ZFS snapshots exist",
             "have snaporch alone snapshot these datasets, by policies or by its hooks",
@@ -129,12 +131,15 @@ def shared_dataset(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 
 def policy_level(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """The guest cannot have the level of one of its policies."""
-    for policy, reason, step in guest.unmet:
-        yield error(
+    for unmet in guest.unmet:
+        yield Finding(
+            Severity.ERROR if unmet.fails else Severity.WARNING,
             guest.name,
-            f"policy {policy}: {reason}",
-            "its snapshots fail, or have a lower level than the policy demands",
-            step or f"fix the reason, or set another level in [policy.{policy}]",
+            f"policy {unmet.policy}: {unmet.reason}",
+            "its snapshots fail"
+            if unmet.fails
+            else "its snapshots have a lower level than the policy demands",
+            unmet.step or f"fix the reason, or set another level in [policy.{unmet.policy}]",
         )
 
 
@@ -151,7 +156,8 @@ def unscheduled(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
             guest.name,
             "it has no policy, and sanoid takes no snapshots here",
             "only snapshots that are taken by hand can be restored",
-            "give it a policy: docs/schedule.md; or, if it needs none, write in snaporch.toml",
+            "give it a policy: docs/how-to/schedule.md; or, if it needs none, "
+            "write in snaporch.toml",
             (f'[domain."{guest.name}"]', "policies = []"),
         )
 
@@ -177,7 +183,7 @@ def _not_by_sanoid(facts: HostFacts, guest: GuestFacts, severity: Severity, why:
         guest.name,
         f"sanoid takes no snapshots of {datasets}, and it has no policy",
         why,
-        "give it a policy (docs/schedule.md), or add to "
+        "give it a policy (docs/how-to/schedule.md), or add to "
         f"{facts.sanoid.directory / 'sanoid.conf'} the output of",
         (f"snaporch render sanoid {shlex.quote(guest.name)}",),
     )

@@ -30,7 +30,7 @@ def replica_unreachable(facts: HostFacts) -> Iterator[Finding]:
                 f"replica {name}",
                 reason,
                 "policies name it, and nothing can be copied to it",
-                "see docs/replication.md, how to set up a replica",
+                "see docs/how-to/replication.md, how to set up a replica",
             )
 
 
@@ -59,7 +59,7 @@ def version_unknown(facts: HostFacts) -> Iterator[Finding]:
                 component,
                 f"its version ({version or 'none'}) cannot be read",
                 "it was not compared with the versions of known faults",
-                "compare it with docs/hosts.md, Known faults",
+                "compare it with docs/reference/hosts.md, Known faults",
             )
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 
 from snaporch.check.facts import GuestFacts, HostFacts
-from snaporch.check.findings import Finding, Severity, error, hint, warning
-from snaporch.sanoid.hooks.freeze_order import find_misfit
+from snaporch.check.findings import Finding, Severity, hint, warning
+from snaporch.sanoid.hooks.freeze_order import find_conflict
 
 
 def _conf(facts: HostFacts) -> str:
@@ -28,12 +29,13 @@ def sanoid_missing(facts: HostFacts) -> Iterator[Finding]:
 def sanoid_unused(facts: HostFacts) -> Iterator[Finding]:
     """sanoid is installed without a configuration."""
     if facts.sanoid.unused:
+        directory = shlex.quote(str(facts.sanoid.directory))
         yield hint(
             _conf(facts),
             "it does not exist",
             "sanoid takes no snapshots; its syncoid needs no such file",
-            "nothing to do; if sanoid is to take snapshots, write the output of this command there",
-            ("snaporch render sanoid",),
+            "nothing to do; if sanoid is to take snapshots, run",
+            (f"mkdir -p {directory} && snaporch render sanoid >>{directory}/sanoid.conf",),
         )
 
 
@@ -41,7 +43,8 @@ def sanoid_refuses(facts: HostFacts) -> Iterator[Finding]:
     """sanoid exits with an error because of its configuration."""
     sanoid = facts.sanoid
     if sanoid.installed and not sanoid.unused and sanoid.config is None:
-        yield error(
+        yield Finding(
+            Severity.HINT if sanoid.scheduled is False else Severity.ERROR,
             _conf(facts),
             sanoid.refusal,
             "sanoid exits with an error, and takes no snapshots",
@@ -89,21 +92,21 @@ def hook_deadline(facts: HostFacts) -> Iterator[Finding]:
     """The guests of one call of the pre hook cannot all be frozen within their deadlines."""
     for path, guests in _guests_by_call(facts).items():
         estimates = {each.name: each.estimate for each in guests if each.estimate is not None}
-        misfit = find_misfit(estimates, facts.jobs)
-        if misfit is None:
+        conflict = find_conflict(estimates, facts.jobs)
+        if conflict is None:
             continue
-        level = next(each.on_unavailable for each in guests if each.name == misfit.guest)
-        yields_to_other_program = estimates[misfit.guest].yields_to_other_program
+        level = next(each.on_unavailable for each in guests if each.name == conflict.guest)
+        yields_to_other_program = estimates[conflict.guest].yields_to_other_program
         fails = level == "fail" and not yields_to_other_program
         result = f"its snapshots have the level {level}"
         if yields_to_other_program:
             result = "it is held on overlays, and snapshots that other programs take may be torn"
         yield Finding(
             Severity.ERROR if fails else Severity.WARNING,
-            misfit.guest,
-            f"it cannot be frozen together with the others on {path}: {misfit.reason}",
+            conflict.guest,
+            f"it cannot be frozen together with the others on {path}: {conflict.reason}",
             "the pre hook fails, and freezes none of them" if fails else result,
-            misfit.step,
+            conflict.step,
         )
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from snaporch.check.coverage import CoveredSection
 from snaporch.check.facts import HookProgram, HostFacts
 from snaporch.check.findings import Finding, Severity, error, warning
+from snaporch.check.sections_of_guests import CoveredSection
 from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand
 from snaporch.sanoid.config.resolve import truth
 
@@ -29,7 +29,8 @@ def path_section(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
     """A section with a ``path`` setting runs no snapshot hooks."""
     if section.settings is None:
         path = section.section.path
-        yield error(
+        yield Finding(
+            section.severity(Severity.ERROR),
             f"[{section.section.name}]",
             f"it takes the snapshots of {path} by a path setting",
             f"sanoid runs no snapshot hooks for such a section: {section.guest_names} is not "
@@ -46,7 +47,7 @@ def hooks_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding
         return
     only_crash = all(guest.level == "crash" for guest in section.guests)
     yield Finding(
-        Severity.HINT if only_crash else Severity.ERROR,
+        Severity.HINT if only_crash else section.severity(Severity.ERROR),
         section.subject,
         f"it takes snapshots of {section.guest_names} without a hook",
         "such a snapshot is like a power loss: crash-consistent at best, and without RAM",
@@ -58,7 +59,8 @@ def hooks_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding
 def pre_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A section has a post hook without a pre hook."""
     if _has(section, _POST) and not _has(section, _PRE):
-        yield error(
+        yield Finding(
+            section.severity(Severity.ERROR),
             section.subject,
             "it has a post hook, but no pre hook",
             "no guest is frozen, so the post hook has none to release",
@@ -70,7 +72,8 @@ def pre_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
 def post_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A section has a pre hook without a post hook."""
     if _has(section, _PRE) and not _has(section, _POST):
-        yield error(
+        yield Finding(
+            section.severity(Severity.ERROR),
             section.subject,
             "it has a pre hook, but no post hook",
             "the guest stays on its overlays, or paused, until the deadline",
@@ -95,7 +98,8 @@ def hook_program(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
             why += ", and still takes the snapshot"
         line = (_hook_line(facts, key),)
         where = _where(facts, section)
-        yield error(section.subject, what, why, where, line)
+        grave = section.severity(Severity.ERROR)
+        yield Finding(grave, section.subject, what, why, where, line)
 
 
 def _can_run(command: HookCommand, program: HookProgram | None) -> bool:
@@ -106,7 +110,8 @@ def hook_not_snaporch(facts: HostFacts, section: CoveredSection) -> Iterator[Fin
     """A hook setting calls a program other than snaporch."""
     for key, command, program in section.hooks(facts):
         if _can_run(command, program) and not command.phase:
-            yield warning(
+            yield Finding(
+                section.severity(Severity.WARNING),
                 section.subject,
                 f"{key} calls {command.program}, not snaporch",
                 f"unless that program calls snaporch, {section.guest_names} is not frozen",
@@ -146,7 +151,8 @@ def hook_version(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]
 def script_timeout(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """sanoid's time limit for hooks is not 0."""
     if section.section.timeout and (_has(section, _PRE) or _has(section, _POST)):
-        yield error(
+        yield Finding(
+            section.severity(Severity.ERROR),
             section.subject,
             f"script_timeout is {section.section.timeout} s, and must be 0",
             "if a hook takes longer, sanoid itself is killed (SIGALRM): no snapshot, no post hook, "
@@ -160,7 +166,8 @@ def inconsistent_snapshot(facts: HostFacts, section: CoveredSection) -> Iterator
     """sanoid takes a snapshot even if the pre hook fails."""
     allowed = not truth(section.setting("no_inconsistent_snapshot"))
     if allowed and (_has(section, _PRE) or _has(section, _POST)):
-        yield warning(
+        yield Finding(
+            section.severity(Severity.WARNING),
             section.subject,
             "no_inconsistent_snapshot is not set",
             "sanoid takes a snapshot even if a guest could not be frozen",
@@ -172,7 +179,8 @@ def inconsistent_snapshot(facts: HostFacts, section: CoveredSection) -> Iterator
 def pruning_missing(facts: HostFacts, section: CoveredSection) -> Iterator[Finding]:
     """A section destroys snapshots without a pruning hook."""
     if truth(section.setting("autoprune")) and not _has(section, _PRUNE):
-        yield warning(
+        yield Finding(
+            section.severity(Severity.WARNING),
             section.subject,
             "it prunes snapshots, but has no pruning_script",
             "bundles of snapshots that sanoid has destroyed stay until `snaporch prune` is run",

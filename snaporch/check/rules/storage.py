@@ -17,7 +17,7 @@ def overlays_left(facts: HostFacts) -> Iterator[Finding]:
             str(facts.overlays.path),
             f"{listed(facts.overlays.unknown)} belongs to no known run",
             "an overlay may hold a guest's writes",
-            "see whether a guest uses it (`virsh domblklist`); docs/recovery.md, By hand",
+            "see whether a guest uses it (`virsh domblklist`); docs/how-to/recovery.md, By hand",
         )
 
 
@@ -28,7 +28,7 @@ def overlays_quarantined(facts: HostFacts) -> Iterator[Finding]:
             f"{facts.overlays.path}/quarantine",
             f"overlays are quarantined: {listed(facts.overlays.quarantined)}",
             "they hold writes that their base images do not have",
-            "compare them, then commit or delete them: docs/recovery.md, By hand",
+            "compare them, then commit or delete them: docs/how-to/recovery.md, By hand",
         )
 
 

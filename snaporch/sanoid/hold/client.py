@@ -77,7 +77,7 @@ def connect(path: Path) -> JsonConnection | None:
 
 
 def ask(path: Path, message: Message) -> Message | None:
-    """Send one message to a holder; its reply, or ``None`` if no holder replies."""
+    """Send one message to a hold process; its reply, or ``None`` if no hold process replies."""
     connection = connect(path)
     if connection is None:
         return None
@@ -89,7 +89,7 @@ def ask(path: Path, message: Message) -> Message | None:
 def join(
     path: Path, message: Message, start: Callable[[], None], seconds: float
 ) -> tuple[JsonConnection, Message]:
-    """Join the window of the holder at ``path``; have a holder started if there is none.
+    """Join the window of the hold process at ``path``; start one if there is none.
 
     Args:
         seconds: to wait for the first reply.
@@ -98,7 +98,7 @@ def join(
     that it is frozen already; or that it cannot be frozen.
 
     Raises:
-        RunFailedError: the holder cannot be started, has exited, or does not reply.
+        RunFailedError: the hold process cannot be started, has exited, or does not reply.
     """
     for _ in range(_ATTEMPTS):
         connection = _connect_or_start(path, message, start)
@@ -120,21 +120,21 @@ def join(
 
 
 def _connect_or_start(path: Path, message: Message, start: Callable[[], None]) -> JsonConnection:
-    """One hook at a time, or two hooks would each start a holder."""
+    """One hook at a time, or two hooks would each start a hold process."""
     try:
         with starter_lock(path, wait=True):
             connection = connect(path)
             if connection is None:
-                path.unlink(missing_ok=True)  # left by a holder that was killed
+                path.unlink(missing_ok=True)  # left by a hold process that was killed
                 start()
-                connection = _await_holder(path)
+                connection = _await_hold_process(path)
             connection.send(message)
             return connection
     except OSError as error:
         raise RunFailedError(str(path), f"cannot be joined ({error.strerror})") from error
 
 
-def _await_holder(path: Path) -> JsonConnection:
+def _await_hold_process(path: Path) -> JsonConnection:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end:
         connection = connect(path)

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snaporch.config import load_config
-from snaporch.context import Context, Interrupt
+from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.hypervisor import open_hypervisor
+from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
-from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks
+from snaporch.sanoid.config.frozen_datasets import frozen_by_hooks, unfrozen_by_sanoid
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
 from snaporch.sanoid.hooks.time_limits import patience
@@ -67,8 +68,8 @@ def open_context(config_path: Path | None, progress: Progress, interrupt: Interr
         progress,
         interrupt,
         config_path,
-        strangers=unheld_by_hooks,
-        held=held_by_hooks,
+        unfrozen_by=unfrozen_by_sanoid,
+        frozen_by_hooks=frozen_by_hooks,
     )
 
 

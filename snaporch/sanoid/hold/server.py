@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snaporch.context import Interrupt
 from snaporch.errors import RunFailedError
+from snaporch.interrupt import Interrupt
 from snaporch.recovery.stale_sockets import address
 from snaporch.sanoid.hold.client import JsonConnection, Message
 from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase
@@ -29,7 +29,7 @@ _WITHDRAWN: Message = {"ok": True, "withdrawn": True}
 
 
 class HoldServer:
-    """Listens from the start of the holder until the window closes."""
+    """Listens from the start of the hold process until the window closes."""
 
     def __init__(self, path: Path, interrupt: Interrupt) -> None:
         self.window = HoldWindow()
@@ -285,7 +285,7 @@ class HoldServer:
             self._interrupt.signum = signal.SIGTERM
 
     def _close_window(self) -> None:
-        """Remove the socket's name: the next holder may use it."""
+        """Remove the socket's name: the next hold process may use it."""
         if self.window.phase is not WindowPhase.CLOSED:
             self.window.close()
             self._path.unlink(missing_ok=True)

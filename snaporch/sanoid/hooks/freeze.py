@@ -1,7 +1,7 @@
 """Has guests frozen, in the order of :mod:`snaporch.sanoid.hooks.freeze_order`; all or none.
 
-First each guest gets a holder, which takes its lock and makes its plan. When all holders have
-plans, and these fit into the deadlines, the hook orders one after the other to freeze its guest.
+First each guest gets a hold process, which takes its lock and makes its plan. When all have plans
+that fit into the deadlines, the hook orders one after the other to freeze its guest.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from functools import cache
 from snaporch.bundle.store import private_directory, store_errors
 from snaporch.config import Config
 from snaporch.errors import RunFailedError, SnaporchError
-from snaporch.sanoid.config.coverage import conf_of, promised, takes_children
+from snaporch.sanoid.config.datasets_of_round import conf_of, promised, takes_children
 from snaporch.sanoid.hold.client import JsonConnection, Message, join
 from snaporch.sanoid.hooks.dispatch import print_line
 from snaporch.sanoid.hooks.freeze_order import (
     FreezeEstimate,
     FreezeProgress,
-    find_misfit,
+    find_conflict,
     next_to_freeze,
 )
 from snaporch.sanoid.hooks.guests import GuestDatasets
@@ -53,9 +53,9 @@ class FreezeEntry:
 
     guest: GuestDatasets
     message: Message
-    """The call, for the guest's holder."""
+    """The call, for the guest's hold process."""
     seconds: float = math.inf
-    """Within which its holder must reply."""
+    """Within which its hold process must reply."""
 
 
 def freeze(request: Request, guests: Sequence[GuestDatasets], host: HookHost) -> None:
@@ -119,7 +119,7 @@ def _join(entry: FreezeEntry, host: HookHost) -> HoldClient:
     connection, reply = join(
         host.hold_socket(uuid),
         entry.message | {"do": "join"},
-        lambda: host.start_holder(uuid),
+        lambda: host.start_hold_process(uuid),
         entry.seconds,
     )
     client = HoldClient(entry, connection)
@@ -132,16 +132,16 @@ def _join(entry: FreezeEntry, host: HookHost) -> HoldClient:
 
 @dataclass
 class HoldClient:
-    """The hook's connection to the holder of one guest."""
+    """The hook's connection to the hold process of one guest."""
 
     entry: FreezeEntry
     connection: JsonConnection
     progress: FreezeProgress | None = None
-    """``None`` until the holder has a plan."""
+    """``None`` until the hold process has a plan."""
     attempt: int = 0
     """The number of that plan."""
     refused: bool = False
-    """Whether its plan was refused, and the holder has not made another one yet."""
+    """Whether its plan was refused, and the hold process has not made another one yet."""
     frozen: bool = False
     begun: bool = False
     error: SnaporchError | None = None
@@ -152,15 +152,15 @@ class HoldClient:
         return self.entry.guest.domain.name
 
     def send(self, action: str, **more: str) -> None:
-        """Send the holder an order that refers to its current plan."""
+        """Send the hold process an order that refers to its current plan."""
         order = {"do": action, "attempt": self.attempt}
         self.connection.try_send(self.entry.message | order | more)
 
     def handle(self, reply: Message) -> None:
-        """Take a message of the holder.
+        """Take a message of the hold process.
 
         Raises:
-            KeyError, TypeError, ValueError: it is no message of a holder.
+            KeyError, TypeError, ValueError: it is no message of a hold process.
         """
         if "estimate" in reply:
             self._handle_progress(reply)
@@ -185,7 +185,7 @@ class HoldClient:
         self.progress.left = int(reply.get("left", self.progress.estimate.ram))
 
     def closed(self) -> None:
-        """The holder has closed the connection."""
+        """The hold process has closed the connection."""
         self.error = self.error or self._released()
 
     def _released(self) -> SnaporchError:
@@ -199,7 +199,7 @@ class HoldClient:
 def freeze_together(
     clients: Sequence[HoldClient], jobs: int, error: BaseException | None = None
 ) -> None:
-    """Have all guests frozen, and report to all holders that all are.
+    """Have all guests frozen, and report to all hold processes that all are.
 
     Args:
         error: an error from before: then all guests are released, and it is raised.
@@ -223,7 +223,7 @@ def freeze_together(
         for client in clients:
             client.send("withdraw")
         end = time.monotonic() + max((client.entry.seconds for client in clients), default=0.0)
-        for listener in listeners:  # the holder replies when its guest is released
+        for listener in listeners:  # the hold process replies when its guest is released
             listener.join(min(max(end - time.monotonic(), 0), threading.TIMEOUT_MAX))
         raise
     finally:
@@ -240,7 +240,7 @@ def _listen(client: HoldClient, changed: threading.Condition) -> None:
                 client.handle(reply)
                 changed.notify_all()
     except (KeyError, TypeError, ValueError):
-        pass  # no message of a holder: treated as a closed connection
+        pass  # no message of a hold process: treated as a closed connection
     finally:
         with changed:
             client.closed()
@@ -265,12 +265,12 @@ def _give_orders(clients: Sequence[HoldClient], jobs: int) -> None:
     guests = {client.name: client.progress for client in clients if client.progress is not None}
     if not any(guest.ordered for guest in guests.values()):
         estimates = {name: guest.estimate for name, guest in guests.items()}
-        misfit = find_misfit(estimates, jobs)
-        if misfit is not None:
+        conflict = find_conflict(estimates, jobs)
+        if conflict is not None:
             for client in clients:
-                if client.name == misfit.guest:
+                if client.name == conflict.guest:
                     client.refused = True
-                    client.send("refuse", reason=misfit.reason, step=misfit.step)
+                    client.send("refuse", reason=conflict.reason, step=conflict.step)
             return
     due = next_to_freeze(guests.values(), jobs)
     for client in clients:
@@ -281,7 +281,7 @@ def _give_orders(clients: Sequence[HoldClient], jobs: int) -> None:
 
 
 def _begin_all(clients: Sequence[HoldClient], changed: threading.Condition) -> None:
-    """Report to all holders that all guests are frozen, and await their confirmation."""
+    """Report to all hold processes that all guests are frozen, and await their confirmation."""
     for client in clients:
         client.send("begin")
     since = time.monotonic()
@@ -292,7 +292,7 @@ def _begin_all(clients: Sequence[HoldClient], changed: threading.Condition) -> N
 
 
 def _raise_late(clients: Sequence[HoldClient], since: float) -> None:
-    """Raise an error for the first holder that owes a reply for longer than its limit."""
+    """Raise an error for the first hold process that owes a reply for longer than its limit."""
     for client in clients:
         if time.monotonic() - since > client.entry.seconds:
             reason = f"its hold process has not replied for {client.entry.seconds:.0f} s"

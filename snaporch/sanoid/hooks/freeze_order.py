@@ -65,7 +65,7 @@ class FreezeProgress:
 
     estimate: FreezeEstimate
     ordered: bool = False
-    """Whether its holder was ordered to freeze it."""
+    """Whether its hold process was ordered to freeze it."""
     frozen: bool = False
     left: int = 0
     """Bytes of RAM that are still to be saved."""
@@ -93,7 +93,7 @@ def next_to_freeze(guests: Collection[FreezeProgress], jobs: int) -> list[Freeze
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class FreezeConflict:
     """A guest that cannot be frozen together with the others within their deadlines."""
 
     guest: str
@@ -101,7 +101,7 @@ class Misfit:
     step: str
 
 
-def find_misfit(estimates: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
+def find_conflict(estimates: Mapping[str, FreezeEstimate], jobs: int) -> FreezeConflict | None:
     """The guest whose RAM takes too long to save together with the others; ``None`` if all fit.
 
     If a guest can take overlays instead, without a lower level, it is that guest.
@@ -110,14 +110,14 @@ def find_misfit(estimates: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | 
         estimates: of the guests of one call, by name.
     """
     ram = {name: each for name, each in estimates.items() if each.strategy.level is Level.RAM}
-    misfit = _too_far_apart(ram) or _too_long(ram, jobs)
+    conflict = _too_far_apart(ram) or _too_long(ram, jobs)
     givers = [name for name, each in ram.items() if each.yields_to_other_program]
-    if misfit is None or not givers or misfit.guest in givers:
-        return misfit
-    return replace(misfit, guest=givers[0], reason=f"{misfit.guest}: {misfit.reason}")
+    if conflict is None or not givers or conflict.guest in givers:
+        return conflict
+    return replace(conflict, guest=givers[0], reason=f"{conflict.guest}: {conflict.reason}")
 
 
-def _too_far_apart(ram: Mapping[str, FreezeEstimate]) -> Misfit | None:
+def _too_far_apart(ram: Mapping[str, FreezeEstimate]) -> FreezeConflict | None:
     """Two guests that stay paused: the shorter may be done when the longer has hardly begun."""
     paused = {name: each for name, each in ram.items() if each.strategy is Strategy.MANUAL}
     names = sorted(paused, key=lambda name: paused[name].seconds, reverse=True)
@@ -127,7 +127,7 @@ def _too_far_apart(ram: Mapping[str, FreezeEstimate]) -> Misfit | None:
     seconds, limit = paused[second].seconds, min(each.patience for each in paused.values())
     if seconds <= limit:
         return None
-    return Misfit(
+    return FreezeConflict(
         second,
         f"it may be paused for {seconds:.0f} s while the RAM of {first} is saved, and "
         f"{limit:.0f} s are allowed",
@@ -136,7 +136,7 @@ def _too_far_apart(ram: Mapping[str, FreezeEstimate]) -> Misfit | None:
     )
 
 
-def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
+def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> FreezeConflict | None:
     """A guest on overlays is held until the RAM of all guests is saved."""
     total = sum(
         _seconds_for([each for each in ram.values() if each.strategy is strategy], jobs)
@@ -147,7 +147,7 @@ def _too_long(ram: Mapping[str, FreezeEstimate], jobs: int) -> Misfit | None:
         return None
     limit = min(each.patience for each in held)
     longest = max(ram, key=lambda name: ram[name].seconds)
-    return Misfit(
+    return FreezeConflict(
         longest,
         f"saving the RAM of all {len(ram)} guests takes about {total:.0f} s, and those that are "
         f"frozen first are held for {limit:.0f} s",

@@ -59,7 +59,7 @@ def guests_on(host: HookHost, targets: Sequence[str]) -> list[GuestDatasets]:
 def _before_restore(domain: Domain) -> Domain:
     """The domain with all its disks, also if a restore has changed its definition meanwhile."""
     if any(disk.source is not None and disk.source.endswith(BARRED_DISK) for disk in domain.disks):
-        from snaporch.restore.start_lock import without_bar_by_path
+        from snaporch.restore.start_bar import without_bar_by_path
 
         with suppress(SnaporchError):  # an unreadable journal; the domain's other disks count
             return without_bar_by_path(domain)

@@ -76,7 +76,7 @@ class HookHost:
         """The socket of the process that holds a domain."""
         return self.settings.runtime / f"{uuid}{HOLD_SOCKET_SUFFIX}"
 
-    def start_holder(self, uuid: str) -> None:
+    def start_hold_process(self, uuid: str) -> None:
         """Start the process that holds a domain; it outlives this one."""
         import secrets
         import sys

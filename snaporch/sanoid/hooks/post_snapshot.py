@@ -44,7 +44,7 @@ def post(environment: Mapping[str, str], host: HookHost | None = None) -> int:
 
 
 def _leave(request: Request, host: HookHost, sockets: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """By UUID of the domain: the replies of those holders that knew of this call's pre hook."""
+    """By UUID of the domain: the replies of the hold processes that knew this call's pre hook."""
     if not sockets:
         return {}
     from concurrent.futures import ThreadPoolExecutor

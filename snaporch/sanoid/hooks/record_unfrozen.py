@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from snaporch.catalog.torn import Commit, commits_of_all, is_torn, mark_torn
 from snaporch.model import Level
-from snaporch.sanoid.config.coverage import conf_of, takes_children
+from snaporch.sanoid.config.datasets_of_round import conf_of, takes_children
 from snaporch.sanoid.hooks.dispatch import print_line
 from snaporch.sanoid.hooks.guests import GuestDatasets
 from snaporch.sanoid.hooks.host import HookHost

@@ -1,26 +1,26 @@
-"""How long hooks and holders wait for one another, by the configuration."""
+"""How long hooks and hold processes wait for one another, by the configuration."""
 
 from __future__ import annotations
 
 from snaporch.config import Config, DomainSettings
 
 _START_SECONDS = 120
-"""For a holder to start and to make its plan, on a busy host."""
+"""For a hold process to start and to make its plan, on a busy host."""
 _DAY = 86400
 
 
 def patience(settings: DomainSettings) -> int:
-    """Seconds for which a holder waits for another run on its domain."""
+    """Seconds for which a hold process waits for another run on its domain."""
     return max(settings.wait, settings.hook_deadline)
 
 
 def plan_seconds(settings: DomainSettings) -> int:
-    """Seconds within which a holder must have its lock and its plan."""
+    """Seconds within which a hold process must have its lock and its plan."""
     return patience(settings) + _START_SECONDS
 
 
 def order_seconds(config: Config) -> int:
-    """Seconds within which a hook must give a holder its order, even for the last guest of a call.
+    """Seconds within which a hook must give a hold process its order, even the call's last one.
 
     Before it, other guests get their locks and plans, maybe two of them, and their RAM is saved.
     """

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import PartialBundle
-from snaporch.context import Context
+from snaporch.context import Clock, Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Hypervisor, Pause
 from snaporch.journal import Journal
 from snaporch.model import Domain, DomainState, Level
 from snaporch.recovery.release_guest import resume
-from snaporch.snapshot.guest_changes import check_unchanged
 from snaporch.snapshot.plan import Plan
+from snaporch.snapshot.plan_still_valid import check_unchanged
 
 NO_PAUSE = Pause(None, 0.0)
 
@@ -38,6 +37,11 @@ class RunMaterial:
     def hypervisor(self) -> Hypervisor:
         """The hypervisor of the run's context."""
         return self.context.hypervisor
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the run's context."""
+        return self.context.clock
 
     def report(self, text: str) -> None:
         """Report a step."""
@@ -125,7 +129,8 @@ class PausingStrategy(FreezeStrategy):
         """Resume the guest if it was running before."""
         if self.work.domain.state is not DomainState.RUNNING or self.held:
             return
-        released = time.monotonic()
-        resume(self.work.hypervisor, self.work.domain.uuid, self.work.warn)
-        self.pause = self.pause.over(released, time.monotonic())
+        released = self.work.clock.monotonic()
+        times = self.work.context.libvirt_times
+        resume(self.work.hypervisor, self.work.domain.uuid, self.work.warn, times=times)
+        self.pause = self.pause.over(released, self.work.clock.monotonic())
         self.work.report(f"paused {self.pause.milliseconds:.0f} ms")

@@ -6,9 +6,6 @@ in the snapshot.
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime
-
 from snaporch.hypervisor import Pause, milliseconds
 from snaporch.journal import Note
 from snaporch.model import DomainState, PauseParts
@@ -23,8 +20,9 @@ class Paused(PausingStrategy):
         """Suspend a running guest; QEMU flushes every disk when it stops (``vm_stop``)."""
         self.check_unchanged()
         self.work.journal.note(Note.SUSPENDED)
-        began, since = datetime.now(UTC), time.monotonic()
+        clock = self.work.clock
+        began, since = clock.now(), clock.monotonic()
         if self.work.domain.state is DomainState.RUNNING:
-            suspend(self.work.hypervisor, self.work.domain)
-        parts = PauseParts(switch=milliseconds(time.monotonic() - since))
+            suspend(self.work.context, self.work.domain)
+        parts = PauseParts(switch=milliseconds(clock.monotonic() - since))
         self.pause = Pause(began, 0.0, since, parts)

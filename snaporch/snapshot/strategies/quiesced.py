@@ -9,8 +9,7 @@ this level. Windows thaws by itself after ten seconds (VSS); after the budget
 
 from __future__ import annotations
 
-import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from snaporch.hypervisor import NotFrozenByUsError, Pause, milliseconds
 from snaporch.journal import Note
@@ -63,7 +62,7 @@ class Quiesced(FreezeStrategy):
         self._check_not_frozen()  # again, because a member of a group has waited for the others
         self.work.journal.note(Note.FREEZING)
         self.work.report("freezing the guest's file systems")
-        since = time.monotonic()
+        since = self.work.clock.monotonic()
         try:
             count = self.work.hypervisor.freeze_file_systems(
                 self.work.domain.uuid, settings.quiesce_mountpoints, settings.agent_timeout
@@ -71,8 +70,8 @@ class Quiesced(FreezeStrategy):
         except NotFrozenByUsError:
             self.work.journal.note(Note.RELEASED)
             raise
-        parts = PauseParts(switch=milliseconds(time.monotonic() - since))
-        self.pause = Pause(datetime.now(UTC), 0.0, since, parts)
+        parts = PauseParts(switch=milliseconds(self.work.clock.monotonic() - since))
+        self.pause = Pause(self.work.clock.now(), 0.0, since, parts)
         self.work.report(f"froze {count} file system{'' if count == 1 else 's'}")
 
     def reached(self) -> Level:
@@ -91,12 +90,12 @@ class Quiesced(FreezeStrategy):
 
     def release(self) -> None:
         """Thaw the file systems."""
-        released = time.monotonic()
+        released = self.work.clock.monotonic()
         self.work.hypervisor.thaw_file_systems(
             self.work.domain.uuid, self.work.plan.settings.agent_timeout
         )
-        self.pause = self.pause.over(released, time.monotonic())
+        self.pause = self.pause.over(released, self.work.clock.monotonic())
         self.work.report(f"file systems were frozen for {self.pause.milliseconds:.0f} ms")
 
     def _frozen_ms(self) -> float:
-        return (time.monotonic() - self.pause.since) * 1000 if self.pause.since else 0.0
+        return (self.work.clock.monotonic() - self.pause.since) * 1000 if self.pause.since else 0.0

@@ -27,7 +27,12 @@ class RamStrategy(FreezeStrategy):
     def __init__(self, work: RunMaterial) -> None:
         super().__init__(work)
         self._pipe = Path(work.plan.facts.ram_pipe)
-        self._capture = RamCapture(work.bundle.directory, self._pipe, work.plan.compressing)
+        self._capture = RamCapture(
+            work.bundle.directory,
+            self._pipe,
+            work.plan.compressing,
+            work.context.sealing_times,
+        )
         self._downtime = DowntimeLimit(work)
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
 
@@ -135,7 +140,7 @@ class RamStrategy(FreezeStrategy):
             return
         self.held = True
         self.work.journal.note(Note.HELD)
-        suspend(self.work.hypervisor, self.work.domain)  # with overlays libvirt has resumed it
+        suspend(self.work.context, self.work.domain)  # with overlays libvirt has resumed it
         self.work.warn("it was suspended while its RAM was saved: it stays suspended")
 
     def _tick(self) -> None:
@@ -151,8 +156,10 @@ class RamStrategy(FreezeStrategy):
     def ram_part(self) -> Part:
         """Finish the image and return it."""
         self._downtime.restore()
-        name, interrupt = self.work.domain.name, self.work.context.interrupt
-        return self._capture.seal(SealingWatch(name, interrupt).check)
+        watch = SealingWatch(
+            self.work.domain.name, self.work.context.interrupt, self.work.clock.monotonic
+        )
+        return self._capture.seal(watch.check)
 
     def abandon(self) -> None:
         """Close the pipe."""

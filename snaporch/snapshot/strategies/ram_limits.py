@@ -8,12 +8,12 @@ was saved. When a budget is used up, the guest is suspended, or the run aborted.
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 from contextvars import copy_context
 
 from snaporch.config import DomainSettings
-from snaporch.context import Interrupt
 from snaporch.errors import RunFailedError
+from snaporch.interrupt import Interrupt
 from snaporch.journal import Note
 from snaporch.recovery.release_guest import suspend
 from snaporch.snapshot.bundle_parts import RamCapture
@@ -81,7 +81,7 @@ class RamBudget:
         self._capture = capture
         self._downtime = downtime
         self._expected = expected
-        self._began = self._moved = time.monotonic()
+        self._began = self._moved = work.clock.monotonic()
         self._arrived = 0
         self._reported = 0.0
         self._suspended = self._limits_lifted = False
@@ -90,7 +90,7 @@ class RamBudget:
 
     def begin(self) -> None:
         """Start to count: saving RAM begins now."""
-        self._began = self._moved = time.monotonic()
+        self._began = self._moved = self._work.clock.monotonic()
         self._arrived = 0
 
     def check(self) -> None:
@@ -100,7 +100,7 @@ class RamBudget:
             RunFailedError: the budget is used up and ``on_ram_budget`` is ``abort``, or no RAM has
                 arrived for two minutes.
         """
-        now = time.monotonic()
+        now = self._work.clock.monotonic()
         arrived = self._capture.arrived_bytes
         if arrived != self._arrived:
             self._arrived, self._moved = arrived, now
@@ -139,7 +139,7 @@ class RamBudget:
         self.suspended_it = True
         self._work.warn(f"saving RAM took more than {excess}: suspending the guest to finish it")
         self._work.journal.note(Note.SUSPENDED)
-        suspend(self._work.hypervisor, self._work.domain)
+        suspend(self._work.context, self._work.domain)
 
     def _excess(self, seconds: float) -> str:
         settings = self._work.plan.settings
@@ -153,11 +153,12 @@ class RamBudget:
 class SealingWatch:
     """Watches over sealing, while the guest runs again, and ends it when it does not progress."""
 
-    def __init__(self, name: str, interrupt: Interrupt) -> None:
+    def __init__(self, name: str, interrupt: Interrupt, monotonic: Callable[[], float]) -> None:
         self._name = name
         self._interrupt = interrupt
         self._bytes = -1
-        self._moved = time.monotonic()
+        self._monotonic = monotonic
+        self._moved = monotonic()
 
     def check(self, moved: int) -> None:
         """Compare the bytes that were compressed or stored so far with the last call.
@@ -166,7 +167,7 @@ class SealingWatch:
             InterruptedRunError: a signal came, and there was no progress for 30 s.
             RunFailedError: there was no progress for 600 s.
         """
-        now = time.monotonic()
+        now = self._monotonic()
         if moved != self._bytes:
             self._bytes, self._moved = moved, now
         if now - self._moved > _SEAL_PATIENCE_SECONDS:

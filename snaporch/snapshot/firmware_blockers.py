@@ -6,7 +6,7 @@ import os
 import stat
 from urllib.parse import urlsplit
 
-from snaporch.bundle.host_file import PERMANENT_SUFFIX, tpm_files
+from snaporch.bundle.firmware_files import PERMANENT_SUFFIX, tpm_files
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import Domain, TpmState

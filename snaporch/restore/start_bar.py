@@ -17,7 +17,7 @@ from snaporch.context import Context
 from snaporch.default_paths import BARRED_DISK
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import foreign_journals_of
+from snaporch.journal import other_journals_of
 from snaporch.model import Domain
 from snaporch.restore.journal import KIND, unfinished
 from snaporch.restore.safety_catalog import safety_copies
@@ -95,13 +95,11 @@ def guests_left_barred(
     for domain in context.hypervisor.domains() if domains is None else domains:
         if not has_bar(journal, domain):
             continue
-        if any(each.kind == KIND for each in foreign_journals_of(journal, domain.uuid)):
+        if any(each.kind == KIND for each in other_journals_of(journal, domain.uuid)):
             continue
         if not has_bar(journal, context.hypervisor.find(domain.uuid)):
             continue  # a restore has just ended
-        copies = [
-            copy for copy in safety_copies(context.store, domain.uuid) if not copy.record.half_way
-        ]
+        copies = [copy for copy in safety_copies(context.store, domain.uuid) if copy.is_offered]
         words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
         found.append(
             AttentionError(

@@ -43,4 +43,4 @@ def _how_to_return(domain: Domain, facts: RunFacts, disk: OverlayDisk) -> str:
         words = ["virsh", "blockcommit", domain.name, disk.target, "--base", disk.overlay]
         return f"run: {shlex.join([*words, '--active', '--pivot', '--wait'])}"
     first = "shut it off, and " if domain.active else ""
-    return f'{first}commit that image by hand (docs/recovery.md, "Over an overlay")'
+    return f'{first}commit that image by hand (docs/how-to/recovery.md, "Over an overlay")'

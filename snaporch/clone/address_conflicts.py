@@ -12,9 +12,6 @@ from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_xml import ISOLATED, NO_NETWORK
 from snaporch.locks import domain_lock
 
-_LOADING_SECONDS = 600
-"""How long to wait while another clone loads its RAM on the same network."""
-
 
 def check_network(context: Context, thing: str, xml: str, network: str, *, resumed: bool) -> None:
     """Refuse a network that does not exist, or that a clone resumed from RAM must not be on.
@@ -61,8 +58,11 @@ def _check_addresses(context: Context, thing: str, xml: str, network: str) -> No
 
 
 @contextmanager
-def address_lock(context: Context, thing: str, xml: str, network: str) -> Iterator[None]:
+def address_lock(context: Context, thing: str, xml: str, network: str, wait: int) -> Iterator[None]:
     """Keep clones with the same addresses from starting on a network at the same time.
+
+    Args:
+        wait: seconds to wait while another clone loads its RAM.
 
     Raises:
         BusyError: another clone has been loading its RAM for too long.
@@ -72,7 +72,6 @@ def address_lock(context: Context, thing: str, xml: str, network: str) -> Iterat
         yield
         return
     key, interrupt = f"network-{network}", context.interrupt
-    wait = _LOADING_SECONDS
     with domain_lock(default_paths.LOCKS, network, key, "clone", wait=wait, interrupt=interrupt):
         _check_addresses(context, thing, xml, network)
         yield

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from snaporch.context import Context
 from snaporch.journal import RunFacts
 from snaporch.model import BundleState, Level, PoolSnapshot
@@ -45,12 +47,17 @@ def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
         Their names.
     """
     marked = [snapshot.full_name for snapshot in own_snapshots(context, facts)]
-    pools: dict[str, list[str]] = {}
-    for name in marked:
-        pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
-    for names in pools.values():
+    for names in by_pool(marked):
         context.pool.destroy_snapshots(names)
     return marked
+
+
+def by_pool(names: Iterable[str]) -> list[list[str]]:
+    """Full names of snapshots, grouped by their pools: ZFS changes one pool at a time."""
+    pools: dict[str, list[str]] = {}
+    for name in names:
+        pools.setdefault(name.split("/", 1)[0].split("@", 1)[0], []).append(name)
+    return list(pools.values())
 
 
 def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:

@@ -11,7 +11,7 @@ from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.notify.notifier import Notifier, close_seconds
 from snaporch.schedule.forecast import Forecast
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.subprocesses import SnapshotJobResult
 from snaporch.status.metrics_exporter import MetricsExporter
 
 
@@ -27,7 +27,7 @@ class PolicyObservers:
         self.observer.looked(context, outlooks, now)
         self.notifier.looked(context.config)
 
-    def ended(self, config: Config, outcome: CaptureOutcome) -> None:
+    def ended(self, config: Config, outcome: SnapshotJobResult) -> None:
         """Notify of the end of a run."""
         self.notifier.ended(config, outcome)
 

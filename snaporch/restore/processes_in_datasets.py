@@ -11,28 +11,28 @@ from pathlib import Path
 
 from snaporch.command_log import LoggedCommand
 from snaporch.errors import RefusedError
-from snaporch.zfs import resolver, volume_users
+from snaporch.zfs import volume_use_by_host
+from snaporch.zfs.resolver import Resolver, read_mounts
 
-_PROC = Path("/proc")
 _NODES = ("devtmpfs", "tmpfs")
 """File systems with device nodes; QEMU's mount namespace has a tmpfs with its own nodes."""
 
 
-def check_not_in_use(thing: str, snapshots: Iterable[str]) -> None:
+def check_not_in_use(resolver: Resolver, thing: str, snapshots: Iterable[str]) -> None:
     """Unmount snapshots below ``.zfs``; ZFS cannot destroy one that a process uses.
 
     Raises:
         RefusedError: a process uses one.
     """
     wanted = frozenset(snapshots)
-    for mount in resolver.read_mounts() if wanted else ():
+    for mount in resolver.mounts() if wanted else ():
         if mount.filesystem != "zfs" or mount.source not in wanted:
             continue
         command = ["umount", "--", mount.mount_point]
         with LoggedCommand(*command) as log:
             done = subprocess.run(command, capture_output=True, check=False, text=True)
             log.exited(done.returncode)
-        if done.returncode != 0 and mount in resolver.read_mounts():
+        if done.returncode != 0 and mount in resolver.mounts():
             raise RefusedError(
                 thing,
                 f"{mount.source}, which has to be destroyed, is in use ({done.stderr.strip()})",
@@ -40,7 +40,7 @@ def check_not_in_use(thing: str, snapshots: Iterable[str]) -> None:
             )
 
 
-def check_unused(thing: str, datasets: Iterable[str], uuid: str) -> None:
+def check_unused(resolver: Resolver, thing: str, datasets: Iterable[str], uuid: str) -> None:
     """Refuse to roll back datasets that a process other than the guest's own has open.
 
     The guest's processes are known by its UUID, so the name under which it runs does not matter.
@@ -48,7 +48,7 @@ def check_unused(thing: str, datasets: Iterable[str], uuid: str) -> None:
     Raises:
         RefusedError: names the process.
     """
-    if user := next(processes_on(datasets, uuid), None):
+    if user := next(processes_on(resolver, datasets, uuid), None):
         process, dataset = user
         raise RefusedError(
             thing, f"{dataset} is in use by process {process}", f"see: ps -fp {process}"
@@ -56,7 +56,7 @@ def check_unused(thing: str, datasets: Iterable[str], uuid: str) -> None:
 
 
 def processes_on(
-    datasets: Iterable[str], uuid: str, proc: Path = _PROC
+    resolver: Resolver, datasets: Iterable[str], uuid: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the processes that have a file or a device of the datasets open, each with the dataset.
 
@@ -67,8 +67,8 @@ def processes_on(
     volumes: dict[int, str] = {}
     for dataset in wanted:
         with suppress(OSError):
-            volumes |= dict.fromkeys(volume_users.numbers(dataset), dataset)
-    for process in proc.glob("[0-9]*"):
+            volumes |= dict.fromkeys(volume_use_by_host.numbers(dataset, resolver), dataset)
+    for process in resolver.host.proc.glob("[0-9]*"):
         with suppress(OSError):
             command = (process / "cmdline").read_bytes()
             if int(process.name) == os.getpid() or uuid.encode() in command:
@@ -78,7 +78,7 @@ def processes_on(
 
 
 def _opened(process: Path, wanted: frozenset[str], volumes: dict[int, str]) -> Iterator[str]:
-    mounts = {each.number: each for each in resolver.read_mounts(process / "mountinfo")}
+    mounts = {each.number: each for each in read_mounts(process / "mountinfo")}
     for number in os.listdir(process / "fd"):
         with suppress(OSError):
             info = (process / "fdinfo" / number).read_text()

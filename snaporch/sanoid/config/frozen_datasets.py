@@ -18,18 +18,18 @@ from snaporch.sanoid.config.resolve import (
 )
 
 
-def unheld_by_hooks(
+def unfrozen_by_sanoid(
     datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
 ) -> str:
     """A text on the first dataset that sanoid snapshots without freezing its guest; or empty."""
-    return unheld_section(_config(config_dir, path), datasets)
+    return unfrozen_section(_config(config_dir, path), datasets)
 
 
-def held_by_hooks(
+def frozen_by_hooks(
     datasets: Sequence[str], config_dir: Path = CONFIG_DIR, path: str = PATH
 ) -> frozenset[str]:
     """The datasets that sanoid snapshots only while snaporch's hooks freeze their guests."""
-    return held_datasets(_config(config_dir, path), datasets)
+    return frozen_datasets(_config(config_dir, path), datasets)
 
 
 def _config(config_dir: Path, path: str) -> SanoidConfig | None:
@@ -42,8 +42,8 @@ def _config(config_dir: Path, path: str) -> SanoidConfig | None:
         return None
 
 
-def held_datasets(config: SanoidConfig | None, datasets: Sequence[str]) -> frozenset[str]:
-    """As :func:`held_by_hooks`, for a configuration that was read already."""
+def frozen_datasets(config: SanoidConfig | None, datasets: Sequence[str]) -> frozenset[str]:
+    """As :func:`frozen_by_hooks`, for a configuration that was read already."""
     return frozenset(
         dataset
         for dataset in datasets
@@ -51,8 +51,8 @@ def held_datasets(config: SanoidConfig | None, datasets: Sequence[str]) -> froze
     )
 
 
-def unheld_section(config: SanoidConfig | None, datasets: Sequence[str]) -> str:
-    """As :func:`unheld_by_hooks`, for a configuration that was read already."""
+def unfrozen_section(config: SanoidConfig | None, datasets: Sequence[str]) -> str:
+    """As :func:`unfrozen_by_sanoid`, for a configuration that was read already."""
     for dataset in datasets:
         section = config.covering(dataset) if config else None
         if config and section and not _is_held(config, section):

@@ -6,22 +6,19 @@ Then the policy needs no new snapshot. Anything that cannot be determined counts
 from __future__ import annotations
 
 import hashlib
-import stat
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.host_file import PERMANENT_SUFFIX, read_host_file, tpm_files
+from snaporch.bundle.firmware_files import PERMANENT_SUFFIX, read_host_file, tpm_files
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.catalog.records import marked_records, record_of
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord, iso
 from snaporch.snapshot.bundle_parts import disk_entries
-from snaporch.snapshot.guest_changes import check_unchanged
 from snaporch.snapshot.plan import Plan
+from snaporch.snapshot.plan_still_valid import check_unchanged
 from snaporch.zfs import PREFIX
-from snaporch.zfs.resolver import flush_device
 
 _SIDE = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
 
@@ -42,7 +39,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
         return None
     if any(file.is_unknown for file in plan.beneath):
         return None
-    now = datetime.now(UTC)
+    now = context.clock.now()
     try:
         there = context.pool.snapshots(plan.facts.datasets)
         record = _last(context, plan, there)
@@ -106,7 +103,6 @@ def _digest(path: Path) -> str:
 def _is_written(context: Context, plan: Plan, names: list[str]) -> bool:
     """Whether the datasets were written to since, including data still in the host's memory."""
     for planned in plan.disks:
-        if stat.S_ISBLK(Path(planned.path).stat().st_mode):
-            flush_device(planned.path)
+        context.flush_volume(planned.path)
     context.pool.sync(plan.facts.datasets)
     return any(context.pool.written_since(name) for name in names)

@@ -6,18 +6,19 @@ import os
 import socket
 from contextlib import suppress
 
-_SECONDS = 1.0
-"""Time limit: sending blocks if the receiver does not read (unix(7))."""
 
+def notify(*lines: str, seconds: float = 1.0) -> None:
+    """Send ``NAME=value`` lines to the service manager, if ``NOTIFY_SOCKET`` is set.
 
-def notify(*lines: str) -> None:
-    """Send ``NAME=value`` lines to the service manager, if ``NOTIFY_SOCKET`` is set."""
+    Args:
+        seconds: the time limit; sending blocks if the receiver does not read (unix(7)).
+    """
     place = os.environ.get("NOTIFY_SOCKET", "")
     if not place.startswith(("/", "@")):
         return
     address = "\0" + place[1:] if place.startswith("@") else place
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stream:
-        stream.settimeout(_SECONDS)
+        stream.settimeout(seconds)
         stream.sendto("\n".join(lines).encode(), address)
 
 

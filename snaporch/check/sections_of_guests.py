@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snaporch.check.facts import GuestFacts, HookProgram, HostFacts
-from snaporch.check.findings import listed
+from snaporch.check.findings import Severity, listed
 from snaporch.sanoid.config.hook_command import SETTINGS, HookCommand, parse_hook
 from snaporch.sanoid.config.resolve import SanoidConfig, Section, hook_settings
 
@@ -34,6 +34,17 @@ class CoveredSection:
     def setting(self, key: str) -> str:
         """The value that sanoid uses; empty if there is none."""
         return (self.settings or {}).get(key, "")
+
+    def severity(self, grave: Severity) -> Severity:
+        """``grave``, or a hint if no guest depends on snaporch's hooks here.
+
+        That is so if the section calls no snaporch, and each guest has a policy that takes its
+        snapshots, or none on purpose.
+        """
+        commands = [parse_hook(self.setting(key)) for key in SETTINGS]
+        called = any(command.phase for command in commands)
+        provided = all(guest.policies or guest.opted_out for guest in self.guests)
+        return Severity.HINT if provided and not called else grave
 
     @property
     def guest_names(self) -> str:

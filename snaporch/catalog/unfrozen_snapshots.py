@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from snaporch.context import Context
 from snaporch.model import PoolSnapshot
@@ -18,7 +18,7 @@ snapshot without properties is older than the hooks, or its run failed: sanoid w
 overlays are committed."""
 
 
-def find_other_taker(context: Context, datasets: Sequence[str]) -> str:
+def find_other_program(context: Context, datasets: Sequence[str]) -> str:
     """Find a program that snapshots the datasets without freezing the guest.
 
     Returns:
@@ -27,21 +27,21 @@ def find_other_taker(context: Context, datasets: Sequence[str]) -> str:
     Raises:
         PoolError: the snapshots cannot be listed.
     """
-    configured = context.strangers(datasets)
+    configured = context.unfrozen_by(datasets)
     if configured:
         return configured
-    since = datetime.now(UTC) - RECENT
+    since = context.clock.now() - RECENT
     there = context.pool.snapshots(datasets)
-    foreign = [each for each in there if each.created > since and is_foreign(each)]
+    foreign = [each for each in there if each.created > since and is_unfrozen(each)]
     if any(each.name.startswith(_SANOID_PREFIX) for each in foreign):
-        held = context.held(datasets)
+        held = context.frozen_by_hooks(datasets)
         foreign = [
             s for s in foreign if s.dataset not in held or not s.name.startswith(_SANOID_PREFIX)
         ]
     return f"{foreign[-1].full_name} is not snaporch's" if foreign else ""
 
 
-def is_foreign(snapshot: PoolSnapshot) -> bool:
+def is_unfrozen(snapshot: PoolSnapshot) -> bool:
     """Whether neither a run took the snapshot, nor a hook froze the guest for it."""
     marked = {"run", "group", "ram"} & snapshot.properties.keys()
     return not marked and not snapshot.name.startswith(_OWN_PREFIX)

@@ -1,0 +1,1 @@
+"""``snaporch delete``: destroy the ZFS snapshots of snapshots by name, and prune their bundles."""

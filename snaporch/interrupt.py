@@ -1,0 +1,52 @@
+"""The signals that stop a command: Ctrl-C (SIGINT), SIGTERM and SIGHUP."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from snaporch.errors import InterruptedRunError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class Interrupt:
+    """The signal that asked the command to stop; checked where stopping is safe."""
+
+    signum: int | None = None
+
+    @contextmanager
+    def watching(self) -> Iterator[Interrupt]:
+        """Handle SIGINT, SIGTERM and SIGHUP in the block; signals that nohup ignores stay ignored.
+
+        Ctrl-Z is ignored meanwhile, also by child processes: a stopped run leaves its guest frozen,
+        or on overlays that grow.
+        """
+        wanted = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._take) for number in wanted}
+        previous[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        try:
+            yield self
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    def _take(self, signum: int, _frame: FrameType | None) -> None:
+        self.signum = signum
+
+    def check(self, thing: str) -> None:
+        """Raise if a signal came.
+
+        Args:
+            thing: the subject of the error, such as the domain's name.
+
+        Raises:
+            InterruptedRunError: a signal came.
+        """
+        if self.signum is not None:
+            name = signal.Signals(self.signum).name
+            raise InterruptedRunError(thing, f"stopped by {name}", self.signum)
