@@ -12,11 +12,12 @@ from contract_pools import FakeScratch, ZfsScratch
 from fakes.replica import FakeReplica
 from lab_ssh import sshd_here
 
+from snaporch.bundle.store import sha256_of
 from snaporch.config import Replica
-from snaporch.context import Interrupt
 from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.interrupt import Interrupt
 from snaporch.replication import stall_detector
-from snaporch.replication.target import ReplicaDestination, ReplicaError
+from snaporch.replication.destination import ReplicaDestination, ReplicaError
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 # pyzfs 2.3 warns on Python 3.13 when it formats an error
@@ -88,7 +89,7 @@ def guids(found):
 
 def test_a_dataset_that_was_never_sent_has_no_snapshots(there, root):
     assert there.snapshots([root]) == []
-    assert there.bundles(UUID) == frozenset()
+    assert there.bundles(UUID) == {}
 
 
 def test_all_snapshots_are_sent_with_their_guids_and_without_properties(there, scratch, pool, root):
@@ -162,7 +163,7 @@ def test_a_missing_store_is_not_created(there, tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir()
     with pytest.raises(SnaporchError):
-        there.store(bundle, f"{UUID}/run-1")
+        there.store(bundle, f"{UUID}/run-1", {})
     assert not (tmp_path / "there").exists()
 
 
@@ -172,6 +173,18 @@ def test_encrypted_datasets_are_sent_raw(there, scratch, root):
     scratch.pool.snapshot([f"{secret}@a"], {})
     there.send(secret, raw=True)
     assert names(there, secret) == [f"{secret}@a"]
+
+
+def test_a_dataset_in_clear_is_sent_to_an_encrypted_replica(there, scratch, pool, root):
+    """``zfs receive`` refuses embedded blocks there."""
+    scratch.create_encrypted(f"{scratch.other}/copies")
+    take(scratch, "a")
+    there.send(root, raw=False)
+    pool.bookmark(f"{root}@a", "place")
+    take(scratch, "b", "c")
+    there.send_from_bookmark(f"{root}#place", f"{root}@b", raw=False)
+    there.send(root, raw=False)
+    assert guids(there.snapshots([root])) == guids(pool.snapshots([root]))
 
 
 def test_nothing_can_be_sent_without_snapshots(there, root):
@@ -201,13 +214,31 @@ def test_each_snapshot_gets_its_own_properties(there, scratch, root):
     assert second.properties == {"level": "ram"}
 
 
+def test_the_policies_of_datasets_come_back_with_the_copies(there, scratch, root):
+    take(scratch, "a")
+    there.send(root, raw=False)
+    assert copied_policy(there, root) == ""
+    for policy in ("hourly,it's", "nightly", "", ""):
+        there.set_policies({root: policy})
+        assert copied_policy(there, root) == policy
+
+
+def copied_policy(there, dataset):
+    if isinstance(there, FakeReplica):
+        return there.policies.get(dataset, "")
+    copy = there._copy_name(dataset)
+    words = ["zfs", "get", "-H", "-o", "value", "snaporch:policy", copy]
+    value = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
+    return value.removeprefix("-")
+
+
 def test_a_bundle_arrives_as_a_whole(there, tmp_path):
     bundle = tmp_path / "bundle"
     bundle.mkdir(mode=0o700)
     for name, size in (("manifest.json", 10), ("ram.save", 100_000)):
         (bundle / name).write_bytes(os.urandom(size))
         (bundle / name).chmod(0o600)
-    there.store(bundle, f"{UUID}/run-1")
+    assert there.store(bundle, f"{UUID}/run-1", sums(bundle)) == []
     copy = tmp_path / "there" / UUID / "run-1"
     assert sorted(path.name for path in copy.iterdir()) == [
         "copy.json", "manifest.json", "ram.save",
@@ -216,7 +247,42 @@ def test_a_bundle_arrives_as_a_whole(there, tmp_path):
     for path in bundle.iterdir():
         assert (copy / path.name).read_bytes() == path.read_bytes()
         assert (copy / path.name).stat().st_mode & 0o777 == 0o600
-    assert there.bundles(UUID) == {"run-1"}
+    (found,) = there.bundles(UUID).values()
+    assert {name: found.sizes[name] for name in sums(bundle)} == {
+        "manifest.json": 10,
+        "ram.save": 100_000,
+    }
+    assert found.unread < 600
+
+
+def sums(bundle):
+    return {path.name: sha256_of(path) for path in bundle.iterdir()}
+
+
+def test_a_damaged_bundle_is_found_and_replaced(there, tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    for name in ("manifest.json", "ram.save"):
+        (bundle / name).write_bytes(os.urandom(1000))
+    there.store(bundle, f"{UUID}/run-1", sums(bundle))
+    copy = tmp_path / "there" / UUID / "run-1"
+    assert there.damaged(f"{UUID}/run-1", sums(bundle)) == []
+    (copy / "ram.save").write_bytes(os.urandom(1000))
+    assert there.damaged(f"{UUID}/run-1", sums(bundle)) == ["ram.save"]
+    (copy / "ram.save").unlink()
+    assert there.damaged(f"{UUID}/run-1", sums(bundle)) == ["ram.save"]
+    assert there.store(bundle, f"{UUID}/run-1", sums(bundle)) == []
+    assert there.damaged(f"{UUID}/run-1", sums(bundle)) == []
+    assert [path.name for path in copy.parent.iterdir()] == ["run-1"]
+
+
+def test_a_copy_that_differs_from_its_sums_is_not_kept(there, tmp_path):
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    (bundle / "ram.save").write_bytes(b"damaged")
+    assert there.store(bundle, f"{UUID}/run-1", {"ram.save": "0" * 64}) == ["ram.save"]
+    assert there.bundles(UUID) == {}
+    assert list((tmp_path / "there" / UUID).iterdir()) == []
 
 
 def test_a_partial_bundle_is_not_listed(there, tmp_path):
@@ -227,9 +293,9 @@ def test_a_partial_bundle_is_not_listed(there, tmp_path):
     partial.mkdir(parents=True)
     (partial / "manifest.json").write_bytes(b"torn and longer")
     (partial / "other").write_bytes(b"of a bundle that was another")
-    assert there.bundles(UUID) == frozenset()
-    there.store(bundle, f"{UUID}/run-1")
-    assert there.bundles(UUID) == {"run-1"}
+    assert there.bundles(UUID) == {}
+    there.store(bundle, f"{UUID}/run-1", sums(bundle))
+    assert there.bundles(UUID).keys() == {"run-1"}
     copy = tmp_path / "there" / UUID / "run-1"
     assert sorted(path.name for path in copy.iterdir()) == ["copy.json", "manifest.json"]
     assert (copy / "manifest.json").read_bytes() == b"{}"
@@ -237,8 +303,8 @@ def test_a_partial_bundle_is_not_listed(there, tmp_path):
 
 def test_a_missing_bundle_is_an_error(there, tmp_path):
     with pytest.raises(ReplicaError):
-        there.store(tmp_path / "never", f"{UUID}/run-1")
-    assert there.bundles(UUID) == frozenset()
+        there.store(tmp_path / "never", f"{UUID}/run-1", {})
+    assert there.bundles(UUID) == {}
 
 
 @pytest.mark.lab

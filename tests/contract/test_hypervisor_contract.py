@@ -566,13 +566,13 @@ class TestHypervisorContract:
 
     def test_a_guest_that_runs_here_fits(self, host, hypervisor):
         domain = hypervisor.domain(NAME)
-        assert hypervisor.misfit(domain.live_xml) == ""
-        assert hypervisor.misfit(domain.inactive_xml) == ""
+        assert hypervisor.incompatibility(domain.live_xml) == ""
+        assert hypervisor.incompatibility(domain.inactive_xml) == ""
 
     def test_an_unknown_machine_does_not_fit(self, host, hypervisor):
         xml = hypervisor.domain(NAME).live_xml
         future = re.sub(r"machine=(['\"])[^'\"]*", r"machine=\1pc-q35-99.9", xml)
-        assert "pc-q35-99.9" in hypervisor.misfit(future)
+        assert "pc-q35-99.9" in hypervisor.incompatibility(future)
 
     def test_the_cpu_that_a_guest_sees_of_this_host_fits_and_another_does_not(
         self, host, hypervisor
@@ -586,10 +586,10 @@ class TestHypervisorContract:
         xml = ElementTree.tostring(root, encoding="unicode")
         seen = hypervisor.versions(replace(domain, live_xml=xml)).cpu
         assert "<model" in seen
-        assert hypervisor.misfit(xml) == hypervisor.misfit(xml, seen) == ""
+        assert hypervisor.incompatibility(xml) == hypervisor.incompatibility(xml, seen) == ""
         other = ElementTree.fromstring(seen)
         other.find("model").text = "SapphireRapids"
-        reason = hypervisor.misfit(xml, ElementTree.tostring(other, encoding="unicode"))
+        reason = hypervisor.incompatibility(xml, ElementTree.tostring(other, encoding="unicode"))
         assert "CPU" in reason
 
     def test_a_barred_definition_cannot_be_started(self, host, hypervisor):

@@ -6,7 +6,7 @@ import pytest
 from contract_pools import FakeScratch, ZfsScratch
 
 from snaporch.model import Dataset, DatasetKind
-from snaporch.zfs import Pool, PoolError
+from snaporch.zfs import Bookmark, Pool, PoolError
 
 # pyzfs 2.3 warns on Python 3.13 when it formats an error
 pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
@@ -89,6 +89,8 @@ class TestSurvey:
         assert found[root] == found[f"{root}/below"] == "hourly"
         assert found[f"{root}/own"] == "none"
         assert scratch.other not in found
+        assert pool.policies([f"{root}/below", scratch.other]) == {f"{root}/below": "hourly"}
+        assert pool.policies([]) == {}
 
     def test_a_policy_of_a_dataset_is_not_a_property_of_its_snapshots(self, pool, root):
         pool.set_properties([root], {"snaporch:policy": "hourly"})
@@ -234,6 +236,28 @@ class TestPoolContract:
         (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
         assert mine.properties == {"torn": "yes"}
 
+    def test_properties_can_be_removed(self, pool, root):
+        pool.snapshot([f"{root}@a"], {"snaporch:note": "x", "snaporch:run": "r"})
+        pool.snapshot([f"{root}@b"], {})
+        pool.clear_properties([f"{root}@a", f"{root}@b"], ["snaporch:note"])
+        assert [each.properties for each in pool.snapshots([root])] == [{"run": "r"}, {}]
+
+    def test_what_destroying_frees_counts_held_snapshots_too(self, pool, scratch, root):
+        scratch.write(root, b"first")
+        pool.snapshot([f"{root}@a"], {})
+        pool.snapshot([f"{root}@b"], {})
+        scratch.write(root, b"then")
+        pool.hold([f"{root}@a"], "mine")
+        together = pool.reclaimable([f"{root}@a", f"{root}@b"])
+        assert together > 0
+        assert together >= pool.reclaimable([f"{root}@a"]) + pool.reclaimable([f"{root}@b"])
+        pool.release([f"{root}@a"], "mine")
+        assert names(pool, root) == [f"{root}@a", f"{root}@b"], "it destroys nothing"
+
+    def test_what_a_missing_snapshot_would_free_is_an_error(self, pool, root):
+        with pytest.raises(PoolError):
+            pool.reclaimable([f"{root}@never"])
+
     def test_properties_of_a_missing_dataset_are_an_error(self, pool, root):
         with pytest.raises(PoolError):
             pool.set_properties([f"{root}@never"], {"snaporch:level": "ram"})
@@ -371,8 +395,9 @@ class TestPoolContract:
         pool.bookmark(f"{root}/below@a", "other")
         pool.bookmark(f"{root}@a", "second")
         assert sorted(pool.bookmarks(root)) == [f"{root}#first", f"{root}#second"]
-        (born,) = [each.createtxg for each in pool.snapshots([root])]
+        (a,) = pool.snapshots([root])
         pool.destroy_snapshots([f"{root}@a"])
+        born = Bookmark(a.guid, a.createtxg)
         assert pool.bookmarks(root) == {f"{root}#first": born, f"{root}#second": born}
 
     def test_a_bookmark_is_made_once_and_of_an_existing_snapshot(self, pool, root):

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 pytestmark = pytest.mark.lab
-pytest.register_assert_rewrite("acts", "faults.scene", "support")
+pytest.register_assert_rewrite("acts", "faults.oracle", "support")
 
 
 def pytest_collection_modifyitems(config, items):

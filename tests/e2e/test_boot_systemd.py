@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from faults.oracle import assert_no_loss, look
 from faults.process import Run
-from faults.scene import assert_no_loss, look
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (

@@ -232,7 +232,8 @@ def test_for_people_in_eighty_columns(sanoid):
     assert outcome.status == 9
     print(outcome.out)
     assert max(len(line) for line in outcome.out.splitlines()) <= 80, outcome.out
-    assert outcome.out.splitlines()[-1].startswith("3 guests checked: ")
+    assert "\n3 guests checked: " in outcome.out
+    assert "\nnext: take a first snapshot: snaporch snapshot " in outcome.out
 
 
 def test_refusals(guests):

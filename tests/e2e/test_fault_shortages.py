@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from faults.oracle import assert_no_loss, assert_well, look
 from faults.process import Run, snaporch_here
-from faults.scene import assert_no_loss, assert_well, look
 from faults.stopping import AT_THE_END_OF_RAM
 from guests.disks import Disk, zfs
 from guests.guest import Guest
@@ -156,7 +156,7 @@ def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
     assert guest.state() == "running"
     guest.wait_count(beyond=guest.wait_count() + 5)
     zfs("set", "quota=none", dataset)
-    outcome = snaporch_here("recover", "--wait", "60")
+    outcome = snaporch_here("recover", "--wait", "60s")
     assert outcome.status == 0, outcome
     assert_clean(guest)
 

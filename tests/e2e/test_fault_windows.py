@@ -6,13 +6,13 @@ from contextlib import contextmanager
 
 import pytest
 from faults.matrix import Case, Fault, Moment
+from faults.oracle import assert_boots_with, assert_no_loss, assert_well, look
 from faults.process import Run, snaporch_here
-from faults.scene import assert_boots_with, assert_no_loss, assert_well, look
+from faults.run_case import EMULATOR, UNGUARDED, strike
 from faults.stopping import WHILE_RAM_IS_SAVED
-from faults.strike import EMULATOR, UNGUARDED, strike
 from guests.disks import Disk, zfs
 from guests.guest import Guest
-from stranger import judge, stranger
+from other_program import judge, other_program
 from support import RUNTIME, wait_for
 from support import run as command
 
@@ -147,7 +147,7 @@ COMMITTING = "before:release,ahead:pivoting"
 def test_while_overlays_are_committed(busy, tmp_path, fault):
     """The guest has written to its overlays for a while, and continues to write.
 
-    Meanwhile a stranger takes snapshots: each is judged, and some are torn.
+    Meanwhile another program takes snapshots: each is judged, and some are torn.
     """
     mark = running(busy)
     with (
@@ -156,7 +156,7 @@ def test_while_overlays_are_committed(busy, tmp_path, fault):
     ):
         run.wait_stopped()
         busy.wait_count(beyond=busy.wait_count() + 40)
-        with stranger(busy):
+        with other_program(busy):
             run.go_on()
             run.wait_stopped()
             assert busy.xml().count("<mirror") == len(busy.images)

@@ -7,8 +7,8 @@ from which ``faults/run`` makes its report.
 
 import pytest
 from faults import matrix
-from faults.scene import Scene
-from faults.strike import perform
+from faults.oracle import Scene
+from faults.run_case import perform
 
 CASES = matrix.sample(matrix.in_lab(), matrix.wanted(), 18)
 

@@ -10,7 +10,7 @@ from guests.disks import Disk, destroy
 from guests.guest import Guest
 from support import BUNDLES, assert_clean, must, one_line_error, restore, run, snaporch, snapshot
 
-from snaporch.zfs import resolver, volume_users
+from snaporch.zfs import resolver, volume_use_by_host
 
 pytestmark = pytest.mark.timeout(300)
 _SECTORS = 2048
@@ -68,19 +68,19 @@ def test_device_mapper_is_not_taken_for_the_volume_it_lies_over(volume):
     with mapped(volume) as over:
         with pytest.raises(resolver.NotOnZfsError, match="a device over zd"):
             resolver.resolve(str(over))
-        assert volume_users.holder_of("flash/parts").startswith("dm-")
-    assert volume_users.holder_of("flash/parts") == ""
+        assert volume_use_by_host.volume_user("flash/parts").startswith("dm-")
+    assert volume_use_by_host.volume_user("flash/parts") == ""
 
 
 def test_a_partition_that_is_mounted_holds_the_volume(volume, tmp_path):
     part = part_of(volume)
     assert resolver.resolve(str(part)).name == "flash/parts"
-    assert volume_users.partition_numbers("flash/parts") == {1}
+    assert volume_use_by_host.partition_numbers("flash/parts") == {1}
     must("mkfs.ext4", "-q", str(part))
-    assert volume_users.holder_of("flash/parts") == ""
+    assert volume_use_by_host.volume_user("flash/parts") == ""
     must("mount", str(part), str(tmp_path))
     try:
-        assert volume_users.holder_of("flash/parts") == f"a mount at {tmp_path}"
+        assert volume_use_by_host.volume_user("flash/parts") == f"a mount at {tmp_path}"
     finally:
         must("umount", str(tmp_path))
 

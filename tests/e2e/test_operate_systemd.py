@@ -30,7 +30,7 @@ SPARE = Path("/run/spare-compressor")
 NOTIFICATIONS = Path("/run/notifications")
 UNIT = "snaporch.service"
 MOST_EXPOSURE = 5.5
-"""The figure of docs/schedule.md."""
+"""The figure of docs/how-to/schedule.md."""
 POLICIES = f"""
 [schedule]
 refresh = "1h"
@@ -195,6 +195,6 @@ def test_no_unit_is_more_exposed_than_the_documents_say(guest, name):
     text = run("systemd-analyze", "security", "--no-pager", f"{name}.service").out
     found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", text)
     assert found, text
-    page = (Path(__file__).resolve().parents[2] / "docs/schedule.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs/how-to/schedule.md").read_text()
     assert f"at most {MOST_EXPOSURE}" in page
     assert float(found[1]) <= MOST_EXPOSURE, text

@@ -166,7 +166,7 @@ def test_rolled_back_by_a_restore_and_brought_back_by_its_undo(guest):
 
 
 def test_brought_back_from_the_trash_by_hand(guest):
-    """As docs/pruning.md says: a bundle in the trash is a plain directory."""
+    """As docs/how-to/pruning.md says: a bundle in the trash is a plain directory."""
     bundle = take(guest, "byhand")
     must("zfs", "clone", "tank/pruned@byhand", "tank/witness")
     destroy("flash/pruned@byhand")

@@ -177,7 +177,7 @@ def test_what_cannot_be_taken_apart_stays_an_image(guest, three):
 
 def test_the_documented_script_makes_the_same_stream(guest, three, tmp_path):
     document = snapshot(guest, "--name", "scripted")
-    page = Path(__file__).resolve().parents[2] / "docs" / "ram-pages.md"
+    page = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "ram-pages.md"
     text = page.read_text()
     script = text.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "join.py").write_text(script)

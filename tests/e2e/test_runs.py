@@ -53,7 +53,7 @@ def test_the_second_run_reports_what_holds_the_domain(guest, tmp_path):
         wait_for_ram_phase()
         outcome = snaporch("snapshot", guest.name)
         one_line_error(outcome, 6, guest.name, "held by snapshot")
-        one_line_error(snaporch("snapshot", guest.name, "--wait", "1"), 6)
+        one_line_error(snaporch("snapshot", guest.name, "--wait", "1s"), 6)
         first.send_signal(signal.SIGTERM)
         first.wait()
 
@@ -64,7 +64,7 @@ def test_the_second_run_waits_and_then_runs(guest, tmp_path):
         started("snapshot", guest.name, env=environment) as first,
     ):
         wait_for_ram_phase()
-        options = ("--name", "second", "--wait", "300", "--json")
+        options = ("--name", "second", "--wait", "300s", "--json")
         with started("snapshot", guest.name, *options, env={}) as second:
             wait_for(lambda: has_open(second.pid, lock_of(guest)), "the second at the lock")
             assert second.poll() is None

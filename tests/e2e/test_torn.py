@@ -11,7 +11,7 @@ import pytest
 from faults.process import snaporch_here
 from guests.disks import Disk
 from guests.guest import Guest
-from stranger import assert_none_is_called_otherwise, judge, slow_commits, snapshot_loop
+from other_program import assert_none_is_called_otherwise, judge, slow_commits, snapshot_loop
 from support import assert_clean, config, must, one_line_error, run, snaporch
 
 DATASET = "tank/torn"

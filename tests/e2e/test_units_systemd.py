@@ -123,3 +123,10 @@ def test_the_daemon_verifies(guest):
 def test_recovery_at_boot_has_nothing_to_do_and_says_so(guest):
     assert run("systemctl", "start", "snaporch-recover.service").status == 0
     assert show("snaporch-recover.service", "Result") == "success"
+    assert "nothing to recover" in journal("snaporch-recover")
+
+
+def test_systemd_has_no_complaint_about_the_units(guest):
+    units = sorted(Path("/etc/systemd/system").glob("snaporch*.*"))
+    outcome = run("systemd-analyze", "verify", "--man=no", *map(str, units))
+    assert (outcome.status, outcome.err) == (0, "")

@@ -106,7 +106,10 @@ def test_a_script_that_fails(taken):
     failed(verify("ok@s1", "--script", "/bin/false"), "/bin/false", "exited with status 1")
     assert not listed("s1")["verified"]["passed"]
     assert "failed" in snaporch("list").out
-    passed(verify("ok@s1"), "resumed")
+    failed(verify("ok@s1", "--checksums"), "failed before in: script", "snaporch verify --script")
+    assert listed("s1")["verified"]["failed_steps"] == ["script"]
+    passed(verify("ok@s1", "--script", "/bin/true"), "resumed")
+    assert listed("s1")["verified"]["passed"]
 
 
 def test_a_flipped_byte_in_ram(taken):

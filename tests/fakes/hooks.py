@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 Hook = Callable[[], None]
 
 
+class KilledError(BaseException):
+    """The process was killed here."""
+
+
 @dataclass
 class Hooks:
     """``log`` has every act in order; ``at`` holds what to call at a named place.
@@ -17,14 +21,30 @@ class Hooks:
 
     log: list[str] = field(default_factory=list)
     at: dict[str, Hook] = field(default_factory=dict)
+    killed: bool = False
+    """The process was killed: it reaches nothing any more."""
+
+    def kill(self) -> None:
+        """End the process here."""
+        self.killed = True
+        raise KilledError
+
+    def revive(self) -> None:
+        """From here on another process acts."""
+        self.killed = False
+        self.at = {place: hook for place, hook in self.at.items() if hook != self.kill}
 
     def act(self, place: str, *about: str) -> None:
         """Log an act, then call the test's hook."""
+        if self.killed:
+            raise KilledError
         self.log.append(" ".join([place, *about]))
         self.reach(place)
 
     def reach(self, place: str) -> None:
         """Call the test's hook at a place that is not an act."""
+        if self.killed:
+            raise KilledError
         if hook := self.at.get(place):
             hook()
 

@@ -88,6 +88,10 @@ class FakeGuest:
     outdated: bool = False
     """Its emulator's program was replaced by another version after the start."""
     ram: bytes = b""
+    ram_bytes: int | None = None
+    """The RAM in use, as QEMU reports it; the length of ``ram`` if ``None``."""
+    misses_resume: bool = False
+    """It does not run when it is resumed the next time."""
     managed_save: bool = False
     autostart: bool = False
     agent: Agent = Agent.MISSING
@@ -136,12 +140,20 @@ class FakeHypervisor:
         self.zstd = True
         self.installed = {Component.LIBVIRT: "12.1.0", Component.QEMU: "11.0.2"}
         self.machines = {"pc-q35-9.2"}
-        self.cpu_misfit = ""
+        self.cpu_incompatibility = ""
         self.cpu = "<cpu><model>Skylake</model></cpu>"
         """The host's CPU, as guests with ``host-passthrough`` see it."""
         self.managed_saves: dict[str, Path] = {}
         self.overlays_must_exist = True
         self.why_unguarded: StartHookProblem | None = None
+        self.garbles_pipes = False
+        """Whether the RAM that is saved through a pipe is no save image."""
+        self.reports_pauses = True
+        """Whether a capture reports when the guest pauses."""
+        self.confined: set[str] = set()
+        """Guests, by UUID, that AppArmor confines."""
+        self.commit_timeouts: list[CommitTimeouts] = []
+        """Those of each commit."""
         self.networks: dict[str, bool] = {}
         """Names of libvirt's networks, and whether each is isolated."""
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
@@ -217,6 +229,7 @@ class FakeHypervisor:
 
     def busy_with(self, uuid: str) -> str | None:
         """See the protocol."""
+        self.hooks.reach("hypervisor.busy_with")
         return self._guest(uuid).job
 
     def disk_capacity(self, uuid: str, target: str) -> int:
@@ -247,7 +260,7 @@ class FakeHypervisor:
         root = domain_xml.parse(guest.live)
         if domain_xml.huge_memory(root):
             return int(domain_xml.text(root, "memory")) << 10
-        return len(guest.ram)
+        return len(guest.ram) if guest.ram_bytes is None else guest.ram_bytes
 
     def blockers(self, domain: Domain) -> list[Blocker]:
         """See the protocol; it looks at the same XML as libvirt's."""
@@ -299,14 +312,17 @@ class FakeHypervisor:
 
     def _save(self, guest: FakeGuest, request: CaptureRequest, tick: Tick, stopped: Tick) -> None:
         goes_on = guest.state is DomainState.RUNNING and not request.manual
-        call = _SaveCall(Path(request.ram_path), f"{guest.live}\0".encode(), guest.ram, goes_on)
+        path = Path(request.ram_path)
+        garbled = self.garbles_pipes and path.is_fifo()
+        call = _SaveCall(path, f"{guest.live}\0".encode(), guest.ram, goes_on, garbled=garbled)
         call.start()
         try:
             call.half.wait()
             self.hooks.reach("capture.writing")
             tick()
             _check_job(guest)
-            stopped()
+            if self.reports_pauses:
+                stopped()
             call.go_on.set()
             while call.is_alive():
                 call.join(_TICK_SECONDS)
@@ -347,6 +363,7 @@ class FakeHypervisor:
     ) -> None:
         """See the protocol."""
         guest = self._guest(uuid)
+        self.commit_timeouts.append(patience)
         self.hooks.act("hypervisor.commit", *(disk.target for disk in disks))
         live, _ = guest.sources()
         if guest.live is None:
@@ -383,6 +400,7 @@ class FakeHypervisor:
 
     def busy_disks(self, uuid: str) -> set[str]:
         """See the protocol."""
+        self.hooks.reach("hypervisor.busy_disks")
         guest = self._guest(uuid)
         if guest.live is None:
             return set()
@@ -420,6 +438,10 @@ class FakeHypervisor:
             return None
         return _paths(_load(self.managed_saves[uuid])[0])
 
+    def is_confined(self, uuid: str) -> bool:
+        """See the protocol."""
+        return uuid in self.confined
+
     def start_hook_problem(self) -> StartHookProblem | None:
         """See the protocol."""
         return self.why_unguarded
@@ -449,8 +471,12 @@ class FakeHypervisor:
         if guest.live is None:
             raise HypervisorError(guest.name, "domain is not running")
         self._let_run(guest)
+        self.hooks.reach("hypervisor.resumed")
 
     def _let_run(self, guest: FakeGuest) -> None:
+        if guest.misses_resume:
+            guest.misses_resume = False
+            return
         if guest.state is not DomainState.RUNNING:
             guest.running_reason = "unpaused"
         guest.state, guest.paused_reason = DomainState.RUNNING, None
@@ -549,7 +575,7 @@ class FakeHypervisor:
         path.write_bytes(images.image(f"{guest.live}\0".encode(), guest.ram, running=running))
         self._end(guest)
 
-    def misfit(self, xml: str, cpu: str = "") -> str:
+    def incompatibility(self, xml: str, cpu: str = "") -> str:
         """See the protocol."""
         kind = domain_xml.parse(xml).find("os/type")
         machine = kind.get("machine") if kind is not None else None
@@ -557,7 +583,7 @@ class FakeHypervisor:
             return f"the machine '{machine}' is not supported by emulator"
         if cpu and cpu != self.cpu:
             return "the CPU is incompatible with host CPU: Host CPU does not provide avx512f"
-        return self.cpu_misfit
+        return self.cpu_incompatibility
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
         """See the protocol."""
@@ -676,9 +702,10 @@ class _SaveCall(threading.Thread):
     It stops in the middle until ``go_on``, so that a test can step in at a known place.
     """
 
-    def __init__(self, path: Path, xml: bytes, ram: bytes, goes_on: bool) -> None:
+    def __init__(self, path: Path, xml: bytes, ram: bytes, goes_on: bool, *, garbled: bool) -> None:
         super().__init__(name="fake-libvirt-save", daemon=True)
         self._path, self._xml, self._ram, self._running = path, xml, ram, int(goes_on)
+        self._garbled = garbled
         self.half, self.go_on = threading.Event(), threading.Event()
         self.aborted = False
         self.error: OSError | None = None
@@ -694,6 +721,8 @@ class _SaveCall(threading.Thread):
     def _write(self) -> None:
         body = images.image(self._xml, self._ram, running=self._running, magic=images.UNFINISHED)
         middle = len(body) // 2
+        if self._garbled:
+            body = bytes(middle) + body[middle:]
         descriptor = self._open(os.O_CREAT | os.O_TRUNC)
         try:
             _write_all(descriptor, body[:middle])

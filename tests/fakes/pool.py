@@ -15,8 +15,8 @@ from pathlib import Path
 from fakes.hooks import Hooks
 from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.cli import PROPERTIES
-from snaporch.zfs.interface import MountedError, PoolError
-from snaporch.zfs.mount_users import ForeignMount
+from snaporch.zfs.interface import Bookmark, MountedError, PoolError
+from snaporch.zfs.mount_users import BlockingMount
 
 _PREFIX = "snaporch:"
 _NAME = re.compile(r"[A-Za-z0-9_.: -]+")
@@ -59,7 +59,9 @@ class FakePool:
         self._datasets: dict[str, _Dataset] = {}
         self.exported: set[str] = set()
         self.room = 1 << 40
-        self.foreign: list[ForeignMount] = []
+        self.created_with: list[dict[str, str]] = []
+        """The properties of each transaction of snapshots."""
+        self.foreign: list[BlockingMount] = []
         self.mounted: Callable[[str, str, Path], None] = lambda _name, _origin, _where: None
         self.created: Callable[[str], None] = lambda _name: None
         self.snapshotted: Callable[[str, str], None] = lambda _name, _snapshot: None
@@ -98,28 +100,35 @@ class FakePool:
             raise PoolError(f"{dataset.name}#{name}", "bookmark exists")
         dataset.bookmarks[name] = found
 
-    def bookmarks(self, dataset: str) -> dict[str, int]:
+    def bookmarks(self, dataset: str) -> dict[str, Bookmark]:
         """See the protocol."""
         marks = self._dataset(dataset).bookmarks
-        return {f"{dataset}#{name}": mark.txg for name, mark in marks.items()}
+        return {f"{dataset}#{name}": Bookmark(mark.guid, mark.txg) for name, mark in marks.items()}
 
     def inherit(self, name: str, key: str) -> None:
         """``zfs inherit`` of a snapshot's property."""
         self._find(name)[1].properties.pop(key, None)
 
-    def bookmarked(self, dataset: str) -> dict[int, int]:
-        """The transaction groups of the bookmarked snapshots, by GUID."""
-        return {mark.guid: mark.txg for mark in self._dataset(dataset).bookmarks.values()}
-
     def rename(self, dataset: str, name: str) -> None:
         """``zfs rename``."""
         self._datasets[name] = replace(self._datasets.pop(dataset), name=name)
+
+    def rename_snapshot(self, full: str, name: str) -> None:
+        """``zfs rename`` of a snapshot."""
+        dataset, found = self._find(full)
+        dataset.snapshots = {
+            (name if each is found else each.name): (
+                replace(each, name=name) if each is found else each
+            )
+            for each in dataset.snapshots.values()
+        }
 
     def replicate(self, snapshot: str, dataset: str) -> None:
         """``zfs send | zfs receive`` into a new dataset; the GUID stays the same."""
         source, found = self._find(snapshot)
         self._datasets[dataset] = _Dataset(dataset, source.kind, found.content)
-        self._datasets[dataset].snapshots[found.name] = replace(found, txg=next(self._txg))
+        copy = replace(found, txg=next(self._txg), properties={**found.properties}, holds=set())
+        self._datasets[dataset].snapshots[found.name] = copy
 
     def names(self) -> list[str]:
         """Every snapshot's full name."""
@@ -180,6 +189,7 @@ class FakePool:
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""
+        self.created_with.append(dict(properties))
         self.hooks.act("pool.snapshot", *names)
         self.hooks.reach(f"pool.snapshot {names[0].split('/', 1)[0]}")
         self._same_pool(names)
@@ -222,13 +232,25 @@ class FakePool:
             dataset, found = self._find(full)
             del dataset.snapshots[found.name]
 
-    def foreign_mounts(self, names: Collection[str] | None = None) -> list[ForeignMount]:
+    def reclaimable(self, names: Sequence[str]) -> int:
+        """See the protocol: a snapshot has its content for itself."""
+        self.hooks.reach("pool.reclaimable")
+        return sum(len(self._find(name)[1].content) for name in names)
+
+    def blocking_mounts(self, names: Collection[str] | None = None) -> list[BlockingMount]:
         """See the protocol."""
         return [each for each in self.foreign if names is None or each.name in names]
 
     def _check_unmounted(self, names: Sequence[str]) -> None:
-        for mount in self.foreign_mounts(names):
-            raise MountedError(mount.name, f"{mount.name} is mounted by {mount.holder}")
+        for mount in self.blocking_mounts(names):
+            raise MountedError(mount.name, f"{mount.name} is mounted by {mount.program}")
+
+    def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
+        """See the protocol."""
+        self.hooks.act("pool.clear_properties", *names, *keys)
+        for name in names:
+            for key in keys:
+                self._find(name)[1].properties.pop(key, None)
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""
@@ -284,12 +306,18 @@ class FakePool:
 
     def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
         """See the protocol."""
+        self.hooks.reach("pool.local_properties")
         found = {}
         for dataset in self._datasets.values():
             own = {key: value for key, value in dataset.properties.items() if key in names}
             if own:
                 found[dataset.name] = own
         return found
+
+    def policies(self, datasets: Sequence[str]) -> dict[str, str]:
+        """See the protocol."""
+        found = {name: self._inherited(self._dataset(name).name, "policy") for name in datasets}
+        return {name: policy for name, policy in found.items() if policy}
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         """See the protocol."""
@@ -351,7 +379,13 @@ class FakePool:
                 found.setdefault(dataset.origin, []).append(dataset.name)
         return found
 
-    def send_increment(self, origin: str, snapshot: str, path: Path) -> int:
+    def send_increment(
+        self,
+        origin: str,
+        snapshot: str,
+        path: Path,
+        on_written: Callable[[int], None] = lambda _bytes: None,
+    ) -> int:
         """See the protocol: the changes between both, as JSON."""
         self.hooks.act("pool.send_increment", origin, snapshot)
         dataset, first = self._find(origin)
@@ -362,6 +396,7 @@ class FakePool:
         sent = [{"name": s.name, "guid": s.guid, "content": s.content.hex()} for s in between]
         path.write_text(json.dumps({"origin": first.guid, "snapshots": sent}))
         path.chmod(0o600)
+        on_written(path.stat().st_size)
         return path.stat().st_size
 
     def increment_size(self, origin: str, snapshot: str) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from fakes.hooks import Hooks
 from fakes.pool import FakePool
-from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX
+from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, sha256_of
 from snaporch.model import PoolSnapshot
-from snaporch.replication.target import ReplicaError
+from snaporch.replication.destination import BundleCopy, ReplicaError
 
 
 class FakeReplica:
-    """A :class:`~snaporch.replication.target.Destination` for the datasets of a fake pool."""
+    """A :class:`~snaporch.replication.destination.Destination` for the datasets of a fake pool."""
 
     def __init__(self, pool: FakePool, root: Path, hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()
@@ -23,6 +25,7 @@ class FakeReplica:
         root.mkdir(parents=True, exist_ok=True)
         self._pool = pool
         self._copies: dict[str, list[PoolSnapshot]] = {}
+        self.policies: dict[str, str] = {}
 
     def names(self) -> list[str]:
         """The full name of every snapshot."""
@@ -47,22 +50,29 @@ class FakeReplica:
         there = self._copies.setdefault(dataset, [])
         known = {each.guid: each.createtxg for each in ours}
         if known.keys().isdisjoint(each.guid for each in there):
-            known |= self._pool.bookmarked(dataset)  # syncoid searches them only then
+            known |= dict(self._pool.bookmarks(dataset).values())  # syncoid searches them only then
         if there and there[-1].guid not in known:
             raise ReplicaError(dataset, "most recent snapshot does not match", "see the docs")
         begin = known[there[-1].guid] if there else -1
-        there += [replace(each, properties={}) for each in ours if each.createtxg > begin]
+        for each in ours:
+            if each.createtxg > begin:
+                there.append(replace(each, properties={}))
+                self.hooks.reach("replica.received")
 
     def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
         """See the protocol."""
         self.hooks.act("replica.send_from_bookmark", bookmark, snapshot, *(["raw"] if raw else []))
         dataset = snapshot.partition("@")[0]
         there = self._copies[dataset]
-        born = self._pool.bookmarks(dataset).get(bookmark)
-        if born is None or self._pool.bookmarked(dataset).get(there[-1].guid) != born:
+        mark = self._pool.bookmarks(dataset).get(bookmark)
+        if mark is None or mark.guid != there[-1].guid:
             raise ReplicaError(snapshot, "most recent snapshot does not match", "see the docs")
         ours = {each.full_name: each for each in self._pool.snapshots([dataset])}
         there.append(replace(ours[snapshot], properties={}))
+
+    def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
+        """See the protocol."""
+        return ReplicaError(dataset, f"has diverged: {', '.join(only_there)}", "see the docs")
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """See the protocol."""
@@ -74,12 +84,35 @@ class FakeReplica:
                 copies[place], properties={**copies[place].properties, **values}
             )
 
-    def bundles(self, uuid: str) -> frozenset[str]:
+    def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""
-        found = (self.root / uuid).glob("[!.]*")
-        return frozenset(path.name for path in found)
+        self.hooks.reach("replica.set_policies")
+        self.policies |= policies
 
-    def store(self, directory: Path, reference: str) -> None:
+    def bundles(self, uuid: str) -> dict[str, BundleCopy]:
+        """See the protocol."""
+        found = {}
+        for path in (self.root / uuid).glob("[!.]*"):
+            sizes = {file.name: file.stat().st_size for file in path.iterdir()}
+            noted = path / COPY_NAME
+            unread = time.time() - noted.stat().st_mtime if noted.exists() else inf
+            found[path.name] = BundleCopy(sizes, unread)
+        return found
+
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """See the protocol."""
+        self.hooks.act("replica.damaged", reference)
+        found = self._differing(self.root / reference, sums)
+        if not found:
+            (self.root / reference / COPY_NAME).touch()
+        return found
+
+    @staticmethod
+    def _differing(directory: Path, sums: Mapping[str, str]) -> list[str]:
+        digests = {path.name: sha256_of(path) for path in directory.iterdir()}
+        return [name for name, digest in sums.items() if digests.get(name) != digest]
+
+    def store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See the protocol."""
         self.hooks.act("replica.store", reference)
         if not self.root.is_dir():
@@ -89,8 +122,14 @@ class FakeReplica:
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(directory, partial)
+            damaged = self._differing(partial, sums)
+            if damaged:
+                shutil.rmtree(partial)
+                return damaged
             (partial / COPY_NAME).write_text('{"dataset": "backup/kvm"}')
             self.hooks.reach("replica.stored")
         except OSError as error:
             raise ReplicaError(reference, str(error)) from error
+        shutil.rmtree(partial.with_name(run), ignore_errors=True)
         partial.rename(partial.with_name(run))
+        return []

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fakes.world import World
-from snaporch.context import Interrupt
+from snaporch.interrupt import Interrupt
 from snaporch.sanoid.config.resolve import SanoidConfig, load_sanoid
 from snaporch.sanoid.hold import process
 
@@ -39,7 +39,7 @@ def resolved(
 
 
 def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: float) -> int:
-    """Run a holder on the world's fakes; its exit code."""
+    """Run a hold process on the world's fakes; its exit code."""
     return process.hold(
         uuid,
         path,

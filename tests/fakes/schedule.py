@@ -43,3 +43,19 @@ class Scheduled:
     def hours_ago(self, *hours, **more):
         """Take snapshots so many hours before now; the oldest is given first."""
         return [self.taken(NOW - timedelta(hours=hour), **more) for hour in hours]
+
+    def copied(self, created, guest="web"):
+        """Make a copy that another host sent of the guest; its bundle is in another store."""
+        pool, uuid = self.world.pool, self.context.hypervisor.domain(guest).uuid
+        dataset = f"tank/copies/ssd:{guest}"
+        run, name = (
+            f"{created:%Y%m%dT%H%M%SZ}-0badcafe",
+            f"snaporch_{created:%Y%m%dT%H%M%SZ}_hourly",
+        )
+        marks = {
+            "run": run, "uuid": uuid, "domain": guest, "bundle": f"{uuid}/{run}",
+            "retention": "hourly", "level": "ram", "copy": "nas",
+        }  # fmt: skip
+        pool.create(dataset)
+        pool.snapshot([f"{dataset}@{name}"], {f"snaporch:{k}": v for k, v in marks.items()})
+        pool.age(f"{dataset}@{name}", created)

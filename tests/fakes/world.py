@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import uuid as uuids
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,18 +12,19 @@ import pytest
 
 from fakes import images, streams
 from fakes.domain_xml import DiskSpec, domain_xml
-from fakes.hooks import Hooks
+from fakes.hooks import Hook, Hooks
 from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
+from fakes.resolver import FUNCTIONS, FakeResolver
 from snaporch.config import Config, Paths
-from snaporch.context import Context
+from snaporch.context import Clock, Context, LibvirtTimes, SealingTimes
+from snaporch.default_paths import HostPaths
 from snaporch.disks import overlay_files
 from snaporch.hypervisor import OverlayDisk
-from snaporch.journal import ForeignJournal, RunFacts
-from snaporch.model import Dataset, DatasetKind, Domain, DomainState, Owner
+from snaporch.journal import OtherJournal, RunFacts
+from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
 from snaporch.zfs import resolver
-from snaporch.zfs.resolver import NotOnZfsError
 
 _WRITTEN = b"the guest's last writes"
 
@@ -35,10 +36,15 @@ class Heard:
     steps: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     amounts: list[tuple[int, int]] = field(default_factory=list)
+    at: dict[str, Hook] = field(default_factory=dict)
+    """What to call at a step, by the beginning of its text."""
 
     def step(self, subject: str, text: str) -> None:
         """A step."""
         self.steps.append(text)
+        for beginning, hook in list(self.at.items()):
+            if text.startswith(beginning):
+                hook()
 
     def note(self, subject: str, text: str) -> None:
         """A note."""
@@ -61,15 +67,15 @@ class World:
         self.pool.created, self.pool.snapshotted = self.created, self.snapshotted
         self.pool.snapshot_files = self.snapshot_files
         self.heard = Heard()
-        self.memory = 1 << 40
-        self.users: dict[str, str] = {}
-        """Processes that have something open, by dataset."""
-        self.forgetful: dict[Path, str] = {}
-        """Directories on a file system that a power loss empties, and its kind."""
-        self.named: dict[str, str] = {}
-        """Datasets that were renamed and stayed where they are mounted: the name of each now."""
+        host = HostPaths(proc=root / "proc", sys=root / "sys", dev=root / "dev")
+        self.resolver = FakeResolver(host, zfs=root / "zfs", node=self.volume_node)
+        host.proc.mkdir(parents=True)
+        self.set_memory(1 << 40)
         self.guarded: list[RunFacts] = []
         self.guarded_again: list[RunFacts] = []
+        self.clock = Clock()
+        self.libvirt_times = LibvirtTimes(resume=0)
+        self.sealing_times = SealingTimes()
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
@@ -92,7 +98,15 @@ class World:
             {"paths": self.paths.model_dump(), "defaults": chosen, "ram_pages": pages}
         )
         self.context = Context(
-            config, self.hypervisor, self.pool, self.heard, finishers={"restore": self.finish}
+            config,
+            self.hypervisor,
+            self.pool,
+            self.heard,
+            resolver=self.resolver,
+            clock=self.clock,
+            libvirt_times=self.libvirt_times,
+            sealing_times=self.sealing_times,
+            finishers={"restore": self.finish},
         )
         return self.context
 
@@ -104,23 +118,20 @@ class World:
         self.guest(name).ram = streams.guest_stream()
         return self
 
-    def finish(self, context: Context, journal: ForeignJournal, dry_run: bool) -> list[str]:
+    def finish(self, context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
         """Finish a restore, as the command line does."""
         return recovery.recover_restore(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Install the fake resolver and the fake qemu-img; start no guardians."""
-        monkeypatch.setattr("snaporch.recovery.release_guest._RESUME_SECONDS", 0)
         monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
-        monkeypatch.setattr(resolver, "volatile_file_system", self.forgetful.get)
-        monkeypatch.setattr("snaporch.check.gather.volatile_file_system", self.forgetful.get)
-        monkeypatch.setattr(resolver, "resolve", self.resolve)
-        monkeypatch.setattr(resolver, "mount_point_of", self.mount_point_of)
-        monkeypatch.setattr(resolver, "volume_node", self.volume_node)
-        monkeypatch.setattr("snaporch.clone.clone.memory_available", lambda: self.memory)
-        monkeypatch.setattr("snaporch.restore.dataset_users.processes_on", self.processes_on)
+        for name in FUNCTIONS:
+            monkeypatch.setattr(resolver, name, getattr(self.resolver, name))
+        monkeypatch.setattr(
+            "snaporch.check.gather.volatile_file_system", self.resolver.volatile_file_system
+        )
         monkeypatch.setattr("snaporch.hypervisor.domain_xml.SWTPM_STATE", self.root / "swtpm")
         monkeypatch.setattr(overlay_files, "make_overlay", self.make_overlay)
         monkeypatch.setattr(overlay_files, "holds_writes", self.holds_writes)
@@ -181,6 +192,24 @@ class World:
         used = [path for xml in self.guest(name).sources() for path in (xml or {}).values()]
         return not any(path.startswith(str(self.paths.overlays)) for path in used)
 
+    # -- the kernel -------------------------------------------------------------------------------
+
+    def set_memory(self, size: int) -> None:
+        """Have so many bytes of memory available."""
+        text = f"MemAvailable: {size >> 10} kB\n"
+        (self.resolver.host.proc / "meminfo").write_text(text)
+
+    def start_process(self, number: int, dataset: str) -> Path:
+        """Start a process that has a file of a dataset open; returns its directory in proc."""
+        process = self.resolver.host.proc / str(number)
+        for name in ("fd", "fdinfo"):
+            (process / name).mkdir(parents=True, exist_ok=True)
+        (process / "fd" / "3").touch()
+        (process / "fdinfo" / "3").write_text("mnt_id:\t40\n")
+        (process / "cmdline").write_bytes(b"less\0")
+        (process / "mountinfo").write_text(f"40 1 0:50 / /x rw - zfs {dataset} rw\n")
+        return process
+
     # -- leftovers -------------------------------------------------------------------------------
 
     def leftovers(self) -> list[str]:
@@ -197,21 +226,6 @@ class World:
         return still and self.on_bases(name) and self.leftovers() == []
 
     # -- fakes of functions ----------------------------------------------------------------------
-
-    def resolve(self, path: str, mounts: object = None) -> Dataset:
-        """The dataset of a directory; like the real one, it requires that the path exists."""
-        path = str(Path(path).resolve(strict=True))
-        zfs = self.root / "zfs"
-        if not Path(path).is_relative_to(zfs):
-            raise NotOnZfsError(path, "not on ZFS but on tmpfs")
-        parts = Path(path).relative_to(zfs).parts
-        name = "/".join(parts[:2])
-        return Dataset(self.named.get(name, name), DatasetKind.FILESYSTEM)
-
-    def mount_point_of(self, dataset: str) -> Path:
-        """Its directory."""
-        first = {now: name for name, now in self.named.items()}
-        return self.root / "zfs" / first.get(dataset, dataset)
 
     def mounted(self, name: str, origin: str, where: Path) -> None:
         """A clone has the files of its origin."""
@@ -239,16 +253,15 @@ class World:
         if where.is_relative_to(self.root):
             shutil.rmtree(where)
 
-    def processes_on(self, datasets: Collection[str], uuid: str) -> Iterator[tuple[str, str]]:
-        """The processes that the test has set, by dataset."""
-        return iter([(process, name) for name, process in self.users.items() if name in datasets])
-
     def volume_node(self, volume: str) -> Path:
-        """A file in place of the device of a clone."""
-        node = self.root / "dev" / volume
-        node.parent.mkdir(parents=True, exist_ok=True)
+        """The link to a file in place of the device of a clone."""
+        link = self.resolver.volume_link(volume)
+        node = self.resolver.host.dev / volume.replace("/", "-")
+        link.parent.mkdir(parents=True, exist_ok=True)
         node.write_bytes(self.pool.read(volume))
-        return node
+        link.unlink(missing_ok=True)
+        link.symlink_to(node)
+        return link
 
     def make_overlay(self, disk: OverlayDisk, size: int, owner: Owner | None) -> None:
         """Create an empty overlay."""
@@ -261,10 +274,12 @@ class World:
 
     def holds_writes(self, disk: OverlayDisk, owner: Owner | None) -> bool:
         """Whether the overlay contains writes."""
+        self.hooks.reach("overlays.read")
         return Path(disk.overlay).read_bytes() == _WRITTEN
 
     def holds_what_base_holds(self, disk: OverlayDisk, owner: Owner | None) -> bool:
         """Whether the overlay was committed."""
+        self.hooks.reach("overlays.compare")
         return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
 
     def start_guardian(

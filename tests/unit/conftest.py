@@ -1,8 +1,11 @@
 """Fixtures of the unit tests; the fakes lie beside this directory."""
 
+import errno
+import io
 import os
 import signal
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -71,6 +74,88 @@ def to_disk(monkeypatch):
     for act in ("rename", "replace"):
         monkeypatch.setattr(os, act, logged(getattr(os, act), moved))
     return order
+
+
+@pytest.fixture
+def fill_disk(monkeypatch):
+    """Fills the disk of the journals: from then on nothing can be written to them."""
+    real = os.write
+
+    def write(descriptor, data):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".jsonl"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(descriptor, data)
+
+    def fill():
+        monkeypatch.setattr(os, "write", write)
+
+    return fill
+
+
+@pytest.fixture
+def refuse_line(monkeypatch):
+    """Refuses to write the lines that have a text, as if the disk were full then."""
+
+    def refuse(text):
+        real = os.write
+
+        def write(descriptor, data):
+            if text.encode() in bytes(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(descriptor, data)
+
+        monkeypatch.setattr(os, "write", write)
+
+    return refuse
+
+
+class RamStore:
+    """A store that takes the beginning of a RAM image; then it fails, or hangs until its end."""
+
+    def __init__(self):
+        self.taken = 92
+        """After so many bytes: the header of the image."""
+        self.error = None
+        self.gate, self.reached = threading.Event(), threading.Event()
+        self.files = []
+
+    def open(self, descriptor):
+        store = self
+
+        class RamFile(io.FileIO):
+            def write(self, data):
+                if os.lseek(self.fileno(), 0, os.SEEK_CUR) > store.taken:
+                    store.reached.set()
+                    if store.error is not None:
+                        raise store.error
+                    store.gate.wait(60)
+                return super().write(data)
+
+        self.files.append(RamFile(descriptor, "w"))
+        return self.files[-1]
+
+    def end(self):
+        self.gate.set()
+        for thread in threading.enumerate():
+            if thread.name in ("store", "seal"):
+                thread.join(60)
+        for file in self.files:
+            file.close()
+
+
+@pytest.fixture
+def ram_store(monkeypatch):
+    """RAM images lie on a store that hangs, or fails."""
+    store, real = RamStore(), os.fdopen
+
+    def fdopen(descriptor, *how, **more):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "ram.save":
+            return store.open(descriptor)
+        return real(descriptor, *how, **more)
+
+    monkeypatch.setattr(os, "fdopen", fdopen)
+    yield store
+    store.end()
 
 
 @pytest.fixture

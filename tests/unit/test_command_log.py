@@ -1,6 +1,5 @@
 """The log line of a command, its fields, and where it goes."""
 
-import logging
 import os
 import subprocess
 import sys
@@ -10,39 +9,17 @@ from contextlib import ExitStack
 from contextvars import copy_context
 
 import pytest
+from fakes.log import Records, recorded_commands
 
 from snaporch import command_log
 from snaporch.command_log import LoggedCommand, fields, handlers_for, set_fields, shown
 from snaporch.systemd_log import JournalHandler
 
 
-class Records(logging.Handler):
-    """A handler that keeps what it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record)
-
-    @property
-    def lines(self):
-        return [record.getMessage() for record in self.records]
-
-
 @pytest.fixture
-def log(monkeypatch):
-    """The records of the commands that run meanwhile, none of whose fields are set yet."""
-    handler = Records()
-    logger = logging.getLogger("command-log-test")
-    logger.setLevel(logging.INFO)
-    monkeypatch.setattr(logger, "handlers", [handler])
-    monkeypatch.setattr(command_log._Log, "_is_open", True)
-    monkeypatch.setattr(command_log._Log, "_logger", logger)
-    earlier = command_log._FIELDS.set({})
-    yield handler
-    command_log._FIELDS.reset(earlier)
+def log():
+    with recorded_commands() as records:
+        yield records
 
 
 def found_fields(record):
@@ -175,13 +152,15 @@ def test_a_closed_standard_error_leaves_the_journal(kinds):
     assert kinds({"JOURNAL_STREAM": "8:1"}, Records(), stderr=1 << 20) == [JournalHandler]
 
 
-def test_a_line_that_cannot_be_logged_does_not_fail_its_command(monkeypatch):
-    def broken():
+def test_a_line_that_cannot_be_logged_does_not_fail_its_command(log):
+    def broken(_record):
+        log.tried = True
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(command_log._Log, "logger", broken)
+    log.emit = broken
     with LoggedCommand("zfs", "list"):
         pass
+    assert log.tried
 
 
 _PROGRAM = """

@@ -1,4 +1,4 @@
-"""The versions that have each fault, and the table in docs/hosts.md."""
+"""The versions that have each fault, and the table in docs/reference/hosts.md."""
 
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def row(fault: Fault):
 
 
 def test_the_page_has_the_table():
-    page = (TOP / "docs/hosts.md").read_text()
+    page = (TOP / "docs/reference/hosts.md").read_text()
     section = page.partition("\n## Known faults\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [row(fault) for fault in FAULTS]

@@ -12,18 +12,18 @@ from fakes.hypervisor import Agent
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import (
-    ForeignJournal,
     Journal,
     JournalError,
     Note,
+    OtherJournal,
     RunFacts,
     Step,
     UnreadableJournal,
     append_note,
-    foreign_journals_of,
     forget,
     journals_of,
     list_journals,
+    other_journals_of,
     read_journal,
     read_journals,
     release_mark,
@@ -165,6 +165,19 @@ def test_a_journal_whose_first_line_is_torn_is_of_a_run_that_touched_nothing(
     assert path.exists()
     assert read_journals(directory, sweep=True) == []
     assert not path.exists()
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", b"\n", b"\0\n{", b"garbage\n" * 3])
+def test_a_journal_without_a_line_that_can_be_parsed_is_unreadable(directory, path, content):
+    """A journal gets its name with its first line, so its run may have changed something."""
+    directory.mkdir()
+    path.write_bytes(content)
+    (found,) = list_journals(directory, sweep=True)
+    assert isinstance(found, UnreadableJournal)
+    assert found.uuid is None
+    reason = "cannot be read (no line of it is JSON); see docs/how-to/recovery.md"
+    assert found.error.line() == f"{path}: {reason}"
+    assert path.exists()
 
 
 def test_a_journal_with_lines_after_a_damaged_first_line_is_kept(directory, path):
@@ -360,7 +373,7 @@ def of_another_kind(directory, *steps):
 def test_another_kind_is_recognised_and_its_lines_are_kept(directory):
     path = of_another_kind(directory, Step.FREEZE)
     (found,) = list_journals(directory, sweep=False)
-    assert isinstance(found, ForeignJournal)
+    assert isinstance(found, OtherJournal)
     assert (found.path, found.kind) == (path, "cruise")
     assert (found.uuid, found.domain) == (FACTS.uuid, FACTS.domain)
     assert [(line["event"], line.get("of")) for line in found.lines] == [
@@ -374,8 +387,8 @@ def test_another_kind_is_no_snapshot_run(directory):
     of_another_kind(directory)
     assert read_journals(directory) == []
     assert journals_of(directory, FACTS.uuid) == []
-    assert len(foreign_journals_of(directory, FACTS.uuid)) == 1
-    assert foreign_journals_of(directory, "another") == []
+    assert len(other_journals_of(directory, FACTS.uuid)) == 1
+    assert other_journals_of(directory, "another") == []
 
 
 def test_a_journal_can_be_continued_after_a_torn_line(directory):
@@ -386,7 +399,7 @@ def test_a_journal_can_be_continued_after_a_torn_line(directory):
     with journal.step(Step.SEAL):
         pass
     journal.close(settled=False)
-    (found,) = foreign_journals_of(directory, FACTS.uuid)
+    (found,) = other_journals_of(directory, FACTS.uuid)
     assert [line["event"] for line in found.lines] == ["open", "begin", "end"]
     journal = Journal.reopen(path)
     journal.close(settled=True)

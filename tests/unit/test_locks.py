@@ -10,14 +10,14 @@ from contextlib import contextmanager
 import pytest
 
 from snaporch import locks
-from snaporch.context import Interrupt
 from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
-from snaporch.locks import PRUNING, RECOVERING, RETENTION, domain_lock
+from snaporch.interrupt import Interrupt
+from snaporch.locks import PRUNING, RECOVERING, RETENTION, LockTimes, domain_lock
 
 HOLD = """
 import sys
 from pathlib import Path
-from snaporch.context import Interrupt
+from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 with domain_lock(Path(sys.argv[1]), "web", "u", sys.argv[2], wait=0, interrupt=Interrupt()):
     print("held", flush=True)
@@ -25,9 +25,9 @@ with domain_lock(Path(sys.argv[1]), "web", "u", sys.argv[2], wait=0, interrupt=I
 """
 
 
-def lock(runtime, wait=0, uuid="u", interrupt=None):
+def lock(runtime, wait=0, uuid="u", interrupt=None, **times):
     return domain_lock(
-        runtime, "web", uuid, "snapshot", wait=wait, interrupt=interrupt or Interrupt()
+        runtime, "web", uuid, "snapshot", wait=wait, interrupt=interrupt or Interrupt(), **times
     )
 
 
@@ -125,9 +125,9 @@ def test_a_lock_waits_for_the_end_of_retention_without_an_option(runtime):
             assert retention.wait(5) == 0
 
 
-def test_a_recovery_that_hangs_is_not_waited_for_for_ever(runtime, recovery, monkeypatch):
-    monkeypatch.setattr(locks, "_BRIEF_SECONDS", 0.1)
-    with pytest.raises(BusyError, match="held by recover"), lock(runtime):
+def test_a_recovery_that_hangs_is_not_waited_for_for_ever(runtime, recovery):
+    times = LockTimes(brief=0.1)
+    with pytest.raises(BusyError, match="held by recover"), lock(runtime, times=times):
         pass
 
 
@@ -168,10 +168,10 @@ def test_a_new_holder_has_time_to_write_its_name(runtime, recovery):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"pid": 1}'])
-def test_a_holder_that_left_no_readable_name_is_another_run(runtime, other, monkeypatch, content):
-    monkeypatch.setattr(locks, "_NAMELESS_SECONDS", 0.1)
+def test_a_holder_that_left_no_readable_name_is_another_run(runtime, other, content):
+    times = LockTimes(nameless=0.1)
     (runtime / "u.lock").write_text(content)
-    with pytest.raises(BusyError, match="held by another run"), lock(runtime):
+    with pytest.raises(BusyError, match="held by another run"), lock(runtime, times=times):
         pass
 
 
@@ -188,11 +188,11 @@ def test_a_runtime_directory_that_cannot_be_made(tmp_path):
 
 
 def test_the_holder_is_found_without_taking_the_lock(runtime):
-    assert locks.holder(runtime, "u") is None
+    assert locks.lock_holder(runtime, "u") is None
     with lock(runtime):
-        assert locks.holder(runtime, "u") == f"snapshot (pid {os.getpid()})"
-        assert locks.holder(runtime, "another") is None
-    assert locks.holder(runtime, "u") is None
+        assert locks.lock_holder(runtime, "u") == f"snapshot (pid {os.getpid()})"
+        assert locks.lock_holder(runtime, "another") is None
+    assert locks.lock_holder(runtime, "u") is None
 
 
 def test_a_lock_can_be_taken_without_room_for_the_holders_name(runtime, monkeypatch):
@@ -201,14 +201,14 @@ def test_a_lock_can_be_taken_without_room_for_the_holders_name(runtime, monkeypa
 
     monkeypatch.setattr(os, "pwrite", full)
     with lock(runtime):
-        assert locks.holder(runtime, "u") == f"another run (pid {os.getpid()})"
+        assert locks.lock_holder(runtime, "u") == f"another run (pid {os.getpid()})"
         with pytest.raises(BusyError, match="held by another run"), lock(runtime):
             pass
-    assert locks.holder(runtime, "u") is None
+    assert locks.lock_holder(runtime, "u") is None
 
 
 def test_a_run_that_failed_holds_nothing(runtime):
     with pytest.raises(ZeroDivisionError), lock(runtime):
         raise ZeroDivisionError
     assert "pid" in (runtime / "u.lock").read_text()
-    assert locks.holder(runtime, "u") is None
+    assert locks.lock_holder(runtime, "u") is None

@@ -17,6 +17,7 @@ from snaporch.model import (
     SnapshotRecord,
     VerificationResult,
     VerifyDepth,
+    VerifyStep,
     iso,
 )
 
@@ -121,20 +122,25 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
         "replicated": [],
         "apart": [],
         "unchanged": None,
+        "kept": None,
+        "note": None,
     }
 
 
 @pytest.mark.parametrize("passed", [True, False])
 @pytest.mark.parametrize("disks", [True, False])
 @pytest.mark.parametrize("reached", list(VerifyDepth))
-def test_a_verification_result_is_parsed_as_written(passed, disks, reached):
-    verdict = VerificationResult(datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC), passed, reached, disks)
+@pytest.mark.parametrize("steps", [(), (VerifyStep.DISKS,), (VerifyStep.CLONE, VerifyStep.SCRIPT)])
+def test_a_verification_result_is_parsed_as_written(passed, disks, reached, steps):
+    at = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
+    verdict = VerificationResult(at, passed, reached, disks, steps)
     assert VerificationResult.parse(verdict.as_text()) == verdict
     assert verdict.as_json() == {
         "at": "2025-01-02T03:04:05Z",
         "passed": passed,
         "reached": reached.value,
         "disks_read": disks,
+        "failed_steps": [step.value for step in steps],
     }
 
 
@@ -151,6 +157,9 @@ def test_a_verification_result_is_parsed_as_written(passed, disks, reached):
         "yesterday passed resumed",
         "2025-01-02T03:04:05Z passed resumed twice",
         "2025-01-02T03:04:05Z passed resumed disks disks",
+        "2025-01-02T03:04:05Z failed resumed steps:luck",
+        "2025-01-02T03:04:05Z failed resumed steps:",
+        "2025-01-02T03:04:05Z failed resumed steps:script disks",
     ],
 )
 def test_other_text_is_no_verification_result(text):

@@ -52,7 +52,11 @@ def test_all_that_readme_promises_has_a_test():
 
 
 def test_a_page_has_a_promise_or_a_reason_to_have_none():
-    pages = {str(path.relative_to(TOP)) for path in (TOP / "docs").glob("*.md")}
+    pages = {str(path.relative_to(TOP)) for path in (TOP / "docs").glob("*/*.md")} - {
+        "docs/benchmarks/README.md",
+        "docs/benchmarks/native.md",
+        "docs/benchmarks/ram-difference.md",
+    }
     assert pages - {promise["page"] for promise in PROMISES} == set(TABLE["without"])
     assert all(TABLE["without"].values())
 

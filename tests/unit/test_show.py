@@ -185,6 +185,10 @@ def test_custody_shows_the_verification(story, world):
     rows = dict(provenance(description.record, description.manifest))
     assert rows["verified"] == "2026-01-02T03:04:05Z passed, resumed"
     assert rows["made by"] == "snaporch 0.0"
+    text = "2026-01-02T03:04:05Z failed resumed steps:script"
+    world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
+    rows = dict(provenance(shown(world).record, None))
+    assert rows["verified"] == "2026-01-02T03:04:05Z failed, resumed; failed in: script"
 
 
 def test_a_pool_that_fails_is_an_error(story, world):

@@ -21,7 +21,7 @@ from snaporch.output.terminal import TerminalProgress
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import resolver
-from snaporch.zfs.resolver import NotOnZfsError
+from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver
 
 DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
 
@@ -38,12 +38,13 @@ def main() -> None:
     settings, domain, snapshot, disks = sys.argv[1:]
     path = Path(settings)
 
-    def resolve(place: str) -> Dataset:
-        if not place.startswith(f"{disks}/"):
-            raise NotOnZfsError(place, "not in the stand-in for ZFS")
-        return DATASET
+    class StandIn(Resolver):
+        def resolve(self, place: str, mounts: list[Mount] | None = None) -> Dataset:
+            if not place.startswith(f"{disks}/"):
+                raise NotOnZfsError(place, "not in the stand-in for ZFS")
+            return DATASET
 
-    resolver.resolve = resolve
+    resolver.resolve, resolver.resolve_nearest = StandIn().resolve, StandIn().resolve_nearest
     config = load_config(path)
     hypervisor = ReadsZstd(config.libvirt_uri)
     context = Context(

@@ -58,7 +58,7 @@ _NOTES = {
 """What a strategy notes in the middle of a step of an ordinary run."""
 _RARE = {Note.RESUMED, Note.PIVOTED, Note.HELD, Note.RELEASED, Note.SAVING}
 """Notes of commits that a guest outruns (``test_fault_windows.py``) or that fail for one disk of
-several (``test_fault_shortages.py``); of what others do meanwhile (``test_let_go.py``); and one
+several (``test_fault_shortages.py``); of what others do meanwhile (``test_release.py``); and one
 that follows from the steps.
 """
 _ON_THE_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)

@@ -13,13 +13,6 @@ from collections.abc import Mapping
 
 from outcome import Outcome
 
-import snaporch.cli.recover
-import snaporch.cli.session
-import snaporch.hypervisor.libvirt_driver
-import snaporch.recovery.unfinished
-import snaporch.restore.request
-import snaporch.snapshot.run
-import snaporch.snapshot.targets  # noqa: F401 - all of them for the children
 from faults import stopping
 from snaporch.cli import main
 

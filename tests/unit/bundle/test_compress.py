@@ -5,7 +5,6 @@ import zlib
 import pytest
 import zstandard
 
-from snaporch.bundle import compress
 from snaporch.bundle.compress import (
     Compression,
     CompressionSettings,
@@ -122,6 +121,18 @@ def test_the_numbers_are_libvirts():
     }
 
 
+@pytest.fixture
+def installed(monkeypatch, tmp_path):
+    """Makes these programs the only ones of the host."""
+
+    def install(programs):
+        for name in programs:
+            (tmp_path / name).touch(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+
+    return install
+
+
 @pytest.mark.parametrize(
     ("programs", "reads_zstd", "chosen"),
     [
@@ -132,8 +143,8 @@ def test_the_numbers_are_libvirts():
         (set(), True, Compression.NONE),
     ],
 )
-def test_auto_is_the_best_that_this_host_can_decompress(monkeypatch, programs, reads_zstd, chosen):
-    monkeypatch.setattr(compress.shutil, "which", lambda name: name if name in programs else None)
+def test_auto_is_the_best_that_this_host_can_decompress(installed, programs, reads_zstd, chosen):
+    installed(programs)
     assert choose_compression("auto", reads_zstd=reads_zstd) is chosen
 
 
@@ -146,14 +157,14 @@ def test_auto_is_the_best_that_this_host_can_decompress(monkeypatch, programs, r
     ],
 )
 def test_a_compression_that_the_host_cannot_decompress_is_refused(
-    monkeypatch, wanted, programs, reads_zstd, step
+    installed, wanted, programs, reads_zstd, step
 ):
-    monkeypatch.setattr(compress.shutil, "which", lambda name: name if name in programs else None)
+    installed(programs)
     with pytest.raises(RefusedError, match=step):
         choose_compression(wanted, reads_zstd=reads_zstd)
 
 
 @pytest.mark.parametrize("wanted", ["none", "gzip", "zstd"])
-def test_a_compression_that_the_host_can_decompress_is_used(monkeypatch, wanted):
-    monkeypatch.setattr(compress.shutil, "which", lambda name: name)
+def test_a_compression_that_the_host_can_decompress_is_used(installed, wanted):
+    installed(["zstd", "pigz"])
     assert choose_compression(wanted, reads_zstd=True) == wanted

@@ -168,3 +168,10 @@ def test_times_are_kept_to_the_millisecond():
         cut_to_milliseconds(datetime(2025, 1, 1, 0, 0, 0, 123_999, tzinfo=UTC)).microsecond
         == 123_000
     )
+
+
+def test_a_manifest_that_is_too_large_is_refused(tmp_path):
+    with (tmp_path / "manifest.json").open("wb") as stream:
+        stream.truncate((16 << 20) + 1)
+    with pytest.raises(ManifestError, match="is larger than 16 MiB"):
+        read(tmp_path)

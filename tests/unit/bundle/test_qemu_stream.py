@@ -9,7 +9,6 @@ from fakes.streams import PAGE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snaporch.bundle import qemu_stream
 from snaporch.bundle.qemu_stream import ALIGNMENT, StreamError, join, read_head, split
 
 ONE = {b"pc.ram": 3}
@@ -45,14 +44,14 @@ def reader(data, step=1 << 20):
     return read
 
 
-def taken_apart(data, step=1 << 20):
+def taken_apart(data, step=1 << 20, **limits):
     made = []
 
     def prepare(head):
         made.append(Memory(head))
         return made[0]
 
-    rest = split(reader(data, step), prepare)
+    rest = split(reader(data, step), prepare, **limits)
     return rest, made[0]
 
 
@@ -248,9 +247,8 @@ def test_memory_blocks_of_the_same_name_are_an_error():
         taken_apart(data)
 
 
-def test_devices_that_never_end_are_an_error(monkeypatch):
-    monkeypatch.setattr(qemu_stream, "_MAX_TAIL", 1000)
+def test_devices_that_never_end_are_an_error():
     data = streams.stream(ONE, [FULL], tail=bytes(1000))
-    assert len(taken_apart(data)[0].tail) == 1000
+    assert len(taken_apart(data, max_tail=1000)[0].tail) == 1000
     with pytest.raises(StreamError, match="devices"):
-        taken_apart(data + b"x")
+        taken_apart(data + b"x", max_tail=1000)

@@ -4,13 +4,13 @@ import os
 import select
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from fakes import images
 
-from snaporch.bundle import ram_pipe as stream_module
 from snaporch.bundle.compress import Compression, CompressionSettings
-from snaporch.bundle.ram_pipe import RamPipe
+from snaporch.bundle.ram_pipe import PipeTuning, RamPipe
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImageError, SaveImageHeader, SaveImageWriter
 
@@ -113,18 +113,17 @@ def test_a_second_open_before_the_first_was_closed(fifo):
     assert stream.finish() == BODY + CLOSING
 
 
-def test_data_just_before_the_end_is_read(fifo, monkeypatch):
+def test_data_just_before_the_end_is_read(fifo):
     """A poll that began earlier may report only the end."""
-    real = RamPipe._poll
 
-    def poll(stream):
-        if not stream._stop.is_set():
-            assert stream._stop.wait(PATIENCE)
-            return [(stream._wake_reader, select.POLLIN)]
-        return real(stream)
+    class PollsTooEarly(RamPipe):
+        def _poll(self):
+            if not self._stop.is_set():
+                assert self._stop.wait(PATIENCE)
+                return [(self._wake_reader, select.POLLIN)]
+            return super()._poll()
 
-    monkeypatch.setattr(RamPipe, "_poll", poll)
-    stream = RamPipe(fifo, Sink())
+    stream = PollsTooEarly(fifo, Sink())
     pour(fifo, BODY, CLOSING)
     assert stream.finish() == BODY + CLOSING
 
@@ -148,14 +147,13 @@ def test_a_process_that_ends_waits_for_no_stream_and_hands_no_pipe_on(fifo):
     stream.abandon()
 
 
-def test_the_pipe_holds_a_block(fifo, monkeypatch):
-    monkeypatch.setattr(stream_module, "_BLOCK", 2 * SMALL)
-    stream = RamPipe(fifo, Sink())
+def test_the_pipe_holds_a_block(fifo):
+    stream = RamPipe(fifo, Sink(), tuning=PipeTuning(block=2 * SMALL))
     descriptor = os.open(fifo, os.O_WRONLY)
     assert fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) == 2 * SMALL
     os.close(descriptor)
     stream.abandon()
-    assert stream_module._LARGE_PIPE > stream_module._BLOCK
+    assert PipeTuning().large_pipe > PipeTuning().block
 
 
 def test_a_pipe_that_may_not_be_enlarged_works_too(fifo, monkeypatch):
@@ -164,7 +162,7 @@ def test_a_pipe_that_may_not_be_enlarged_works_too(fifo, monkeypatch):
     def refuse(*_what):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     stream = RamPipe(fifo, Sink())
     pour(fifo, BODY)
     assert stream.finish() == BODY
@@ -295,7 +293,7 @@ def test_the_pipe_is_unlinked_before_its_reader_closes(fifo, monkeypatch):
             read.append(stream._thread.is_alive())
         real(descriptor)
 
-    monkeypatch.setattr(stream_module.os, "close", close)
+    monkeypatch.setattr(os, "close", close)
     stream.abandon()
     assert named == [False, False]
     assert read == [False, False], "a descriptor that is closed may be another's by then"
@@ -497,12 +495,8 @@ def test_a_limited_stream_has_no_measurement(fifo, eased):
     assert stream.pace is None
 
 
-@pytest.fixture
-def small_pipe(monkeypatch):
-    """Small pipe sizes, so that enlarging needs no privilege: 64 KiB, at most 1 MiB."""
-    monkeypatch.setattr(stream_module, "_BLOCK", SMALL)
-    monkeypatch.setattr(stream_module, "_LARGE_PIPE", 1 << 20)
-    monkeypatch.setattr(stream_module, "_REST_SECONDS", 3600)
+SMALL_PIPE = PipeTuning(block=SMALL, large_pipe=1 << 20, rest_seconds=3600)
+"""Small pipe sizes, so that enlarging needs no privilege: 64 KiB, at most 1 MiB."""
 
 
 class StalledSink(Sink):
@@ -518,9 +512,9 @@ class StalledSink(Sink):
         super().write(block)
 
 
-def test_a_paused_guest_does_not_wait_for_the_store(fifo, small_pipe):
+def test_a_paused_guest_does_not_wait_for_the_store(fifo):
     sink = StalledSink()
-    stream = RamPipe(fifo, sink)
+    stream = RamPipe(fifo, sink, tuning=SMALL_PIPE)
     body = os.urandom(12 * SMALL)
     pouring = in_thread(lambda: pour(fifo, body))
     assert sink.stalled.wait(PATIENCE)
@@ -534,9 +528,9 @@ def test_a_paused_guest_does_not_wait_for_the_store(fifo, small_pipe):
     assert stream.finish() == body
 
 
-def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo, small_pipe):
+def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo):
     sink = Sink(announce=2 * SMALL)  # it may have been waiting for a block already
-    stream = RamPipe(fifo, sink)
+    stream = RamPipe(fifo, sink, tuning=SMALL_PIPE)
     stream.enlarge_buffers()
     body = os.urandom(12 * SMALL)
     pour(fifo, body)
@@ -544,9 +538,9 @@ def test_nothing_is_read_for_a_moment_while_the_guest_is_paused(fifo, small_pipe
     assert stream.finish() == body
 
 
-def test_a_block_beyond_the_free_room_is_taken_too(fifo, small_pipe):
+def test_a_block_beyond_the_free_room_is_taken_too(fifo):
     sink = Sink()
-    stream = RamPipe(fifo, sink)
+    stream = RamPipe(fifo, sink, tuning=SMALL_PIPE)
     stream.enlarge_buffers()
     body = os.urandom(3 << 20)
     pouring = in_thread(lambda: pour(fifo, body))
@@ -555,17 +549,16 @@ def test_a_block_beyond_the_free_room_is_taken_too(fifo, small_pipe):
     assert stream.finish() == body
 
 
-def test_a_paused_guest_does_not_wait_for_the_store_whatever_ram_is_left(
-    fifo, small_pipe, tmp_path, monkeypatch
-):
+def test_a_paused_guest_does_not_wait_for_the_store_whatever_ram_is_left(fifo, tmp_path):
     gate = threading.Event()
-    store = SaveImageWriter._raw_write
-    monkeypatch.setattr(
-        SaveImageWriter, "_raw_write", lambda *args: gate.wait(PATIENCE) and store(*args)
-    )
-    monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
-    writer = SaveImageWriter(tmp_path / "out", CompressionSettings(Compression.NONE), trailer=True)
-    stream = RamPipe(fifo, writer)
+
+    class Stalled(SaveImageWriter):
+        def _raw_write(self, data):
+            assert gate.wait(PATIENCE)
+            super()._raw_write(data)
+
+    writer = Stalled(tmp_path / "out", CompressionSettings(Compression.NONE), trailer=True)
+    stream = RamPipe(fifo, writer, tuning=replace(SMALL_PIPE, rest_seconds=0.01))
     ram = images.qemu_stream(40 * SMALL)
     body = images.image(XML, ram, magic=images.UNFINISHED)
     pouring = in_thread(lambda: pour(fifo, body, CLOSING))
@@ -579,16 +572,16 @@ def test_a_paused_guest_does_not_wait_for_the_store_whatever_ram_is_left(
     assert (tmp_path / "out").read_bytes() == CLOSING + body[len(CLOSING) :]
 
 
-def test_without_a_larger_pipe_the_stream_continues(fifo, small_pipe, monkeypatch):
+def test_without_a_larger_pipe_the_stream_continues(fifo, monkeypatch):
     sink = Sink(announce=100)
-    stream = RamPipe(fifo, sink)
+    stream = RamPipe(fifo, sink, tuning=SMALL_PIPE)
     refused = []
 
     def refuse(_descriptor, _what, size):
         refused.append(size)
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(stream_module.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     stream.enlarge_buffers()
     assert refused == [1 << 20, 1 << 19, 1 << 18, 1 << 17]
     pour(fifo, bytes(100))  # the reader does not wait for more after these
@@ -600,8 +593,8 @@ def test_without_a_larger_pipe_the_stream_continues(fifo, small_pipe, monkeypatc
 
 
 @pytest.mark.parametrize("end", ["abort", "abandon"])
-def test_a_stream_at_rest_ends_at_once(fifo, small_pipe, end):
-    stream = RamPipe(fifo, Sink())
+def test_a_stream_at_rest_ends_at_once(fifo, end):
+    stream = RamPipe(fifo, Sink(), tuning=SMALL_PIPE)
     stream.enlarge_buffers()
     pour(fifo, BODY)
     ending = in_thread(getattr(stream, end))
@@ -615,15 +608,14 @@ def test_a_stream_that_has_ended_is_not_enlarged(fifo, monkeypatch):
     stream = RamPipe(fifo, Sink())
     stream.abandon()
     touched = []
-    monkeypatch.setattr(stream_module.fcntl, "fcntl", lambda *what: touched.append(what))
+    monkeypatch.setattr(fcntl, "fcntl", lambda *what: touched.append(what))
     stream.enlarge_buffers()
     assert touched == []
 
 
-def test_the_limit_is_lifted_when_the_guest_is_paused(fifo, monkeypatch):
-    monkeypatch.setattr(stream_module, "_REST_SECONDS", 0.01)
+def test_the_limit_is_lifted_when_the_guest_is_paused(fifo):
     sink = Sink(announce=len(BODY))
-    stream = RamPipe(fifo, sink, RateLimit(1e-6))
+    stream = RamPipe(fifo, sink, RateLimit(1e-6), PipeTuning(rest_seconds=0.01))
     pour(fifo, BODY)
     assert sink.reached.wait(PATIENCE)
     sink.announce(2 * len(BODY))

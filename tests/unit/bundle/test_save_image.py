@@ -1,6 +1,7 @@
 import gc
 import hashlib
 import os
+import threading
 import weakref
 import zlib
 
@@ -10,7 +11,6 @@ from fakes import images
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.bundle import save_image
 from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.save_image import (
     HEADER_SIZE,
@@ -20,6 +20,7 @@ from snaporch.bundle.save_image import (
     read_header,
 )
 
+PATIENCE = 20
 PLAIN = CompressionSettings(Compression.NONE)
 XML = b"<domain type='kvm'><name>web</name></domain>\0\0\0cookie\0"
 
@@ -340,9 +341,8 @@ def test_the_header_of_a_missing_or_short_file(tmp_path):
         read_header(tmp_path / "missing")
 
 
-def test_abort_while_the_compressor_is_started(tmp_path, monkeypatch):
+def test_abort_while_the_compressor_is_started(tmp_path):
     """No other thread can stop it yet, and the first write to it could block for ever."""
-    writer = SaveImageWriter(tmp_path / "ram", PLAIN, trailer=False)
     acts = []
 
     class Stalled:
@@ -356,7 +356,7 @@ def test_abort_while_the_compressor_is_started(tmp_path, monkeypatch):
         writer.abort()
         return Stalled()
 
-    monkeypatch.setattr("snaporch.bundle.save_image.start_compressor", start)
+    writer = SaveImageWriter(tmp_path / "ram", PLAIN, trailer=False, start=start)
     with pytest.raises(SaveImageError, match="aborted"):
         writer.write(images.image(XML))
     assert acts == ["abandon"]
@@ -378,28 +378,41 @@ def test_it_progresses_while_it_reads_or_writes(tmp_path):
     assert seen[-1] == made.payload_bytes + made.stored_bytes
 
 
+class StalledStore(SaveImageWriter):
+    """Stores nothing until it is allowed to."""
+
+    def __init__(self, path):
+        self.allowed = threading.Event()
+        super().__init__(path, PLAIN, trailer=False)
+
+    def _raw_write(self, data):
+        self.allowed.wait(PATIENCE)
+        super()._raw_write(data)
+
+
 @pytest.mark.parametrize("already", [False, True])
-def test_the_queue_is_enlarged_before_or_after_storing_begins(tmp_path, monkeypatch, already):
+def test_the_queue_is_enlarged_before_or_after_storing_begins(tmp_path, already):
     """Also before the first block is stored."""
-    made = []
+    image = images.image(XML, b"QEVM" + bytes(50_000))
+    writer = StalledStore(tmp_path / "ram.save")
 
-    class Noting(save_image.AsyncWriter):
-        def enlarge(self):
-            made.append("room")
-            super().enlarge()
+    def pour():
+        for block in cut(image, [1000] * 40):
+            writer.write(block)
 
-    monkeypatch.setattr(save_image, "AsyncWriter", Noting)
-    writer = SaveImageWriter(tmp_path / "ram.save", PLAIN, trailer=False)
-    begin, rest = cut(images.image(XML, b"QEVM" + bytes(5000)), [4000])
+    pouring = threading.Thread(target=pour, daemon=True)
     if already:
-        writer.write(begin)
-    assert made == []
+        pouring.start()
+        pouring.join(0.3)
+        assert pouring.is_alive(), "the queue is full"
     writer.enlarge_buffers()
     if not already:
-        writer.write(begin)
-    assert made == ["room"]
-    writer.write(rest)
+        pouring.start()
+    pouring.join(PATIENCE / 2)
+    assert not pouring.is_alive(), "it waits for the store"
+    writer.allowed.set()
     writer.finish()
+    assert (tmp_path / "ram.save").read_bytes() == image
 
 
 def test_a_file_that_was_removed_meanwhile_can_be_abandoned(tmp_path):

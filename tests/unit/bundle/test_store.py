@@ -295,3 +295,12 @@ def test_a_file_is_replaced_whatever_a_killed_writer_left(tmp_path):
     assert path.read_text() == "new"
     assert path.stat().st_mode & 0o777 == 0o600
     assert os.listdir(tmp_path) == ["known.json"]
+
+
+def test_reading_a_bundle_reports_the_bytes_of_all_its_parts(store):
+    bundle = store.create(UUID, RUN)
+    parts = [bundle.add_text(name, Role.INACTIVE_XML, name) for name in ("a.xml", "bb.xml")]
+    bundle.seal(manifest(*parts))
+    amounts = []
+    assert store.damage(f"{UUID}/{RUN}", lambda *amount: amounts.append(amount)) == {}
+    assert amounts == [(5, 11), (11, 11)]

@@ -93,6 +93,20 @@ def test_without_its_bundle_a_ram_snapshot_has_the_level_crash(store):
     assert record.created == NOON
 
 
+@pytest.mark.parametrize(
+    ("level", "state"),
+    [
+        ("crash", BundleState.NONE),  # as a run has it until it seals its bundle
+        ("ram", BundleState.MISSING),
+        ("quiesced", BundleState.MISSING),
+    ],
+)
+def test_a_run_that_was_interrupted_has_lost_no_bundle(store, level, state):
+    (record,) = all_records(store, [snapshot("t/a", level=level)])
+    assert (record.state, record.bundle) == (state, None)
+    assert not record.state.is_there
+
+
 @pytest.mark.parametrize("level", ["off", "paused", "quiesced", "crash"])
 def test_levels_without_ram_do_not_need_a_bundle(store, level):
     (record,) = all_records(store, [snapshot("t/a", level=level)])

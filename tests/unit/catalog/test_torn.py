@@ -1,13 +1,11 @@
 """Snapshots that other programs take while overlays are committed, and how these are treated."""
 
-import errno
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from fakes.hooks import failing, failing_once
 
-from snaporch.catalog import torn as torn_module
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import mark_torn, record_commit, recorded_commit
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
@@ -18,10 +16,8 @@ from snaporch.recovery.settle import recover, recover_run
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.select import newest_until
 from snaporch.restore.source import IncompleteError, complete_source
-from snaporch.snapshot.bundle_parts import side_parts
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
@@ -46,7 +42,7 @@ def records(world):
     return {r.snapshot: r for r in all_records(world.context.store, world.pool.snapshots())}
 
 
-def other_taker(world, name="syncoid"):
+def other_program(world, name="syncoid"):
     return lambda: world.pool.snapshot([f"tank/web@{name}"], {})
 
 
@@ -68,9 +64,9 @@ def forget_commit(journal):
 
 def test_a_snapshot_of_another_program_during_the_commit(ready):
     ready.pool.snapshot(["tank/web@before"], {})
-    ready.hooks.at["commit.pivoting"] = other_taker(ready)
+    ready.hooks.at["commit.pivoting"] = other_program(ready)
     assert take(ready).level is Level.RAM
-    other_taker(ready, "after")()
+    other_program(ready, "after")()
     assert levels(ready) == {
         "tank/web@before": None,
         "tank/web@s1": "ram",
@@ -86,7 +82,7 @@ def test_a_snapshot_of_another_program_during_the_freeze_is_not_torn(ready):
 
     def once():
         del ready.hooks.at["pool.snapshot tank"]
-        other_taker(ready)()
+        other_program(ready)()
 
     ready.hooks.at["pool.snapshot tank"] = once
     take(ready)
@@ -97,22 +93,19 @@ def test_a_snapshot_of_another_program_while_a_recovery_commits(ready):
     ready.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
     with pytest.raises(AttentionError):
         take(ready)
-    other_taker(ready, "late")()
+    other_program(ready, "late")()
     del ready.hooks.at["hypervisor.commit"]
-    ready.hooks.at["commit.pivoting"] = other_taker(ready)
+    ready.hooks.at["commit.pivoting"] = other_program(ready)
     said = recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == levels(ready)["tank/web@late"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
     assert any("tank/web@syncoid was taken while" in str(each) for each in said)
 
 
-def test_the_commit_continues_if_it_cannot_be_recorded(ready, monkeypatch):
-    def full(*_what, **_how):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(torn_module, "append_line", full)
+def test_the_commit_continues_if_it_cannot_be_recorded(ready, refuse_line):
+    refuse_line('"event": "commit')  # its begin and its end
     ready.hooks.at["hypervisor.commit"] = failing_once(HypervisorError("vda", "no"))
-    ready.hooks.at["commit.pivoting"] = other_taker(ready)
+    ready.hooks.at["commit.pivoting"] = other_program(ready)
     with pytest.raises(RunFailedError):
         take(ready)
     assert levels(ready)["tank/web@syncoid"] == "torn"
@@ -130,18 +123,18 @@ def test_a_run_whose_own_snapshot_was_taken_after_the_guardian_began_to_commit(r
     assert set(levels(ready).values()) == {"torn"}
 
 
-def test_a_commit_that_its_run_could_not_record(ready, monkeypatch):
+def test_a_commit_that_its_run_could_not_record(ready):
     """The guardian's: then all since the run's own snapshots counts."""
 
-    def guardian(_strategy):
+    def guardian():
         (journal,) = read_journals(ready.paths.journal)
         facts = journal.facts
         ready.hypervisor.commit(facts.uuid, facts.overlays, lambda _stage: None, CommitTimeouts())
         release_mark(journal.path).touch()
-        other_taker(ready)()
+        other_program(ready)()
         raise HypervisorError("vda", "no")
 
-    monkeypatch.setattr(Overlay, "reached", guardian)
+    ready.hooks.at["hypervisor.busy_disks"] = guardian
     with pytest.raises(RunFailedError):
         take(ready)
     assert levels(ready)["tank/web@syncoid"] == "torn"
@@ -153,7 +146,7 @@ def test_an_unrecorded_commit_is_added_to_a_recorded_one(ready, noted):
     """A run or a guardian began it on a full disk, and a recovery ended it when there was space."""
     journal = uncommitted(ready)
     forget_commit(journal)
-    other_taker(ready)()
+    other_program(ready)()
     notes = journal.notes - {Note.PIVOTING} | {noted}
     recover_run(ready.context, journal.facts, notes, keep_snapshots=True)
     assert levels(ready)["tank/web@syncoid"] == "torn"
@@ -163,7 +156,7 @@ def test_an_unrecorded_commit_is_added_to_a_recorded_one(ready, noted):
 def test_a_run_without_overlays_commits_nothing(ready):
     (journal,) = [uncommitted(ready)]
     forget_commit(journal)
-    other_taker(ready)()
+    other_program(ready)()
     release_mark(journal.path).touch()
     facts = replace(journal.facts, overlays=(), overlay_dir=str(ready.root / "none"))
     recover_run(ready.context, facts, journal.notes, keep_snapshots=True)
@@ -173,8 +166,8 @@ def test_a_run_without_overlays_commits_nothing(ready):
 def test_a_snapshot_after_the_commit_of_a_recovery_is_not_torn(ready):
     """The interrupted commit of the run itself ends with it."""
     journal = uncommitted(ready)
-    ready.hooks.at["commit.pivoting"] = other_taker(ready)
-    ready.hooks.at["hypervisor.rebase_inactive"] = other_taker(ready, "later")
+    ready.hooks.at["commit.pivoting"] = other_program(ready)
+    ready.hooks.at["hypervisor.rebase_inactive"] = other_program(ready, "later")
     recover_run(ready.context, journal.facts, journal.notes, keep_snapshots=True)
     marked = levels(ready)
     assert marked["tank/web@syncoid"] == "torn"
@@ -183,7 +176,7 @@ def test_a_snapshot_after_the_commit_of_a_recovery_is_not_torn(ready):
 
 def test_a_snapshot_listed_just_after_the_commit_may_be_torn(ready):
     """A snapshot taken during the commit is listed when its transaction group is written."""
-    ready.hooks.at["pool.sync"] = other_taker(ready)
+    ready.hooks.at["pool.sync"] = other_program(ready)
     assert take(ready).level is Level.RAM
     assert levels(ready)["tank/web@syncoid"] == "torn"
 
@@ -198,28 +191,25 @@ def test_a_pool_that_cannot_be_synced(ready):
 def test_torn_snapshots_are_found_before_the_runs_own_are_destroyed(ready):
     journal = uncommitted(ready)
     forget_commit(journal)
-    other_taker(ready)()
+    other_program(ready)()
     recover_run(ready.context, journal.facts, {Note.PIVOTING}, keep_snapshots=False)
     assert levels(ready) == {"tank/web@syncoid": "torn"}
 
 
 @pytest.fixture
-def unlisted(ready, monkeypatch):
+def unlisted(ready):
     """A pool that lists nothing when the commit begins; another program snapshots meanwhile."""
     ready.pool.snapshot(["tank/web@before"], {})
     ready.pool.age("tank/web@before", datetime(2025, 6, 1, tzinfo=UTC))
 
     def answers():
         del ready.hooks.at["pool.snapshots"]
-        other_taker(ready)()
+        other_program(ready)()
 
-    real = Overlay.release
-
-    def release(strategy):
+    def suspend():
         ready.hooks.at["pool.snapshots"] = failing(PoolError("tank", "suspended"))
-        return real(strategy)
 
-    monkeypatch.setattr(Overlay, "release", release)
+    ready.hooks.at["hypervisor.busy_disks"] = suspend  # asked when the snapshots exist
     ready.hooks.at["commit.pivoting"] = answers
 
 
@@ -255,7 +245,7 @@ def test_a_recovery_commits_though_no_pool_lists_anything(ready):
         recover_run(ready.context, journal.facts, journal.notes, keep_snapshots=True)
     assert ready.on_bases()
     del ready.hooks.at["pool.snapshots"]
-    other_taker(ready)()
+    other_program(ready)()
     recover(ready.context, ready.guest().uuid)
     assert levels(ready)["tank/web@syncoid"] == "torn"
     assert levels(ready)["tank/web@s1"] == "crash"
@@ -289,20 +279,18 @@ def test_a_run_of_ours_when_anothers_overlays_were_committed(ready, shared):
     """It has not ended yet, for its bundle takes its time."""
     ready.with_defaults(ram_strategy="overlay")
 
-    def other(*_what, **_how):
-        monkey.undo()
+    def other():
+        ready.heard.at.clear()
         ready.with_defaults(ram_strategy="manual")
         assert shared().level is Level.RAM
-        return side_parts(*_what, **_how)
 
-    monkey = pytest.MonkeyPatch()
-    monkey.setattr("snaporch.snapshot.run.side_parts", other)
+    ready.heard.at["sealing the bundle"] = other
     assert take(ready).level is Level.RAM
     assert {record.level for record in records(ready).values()} == {Level.RAM}
 
 
 def test_a_torn_snapshot_stays_torn_whatever_its_other_properties(ready):
-    ready.hooks.at["commit.pivoting"] = other_taker(ready)
+    ready.hooks.at["commit.pivoting"] = other_program(ready)
     take(ready)
     marks = {f"snaporch:{key}": "x" for key in ("run", "uuid", "domain")}
     ready.pool.set_properties(["tank/web@syncoid"], marks | {"snaporch:level": "crash"})

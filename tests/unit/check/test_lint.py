@@ -14,6 +14,7 @@ from snaporch.check.facts import (
     PageStoreFacts,
     SanoidFacts,
     StoreFacts,
+    UnmetPolicy,
 )
 from snaporch.check.findings import Severity
 from snaporch.check.lint import lint
@@ -251,6 +252,32 @@ def test_a_guest_with_a_policy_or_without_one_on_purpose_need_not_be_covered(fac
     assert codes_in(facts(guests=[WEB, GuestFacts("db", "auto", datasets, **how)])) == set()
 
 
+POST = "post_snapshot_script = /usr/bin/true\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tank/web]\n",
+        "[web]\npath = tank/web\n",
+        f"[tank/web]\n{POST}",
+        f"[tank/web]\n{POST}pre_snapshot_script = /usr/bin/true\n",
+        "[tank/web]\npre_snapshot_script = 'true\n",
+    ],
+)
+@pytest.mark.parametrize("how", [{"policies": ("hourly",)}, {"opted_out": True}])
+def test_sanoid_may_take_further_snapshots_of_a_guest_with_a_policy(facts, text, how):
+    host = facts(text, [replace(WEB, **how)])
+    assert {severity for _, severity in codes_in(host)} == {"hint"}
+    both = facts(text, [replace(WEB, **how), replace(WEB, name="two")])
+    assert "error" in {severity for _, severity in codes_in(both)}
+
+
+def test_a_hook_of_snaporchs_must_work_also_for_a_guest_with_a_policy(facts):
+    host = facts(without("script_timeout"), [replace(WEB, policies=("hourly",))])
+    assert codes_in(host) == {("script-timeout", "error")}
+
+
 ABSENT = SanoidFacts(False, None, Path("/etc/sanoid"), None)
 
 
@@ -260,10 +287,11 @@ def test_a_guest_without_any_snapshots(facts, policies, severity):
     assert codes_in(alone) == {("sanoid-missing", "hint"), ("unscheduled", severity)}
 
 
-def test_a_policy_whose_level_is_not_available(facts):
-    unmet = (("nightly", "no guest agent answers", ""),)
+@pytest.mark.parametrize(("fails", "severity"), [(True, "error"), (False, "warning")])
+def test_a_policy_whose_level_is_not_available(facts, fails, severity):
+    unmet = (UnmetPolicy("nightly", "no guest agent answers", "", fails=fails),)
     finding = only(facts(guests=[replace(WEB, policies=("nightly",), unmet=unmet)]))
-    assert (finding.code, finding.severity) == ("policy-level", Severity.ERROR)
+    assert (finding.code, finding.severity.value) == ("policy-level", severity)
     assert finding.what == "policy nightly: no guest agent answers"
     assert "[policy.nightly]" in finding.fix
 
@@ -318,6 +346,12 @@ def test_a_refusal_of_the_plan(facts):
     assert (finding.what, finding.fix) == guest.refusal
 
 
+@pytest.mark.parametrize(("text", "severity"), [(GOOD, "error"), ("[tank]\n", "hint")])
+def test_a_guest_without_a_policy_on_purpose_need_not_be_snapshotted(facts, text, severity):
+    guest = replace(WEB, refusal=("a pci host device cannot be saved", ""), opted_out=True)
+    assert ("no-snapshot", severity) in codes_in(facts(text, [guest]))
+
+
 def test_a_downgrade_of_the_plan(facts):
     finding = only(facts(guests=[replace(WEB, downgrade="taking crash instead")]))
     assert (finding.code, finding.severity) == ("downgrade", Severity.WARNING)
@@ -353,9 +387,9 @@ BY_HAND = "tank/web@by-hand is not snaporch's"
 @pytest.mark.parametrize(
     ("guest", "severity"),
     [
-        (replace(WEB, other_taker=BY_HAND, overlays=True), Severity.WARNING),
+        (replace(WEB, other_program=BY_HAND, overlays=True), Severity.WARNING),
         (
-            replace(WEB, other_taker=BY_HAND),
+            replace(WEB, other_program=BY_HAND),
             Severity.HINT,
         ),  # its hooks hold it while sanoid is at it
     ],
@@ -368,7 +402,7 @@ def test_another_program_that_snapshots_a_guest(facts, guest, severity):
 
 
 def test_another_program_matters_only_where_overlays_would_be_used(facts):
-    guest = replace(WEB, other_taker=BY_HAND)
+    guest = replace(WEB, other_program=BY_HAND)
     assert "other-snapshots" not in {code for code, _ in codes_in(facts("[tank/web]\n", [guest]))}
     two = replace(guest, datasets=("flash/web", "tank/web"))
     assert ("other-snapshots", "hint") in codes_in(facts("[tank/web]\n", [two]))
@@ -393,8 +427,11 @@ def test_a_sanoid_installed_for_syncoid_is_no_error(facts):
 
 
 def test_a_configuration_that_sanoid_refuses(facts):
-    refusing = SanoidFacts(True, True, Path("/etc/sanoid"), None, refusal="no such setting")
-    assert codes_in(replace(facts(), sanoid=refusing)) == {("sanoid-refuses", "error")}
+    for scheduled, severity in ((True, "error"), (None, "error"), (False, "hint")):
+        refusing = SanoidFacts(
+            True, scheduled, Path("/etc/sanoid"), None, refusal="no such setting"
+        )
+        assert codes_in(replace(facts(), sanoid=refusing)) == {("sanoid-refuses", severity)}
 
 
 @pytest.mark.parametrize(("scheduled", "codes"), [(True, 0), (None, 0), (False, 1)])

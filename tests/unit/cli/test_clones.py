@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
+from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.verify import liveness
 
@@ -159,7 +159,7 @@ def test_verify_all_without_snapshots(host, snaporch):
         ["--due", "web@s1"],
         ["--due", "--all"],
         ["--due", "--checksums"],
-        ["--due", "--wait", "1"],
+        ["--due", "--wait", "1s"],
     ],
 )
 def test_wrong_arguments_of_verify(taken, snaporch, words):

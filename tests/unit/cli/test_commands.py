@@ -9,9 +9,9 @@ from fakes.hypervisor import Agent
 
 from snaporch import default_paths
 from snaporch.cli import main
-from snaporch.context import Interrupt
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError
+from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState
 
@@ -163,7 +163,7 @@ def test_a_level_cannot_be_mistaken_for_a_domain(host, snaporch):
 def untouched(host):
     """Whether nothing was done and no file was made."""
     made = sorted(path.name for path in host.root.iterdir())
-    return host.hooks.log == [] and made == ["snaporch.toml", "zfs"] and host.guarded == []
+    return host.hooks.log == [] and made == ["proc", "snaporch.toml", "zfs"] and host.guarded == []
 
 
 def test_a_dry_run_prints_the_plan_and_changes_nothing(host, snaporch):
@@ -731,7 +731,7 @@ def test_a_dry_run_of_an_undo_changes_nothing(restored, snaporch):
     assert "the state of the running guest web" in answer.out
     assert restored.hooks.log == log
     assert restored.pool.read("tank/web") == b"since"
-    restored.users["tank/web"] = "4711"
+    restored.start_process(4711, "tank/web")
     assert snaporch("undo", "web", "--dry-run").code == ExitCode.REFUSED
 
 
@@ -765,7 +765,8 @@ def test_an_undo_without_a_safety_copy(taken, snaporch):
     assert snaporch("undo", "wbe", "--yes").code == ExitCode.NOT_FOUND
 
 
-def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monkeypatch):
+@pytest.mark.parametrize("json", [False, True])
+def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monkeypatch, json):
     """Its safety copy is not needed, and is deleted."""
 
     class Killed(BaseException):
@@ -780,12 +781,56 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
         with pytest.raises(Killed):
             snaporch("restore", "web@s1", "--yes")
     taken.hooks.at.clear()
-    answer = snaporch("undo", "web", "--yes")
+    answer = snaporch("undo", "web", "--yes", *(["--json"] if json else []))
     assert answer.code == 0, answer.err
-    assert "web: undid the restore of @s1" in answer.out
+    assert "web: undid the restore of @s1" in (answer.err if json else answer.out)
+    if json:
+        assert (answer.json["domain"], answer.json["copy"], answer.json["undo"]) == (
+            "web",
+            None,
+            None,
+        )
     assert taken.is_as_it_was()
 
 
 def test_the_list_names_the_restore_that_can_be_undone(restored, snaporch):
     assert "the restore of web to @s1 can be undone: snaporch undo web" in snaporch("list").err
     assert snaporch("list", "--json").json
+    (record,) = restored.paths.bundles.glob("*/safety-*/undo.json")
+    (record.parent / "undone").touch()
+    assert "can be undone" not in snaporch("list").err
+
+
+def test_list_chooses_orders_and_adds_columns(host, snaporch):
+    host.add_guest()
+    for name, level in (("s1", "ram"), ("s2", "crash")):
+        snaporch("snapshot", "web", "--name", name, "--level", level)
+
+    def names(*words):
+        return [each["snapshot"] for each in snaporch("list", "--json", *words).json]
+
+    assert names("--level", "crash") == ["s2"]
+    assert names("--since", "1h", "--policy", "") == ["s1", "s2"]
+    assert names("--since", "2100-01-01") == []
+    assert names("--sort", "stored") == ["s1", "s2"]
+    header, row, _ = snaporch("list", "--wide").out.splitlines()
+    assert header.split()[-3:] == ["USED", "POLICY", "REPLICAS"]
+    assert row.split()[-3:] == ["0B", "-", "-"]
+    answer = snaporch("list", "--policy", "hourly")
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err == "snaporch: no snapshots match; without options there are 2\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--since", "yesterday"], "time 'yesterday': is not understood; write it as 2026"),
+        (["--level", "good"], "'good' is not one of"),
+        (["--sort", "size"], "'size' is not one of"),
+    ],
+)
+def test_wrong_filters_are_one_line(host, snaporch, words, text):
+    answer = snaporch("list", *words)
+    assert answer.code == 2
+    (line,) = answer.err.splitlines()
+    assert text in line

@@ -4,9 +4,12 @@ import re
 import pytest
 
 from snaporch.config import Config, load_config
-from snaporch.errors import ExitCode
-from snaporch.hypervisor.start_hook import find_hook_problem
-from snaporch.systemd.units import UNITS
+from snaporch.errors import ExitCode, RefusedError
+from snaporch.hypervisor.start_hook_check import find_hook_problem
+from snaporch.journal import Journal
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.systemd.units import UNITS, check_no_run
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2
@@ -129,6 +132,29 @@ def test_uninstall_removes_unedited_files(install, uninstall, place):
     assert "snaporch.service  kept: it was edited" in answer.out
 
 
+def test_uninstall_leaves_no_link_to_a_removed_unit(install, uninstall, place):
+    """Of ``systemctl enable``; an edited unit stays, and starts as before."""
+    install()
+    wants = place / "multi-user.target.wants"
+    wants.mkdir()
+    for name in ("snaporch.service", "snaporch-recover.service", "mine.service"):
+        (wants / name).symlink_to(f"/etc/systemd/system/{name}")
+    with (place / "snaporch.service").open("a") as stream:
+        stream.write("# mine\n")
+    uninstall()
+    assert sorted(link.name for link in wants.iterdir()) == ["mine.service", "snaporch.service"]
+
+
+def test_uninstall_is_refused_while_a_run_has_a_journal(world):
+    """The command itself would remove the files of the host that runs this test."""
+    domain = world.add_guest()
+    check_no_run(world.context.config)
+    facts = make_plan(world.context, domain, SnapshotRequest("s1")).facts
+    Journal(world.paths.journal, facts).close(settled=False)
+    with pytest.raises(RefusedError, match=r"its guest may be on overlays.*run: snaporch recover"):
+        check_no_run(world.context.config)
+
+
 def test_a_configuration_to_edit(install, uninstall, tmp_path):
     install()
     path = tmp_path / "root/etc/snaporch/snaporch.toml"
@@ -157,7 +183,16 @@ def test_a_given_configuration_is_named_in_the_units(install, place, tmp_path):
     install("--config", str(config))
     text = (place / "snaporch-recover.service").read_text()
     assert f"ExecStart=/usr/bin/snaporch --config {config} recover --autostart --notify\n" in text
-    assert "ConditionDirectoryNotEmpty=/srv/journal\n" in text
+
+
+def test_no_unit_has_a_path_of_the_configuration(install, place, tmp_path):
+    """A path may be changed after the installation: recovery at boot must not look at the old."""
+    config = tmp_path / "own.toml"
+    config.write_text('[paths]\njournal = "/srv/journal"\n')
+    install("--config", str(config))
+    for path in place.iterdir():
+        assert "/srv/journal" not in path.read_text()
+        assert "Condition" not in path.read_text()
 
 
 @pytest.mark.parametrize(
@@ -176,19 +211,17 @@ def test_a_given_configuration_is_named_in_the_units(install, place, tmp_path):
 def test_a_path_of_a_unit_is_one_word(install, place, tmp_path, name, written):
     """It is quoted as in systemd.service(5), and nothing in it is expanded."""
     config = tmp_path / name
-    journal = "/srv/100% own journal"
-    config.write_text(f'[paths]\njournal = "{journal}"\n')
+    config.touch()
     assert install("--config", str(config)).code == 0
     word = written.format(f"{tmp_path}/") if "{}" in written else f"{tmp_path}/{written}"
     text = (place / "snaporch-recover.service").read_text()
     assert f"ExecStart=/usr/bin/snaporch --config {word} recover --autostart --notify\n" in text
-    assert "ConditionDirectoryNotEmpty=/srv/100%% own journal\n" in text
 
 
-@pytest.mark.parametrize("journal", ["/srv/a\\nUser=b", "/srv/a ", "/srv/a\\\\"])
-def test_a_path_that_a_unit_cannot_hold_is_refused(install, place, tmp_path, journal):
-    config = tmp_path / "own.toml"
-    config.write_text(f'[paths]\njournal = "{journal}"\n')
+@pytest.mark.parametrize("name", ["a\nUser=b", "a ", "a\\"])
+def test_a_path_that_a_unit_cannot_hold_is_refused(install, place, tmp_path, name):
+    config = tmp_path / name
+    config.touch()
     answer = install("--config", str(config))
     assert (answer.code, place.exists()) == (ExitCode.USAGE, False)
     assert "systemd unit" in answer.err
@@ -222,6 +255,32 @@ def test_a_process_that_is_killed_takes_no_run_with_it(install, place):
     assert all("\nOOMPolicy=continue\n" in text for text in services.values())
     for name in ("snaporch.service", "snaporch-run-due.service"):
         assert "\nKillMode=process\n" in services[name]
+
+
+def settings(text, name):
+    """The values of a setting in a unit."""
+    return " ".join(re.findall(rf"(?m)^{name}=(.*)$", text)).split()
+
+
+def minutes(text):
+    (span,) = settings(text, "TimeoutStopSec")
+    return int(span.removesuffix("min"))
+
+
+def test_at_shutdown_runs_end_before_libvirt_guests_begins(install, place):
+    """It saves or shuts off guests; systemd stops units in the reverse order of their start."""
+    install()
+    services = {path.stem: path.read_text() for path in place.glob("*.service")}
+    recover = services.pop("snaporch-recover")
+    for text in services.values():
+        assert {"libvirt-guests.service", "snaporch-recover.service"} <= set(
+            settings(text, "After")
+        )
+    # at boot it comes first: libvirt-guests resumes guests that it saved on overlays
+    assert "libvirt-guests.service" in settings(recover, "Before")
+    for text in (recover, *services.values()):
+        assert {"libvirtd.service", "virtqemud.service"} <= set(settings(text, "After"))
+        assert minutes(text) <= 10  # systemd forces the shutdown after 30
 
 
 def test_hardening_leaves_what_safety_needs(install, place):

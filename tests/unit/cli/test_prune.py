@@ -4,7 +4,7 @@ import pytest
 
 from snaporch.cli.prune import may_be_barred
 from snaporch.errors import ExitCode, UnavailableError
-from snaporch.restore.start_lock import with_start_bar
+from snaporch.restore.start_bar import with_start_bar
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_a_dry_run_prints_would(lost, snaporch):
 
 def test_verbose_prints_the_items_that_stay(lost, snaporch):
     assert "web@s2" not in snaporch("prune").out
-    text = snaporch("prune", "--verbose").out
+    text = snaporch("prune", "--kept").out
     assert "web@s2  kept  " in text
     assert "tank/web@s2 exists" in text
     assert "tank/web@s1 no longer exists; stays until " in text

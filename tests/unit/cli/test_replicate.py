@@ -9,11 +9,11 @@ from fakes.schedule import Scheduled
 
 from snaporch.config import Config
 from snaporch.config import load as load_module
-from snaporch.context import Interrupt
 from snaporch.errors import BusyError, ExitCode
+from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
+from snaporch.replication.destination import ReplicaError
 from snaporch.replication.replicate import REPLICATION
-from snaporch.replication.target import ReplicaError
 
 AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 
@@ -36,16 +36,21 @@ def there(host, monkeypatch):
     def opened(_context, name):
         return replicas.setdefault(name, FakeReplica(host.pool, host.root / "there" / name))
 
-    monkeypatch.setattr("snaporch.replication.target.open_replica", opened)
+    monkeypatch.setattr("snaporch.replication.destination.open_replica", opened)
     opened(None, "nas"), opened(None, "usb")
     return replicas
 
 
 @pytest.fixture
-def taken(host, there):
-    scheduled = Scheduled(host)
+def scheduled(host, there):
+    made = Scheduled(host)
     document = tomllib.loads(load_module.DEFAULT_PATH.read_text())
-    scheduled.context.config = Config.model_validate(document)
+    made.context.config = Config.model_validate(document)
+    return made
+
+
+@pytest.fixture
+def taken(scheduled):
     return lambda guest="web", hours=0, **more: scheduled.taken(
         datetime.now(UTC) - timedelta(hours=hours), guest=guest, **more
     )
@@ -66,6 +71,15 @@ def test_due_snapshots_are_replicated_and_printed(there, taken, snaporch):
     assert snaporch("replicate", "--due").out == ""
 
 
+def test_copies_of_another_host_are_not_copied_on(scheduled, there, taken, snaporch):
+    """After a failover, while the old host goes on sending."""
+    own = taken()
+    scheduled.copied(datetime.now(UTC) + timedelta(seconds=5))
+    assert snaporch("replicate", "web").code == 0
+    assert there["nas"].names() == [f"tank/web@{own.snapshot}"]
+    assert snaporch("replicate", "web").out == "web  nas  up to date\n"
+
+
 def test_plan_as_json(taken, snaporch):
     record = taken()
     (foreseen,) = snaporch("plan", "--json").json["replications"]
@@ -84,6 +98,22 @@ def test_by_hand_snapshots_are_copied_to_the_replicas_of_policies_or_the_named_o
     assert (document["replica"], len(document["arrived"]), document["incomplete"]) == ("usb", 1, [])
     assert len(there["usb"].names()) == 1
     assert snaporch("replicate", "web", "--to", "usb").out == "web  usb  up to date\n"
+
+
+def test_damaged_bundles_on_the_replica_are_printed(there, taken, snaporch):
+    record = taken()
+    snaporch("replicate", "web")
+    copy = there["nas"].root / record.uuid / record.run / "manifest.json"
+    copy.write_bytes(b"")
+    answer = snaporch("replicate", "web")
+    assert answer.out == (
+        f"web  nas  1 snapshot replicated, up to @{record.snapshot}; "
+        "the replica's bundles of 1 were missing or damaged\n"
+    )
+    (document,) = snaporch("replicate", "web", "--recheck", "--json").json
+    assert (document["arrived"], document["damaged"], document["read"]) == ([], [], 1)
+    answer = snaporch("replicate", "web", "--recheck")
+    assert answer.out == "web  nas  up to date; 1 of the replica's bundles read, and whole\n"
 
 
 def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):

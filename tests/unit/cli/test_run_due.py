@@ -6,8 +6,8 @@ import pytest
 from fakes.schedule import Scheduled
 
 from snaporch.config import load as load_module
-from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
+from snaporch.interrupt import Interrupt
 from snaporch.locks import SCHEDULE, domain_lock, held_by
 from snaporch.schedule import apply_retention, subprocesses
 from snaporch.schedule.apply_retention import RetentionResult
@@ -34,7 +34,7 @@ def policies(host, monkeypatch):
     load_module.DEFAULT_PATH.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
 
     def command(_config):
-        return lambda capture: [sys.executable, "-c", CHILD, capture.domain]
+        return lambda job: [sys.executable, "-c", CHILD, job.domain]
 
     monkeypatch.setattr(subprocesses, "snapshot_command", command)
     return host

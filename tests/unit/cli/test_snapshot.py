@@ -45,10 +45,10 @@ def children(host, monkeypatch):
     """Replace the child processes by ones that only print; return the options of each."""
     asked = []
 
-    def command(context, capture, request):
-        words = child_command(context, capture, request)
-        asked.append((capture.domain, words[words.index(capture.uuid) + 1 : -2]))
-        names = "app+db" if capture.group else capture.domain
+    def command(context, job, request):
+        words = child_command(context, job, request)
+        asked.append((job.domain, words[words.index(job.uuid) + 1 : -2]))
+        names = "app+db" if job.group else job.domain
         return [sys.executable, "-c", CHILD, names]
 
     monkeypatch.setattr(parallel_snapshots, "child_command", command)
@@ -131,8 +131,8 @@ def test_no_guest_at_all(host, snaporch, children):
 
 def test_options_are_passed_to_the_children(host, snaporch, children):
     host.add_guest("web")
-    snaporch("snapshot", "web", "--jobs", "1", "--name", "s1", "--level", "crash", "--wait", "7")
-    assert children == [("web", ["--name", "s1", "--level", "crash", "--wait", "7"])]
+    snaporch("snapshot", "web", "--jobs", "1", "--name", "s1", "--level", "crash", "--wait", "7s")
+    assert children == [("web", ["--name", "s1", "--level", "crash", "--wait", "7s"])]
 
 
 @pytest.mark.parametrize(("words", "limits"), [(("--jobs", "7"), (7, 7)), ((), (1, 1))])
@@ -166,11 +166,11 @@ def test_with_a_policy_a_group_is_snapshotted_once(host, snaporch, children):
 def test_the_command_line_of_a_child(host, tmp_path):
     host.context.config_path = tmp_path / "c.toml"
     domain = host.add_guest()
-    capture = estimate_load(host.context, domain, "", "auto")
-    words = child_command(host.context, capture, SnapshotRequest(policy="hourly"))
+    job = estimate_load(host.context, domain, "", "auto")
+    words = child_command(host.context, job, SnapshotRequest(policy="hourly", note="why"))
     assert words[1:] == [
         "-P", "-m", "snaporch", "--config", str(tmp_path / "c.toml"), "snapshot", domain.uuid,
-        "--policy", "hourly", "--json", "--quiet",
+        "--policy", "hourly", "--note", "why", "--json", "--quiet",
     ]  # fmt: skip
 
 
@@ -213,8 +213,8 @@ def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, monkeypa
     os.mkfifo(ready)
     begun = []
 
-    def command(_context, capture, _request):
-        begun.append(capture.domain)
+    def command(_context, job, _request):
+        begun.append(job.domain)
         return [sys.executable, "-c", WAITING, str(ready)]
 
     monkeypatch.setattr(parallel_snapshots, "child_command", command)

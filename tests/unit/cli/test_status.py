@@ -6,7 +6,7 @@ from fakes.schedule import Scheduled
 
 from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
-from snaporch.schedule.failures import FailedAttempt, write_failed
+from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
 
 
 @pytest.fixture

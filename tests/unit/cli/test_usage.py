@@ -11,7 +11,10 @@ from snaporch import __version__
 from snaporch.errors import ExitCode
 from snaporch.output.terminal import Results
 
-COMMANDS = ["snapshot", "list", "restore", "recover", "prune", "status"]
+COMMANDS = [
+    *("snapshot", "list", "restore", "recover", "prune", "status"),
+    *("delete", "keep", "unkeep", "note"),
+]
 
 
 def test_help_names_every_command(snaporch):
@@ -24,12 +27,13 @@ def test_help_names_every_command(snaporch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_help_of_each_command(snaporch, command, flag):
+def test_help_of_each_command(snaporch, command, flag, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     answer = snaporch(command, flag)
     assert answer.code == 0
     assert answer.out.startswith(f"Usage: snaporch {command} ")
     assert "--config FILE" in answer.out
-    assert max(len(line) for line in answer.out.splitlines()) <= 100
+    assert max(len(line) for line in answer.out.splitlines()) <= 80
 
 
 @pytest.mark.parametrize("command", ["check", "replicate", "snapshot", "status"])
@@ -88,7 +92,9 @@ def test_the_version(snaporch):
         (["snapshot"], "DOMAIN"),
         (["snapshot", "--nope", "web"], "--nope"),
         (["snapshot", "web", "--wait", "soon"], "--wait"),
-        (["snapshot", "web", "--wait", "-1"], "--wait"),
+        (["snapshot", "web", "--wait", "-1s"], "--wait"),
+        (["snapshot", "web", "--wait", "60"], "such as 90s"),
+        (["recover", "--wait", "250ms"], "whole seconds"),
         (["snapshot", "web", "--name"], "--name"),
         (["list", "a", "b"], "b"),
         (["restore"], "DOMAIN@SNAPSHOT"),

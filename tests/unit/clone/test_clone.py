@@ -1,4 +1,6 @@
+import os
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
@@ -9,9 +11,6 @@ from fakes.hooks import failing
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.store import replace_manifest
-from snaporch.clone import clone as clone_module
-from snaporch.clone import network
-from snaporch.clone import registry as clones_module
 from snaporch.clone.clone import (
     CloneRequest,
     check_clone,
@@ -42,15 +41,15 @@ from snaporch.restore.source import (
 )
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.zfs import ForeignMount, MountedError, PoolError, resolver
+from snaporch.zfs import BlockingMount, MountedError, PoolError
 
 
 def source(world, text="web@s1"):
     return complete_source(world.context, find_records(world.context, text)[-1])
 
 
-def make(world, name="test", *, resumed=True, text="web@s1", network="none"):
-    request = CloneRequest(name, resumed=resumed, network=network)
+def make(world, name="test", *, resumed=True, text="web@s1", network="none", **more):
+    request = CloneRequest(name, resumed=resumed, network=network, **more)
     check_clone(world.context, source(world, text), request)
     return clone(world.context, source(world, text), request)
 
@@ -249,7 +248,7 @@ def test_a_volume_is_given_by_its_node(world):
     world.add_guest("vol", {"vda": "tank/vol"})
     take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
     made = make(world, text="vol@s1")
-    assert made.disks == {"vda": str(world.root / "dev" / "tank/vol-test")}
+    assert made.disks == {"vda": str(world.root / "dev/zvol/tank/vol-test")}
     assert (
         "mountpoint" not in world.pool.local_properties(["mountpoint", "volmode"])["tank/vol-test"]
     )
@@ -259,18 +258,16 @@ def test_a_volume_is_given_by_its_node(world):
     ("purpose", "given"),
     [(Purpose.CLONE, "link"), (Purpose.VERIFY, "node"), (Purpose.EXTRACT, "node")],
 )
-def test_the_definition_names_the_link_to_its_volume(world, monkeypatch, purpose, given):
+def test_the_definition_names_the_link_to_its_volume(world, purpose, given):
     """After the host's next boot the node may be another volume's; the link is its own."""
-    node, link = world.root / "node", world.root / "link"
-    node.touch()
-    link.symlink_to(node)
-    monkeypatch.setattr(resolver, "volume_node", lambda _volume: link)
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.add_guest("vol", {"vda": "tank/vol"})
     take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
     found = source(world, "vol@s1")
     made = clone_dataset(world.context, found, "test", purpose, str(uuid4()), "tank/vol")
-    assert made.root == world.root / given
+    link = world.resolver.volume_link(made.name)
+    assert made.root == {"link": link, "node": link.resolve()}[given]
+    assert link.is_symlink()
 
 
 def test_the_document(world):
@@ -370,22 +367,21 @@ def test_two_that_run_with_one_mac_address_are_not_on_one_network(world, with_a_
     ],
 )
 def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
-    world, with_a_card, monkeypatch, place, error, said
+    world, with_a_card, place, error, said
 ):
     """The other has ended meanwhile, or finds that this one loads its RAM."""
-    monkeypatch.setattr(network, "_LOADING_SECONDS", 0)
     refused = []
 
     def other():
         world.hooks.at.clear()
         try:
-            make(world, "two", network="inner", text="web@card")
+            make(world, "two", network="inner", text="web@card", loading_seconds=0)
         except BusyError as busy:
             refused.append(busy)
 
     world.hooks.at[place] = other
     try:
-        make(world, "one", network="inner", text="web@card")
+        make(world, "one", network="inner", text="web@card", loading_seconds=0)
     except RefusedError as late:
         refused.append(late)
     assert [type(each) for each in refused] == [error]
@@ -395,7 +391,7 @@ def test_of_two_that_start_at_once_with_one_mac_address_one_is_refused(
 
 
 def test_memory_is_checked_first(world):
-    world.memory = 1 << 20
+    world.set_memory(1 << 20)
     with pytest.raises(RefusedError, match="80 MiB of memory, 1 MiB are free"):
         make(world)
     assert nothing_of_it(world)
@@ -404,7 +400,7 @@ def test_memory_is_checked_first(world):
 
 def test_room_for_the_copy_of_ram_is_checked_first(world, monkeypatch):
     usage = type("Usage", (), {"free": 10})
-    monkeypatch.setattr(clone_module.shutil, "disk_usage", lambda _path: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage)
     with pytest.raises(RefusedError, match="no room for a copy"):
         make(world)
     assert nothing_of_it(world)
@@ -428,21 +424,17 @@ def test_a_damaged_part_is_found_before_anything_is_made(original, world):
     check_parts(world.context, source(world), ram=False)
 
 
-def test_a_dataset_that_is_mounted_elsewhere_now(world, monkeypatch):
+def test_a_dataset_that_is_mounted_elsewhere_now(world):
     """The manifest does not name the image's path in it, so the path is unknown."""
-    monkeypatch.setattr(clone_module.resolver, "mount_point_of", lambda _name: Path("/elsewhere"))
     disk = source(world).disks[0].model_copy(update={"inside": None})
+    world.resolver.mount_points[disk.dataset] = Path("/elsewhere")
     with pytest.raises(RefusedError, match="is not below /elsewhere"):
         image_path_in_dataset(disk)
 
 
-def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world, monkeypatch):
+def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world):
     """As an encrypted dataset is without its key."""
-
-    def nowhere(dataset):
-        raise clone_module.resolver.NotOnZfsError(dataset, "is not mounted", "")
-
-    monkeypatch.setattr(clone_module.resolver, "mount_point_of", nowhere)
+    world.resolver.mount_points["tank/web"] = None
     with pytest.raises(RefusedError, match="is not mounted"):
         make(world)
     assert nothing_of_it(world)
@@ -485,14 +477,17 @@ def test_a_clone_that_fails_leaves_nothing(world, place, error):
 
 
 def test_a_full_disk_is_an_error_in_words(world, monkeypatch):
-    monkeypatch.setattr(clone_module, "copy_with_xml", failing_copy)
+    real = os.pwrite
+
+    def full(descriptor, data, place):
+        if os.readlink(f"/proc/self/fd/{descriptor}").startswith(str(world.paths.clones)):
+            raise OSError(28, "No space left on device")
+        return real(descriptor, data, place)
+
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(RunFailedError, match="No space left"):
         make(world)
     assert nothing_of_it(world)
-
-
-def failing_copy(*_arguments):
-    raise OSError(28, "No space left on device", "/clones/ram.save")
 
 
 def test_a_signal_ends_a_clone(world):
@@ -512,18 +507,20 @@ class Killed(BaseException):
     """The process is killed, and cleans nothing up."""
 
 
-def kill_at(world, monkeypatch, place, **request):
-    world.hooks.at[place] = failing(Killed())
-    with monkeypatch.context() as patch:
-        patch.setattr("snaporch.clone.registry.remove", lambda *_: None)
-        with pytest.raises(Killed):
-            make(world, **request)
+def kill_at(world, place, **request):
+    def die():
+        world.hooks.at["hypervisor.find"] = failing(Killed())  # nothing is removed
+        raise Killed
+
+    world.hooks.at[place] = die
+    with pytest.raises(Killed):
+        make(world, **request)
     world.hooks.at.clear()
 
 
 @pytest.mark.parametrize("place", ["pool.clone", "hypervisor.define", "hypervisor.restore"])
-def test_leftovers_of_killed_clones_are_removed(original, world, monkeypatch, place):
-    kill_at(world, monkeypatch, place)
+def test_leftovers_of_killed_clones_are_removed(original, world, place):
+    kill_at(world, place)
     assert not nothing_of_it(world)
     left = datasets(world), sorted(world.hypervisor.guests)
     assert remove_unfinished(world.context, dry_run=True)
@@ -541,15 +538,20 @@ def test_a_finished_clone_is_no_leftover(world):
     assert "tank/web-test" in datasets(world)
 
 
-def test_a_clone_that_was_finished_between_two_looks_stays(world, monkeypatch):
+def test_a_clone_that_was_finished_between_two_looks_stays(world):
     make(world)
-    (now,) = clones_module.find_artifacts(world.context)
-    answers = [[replace(now, making=True)]]
-    look = clones_module.find_artifacts
-    monkeypatch.setattr(
-        clones_module, "find_artifacts", lambda c: answers.pop() if answers else look(c)
-    )
+    making = next(world.paths.clones.iterdir()) / "making"
+    making.touch()
+    looks = []
+
+    def look():
+        looks.append(making.exists())
+        if len(looks) == 2:
+            making.unlink()
+
+    world.hooks.at["pool.local_properties"] = look
     assert remove_unfinished(world.context) == []
+    assert looks == [True, True]
     assert "tank/web-test" in datasets(world)
 
 
@@ -624,11 +626,11 @@ def test_deleting_a_clone_removes_all_of_it(original, world, resumed, by):
 
 def test_a_clone_that_another_guest_has_mounted_stays_whole(original, world):
     made = make(world)
-    world.pool.foreign = [ForeignMount("tank/web-test", "the guest db", "u-db")]
+    world.pool.foreign = [BlockingMount("tank/web-test", "the guest db", "u-db")]
     with pytest.raises(RefusedError, match="tank/web-test is mounted by the guest db"):
         delete_clone(world.context, "test")
     assert world.guest("test").state is DomainState.RUNNING
-    world.pool.foreign = [ForeignMount("tank/web-test", "the guest test", made.uuid)]
+    world.pool.foreign = [BlockingMount("tank/web-test", "the guest test", made.uuid)]
     world.hooks.at["hypervisor.destroy"] = world.pool.foreign.clear
     delete_clone(world.context, "test")
     assert nothing_of_it(world)
@@ -637,7 +639,7 @@ def test_a_clone_that_another_guest_has_mounted_stays_whole(original, world):
 def test_a_clone_that_another_guest_has_mounted_is_not_waited_for(original, world):
     make(world)
     world.hooks.at["hypervisor.destroy"] = lambda: world.pool.foreign.append(
-        ForeignMount("tank/web-test", "the guest db", "u-db")
+        BlockingMount("tank/web-test", "the guest db", "u-db")
     )
     with pytest.raises(MountedError, match="the guest db"):
         delete_clone(world.context, "test")
@@ -699,26 +701,26 @@ def test_a_promoted_clone_stays(world):
     assert "flash/web-test" in datasets(world)
 
 
-def test_a_clone_whose_marks_were_removed_stays(world, monkeypatch):
+def test_a_clone_whose_marks_were_removed_stays(world):
+    """And its directory: its dataset is mounted elsewhere now."""
     make(world)
     for name in ("tank/web-test", "flash/web-test"):
         world.pool._datasets[name].properties.clear()
-    made = next((world.paths.clones).iterdir())
-    monkeypatch.setattr("snaporch.clone.delete.directory_of", lambda *_: made / "absent")
-    monkeypatch.setattr("snaporch.clone.registry._directories", lambda _path: [])
-    monkeypatch.setattr("snaporch.clone.delete.datasets_of", lambda _domain: {"tank/web-test"})
-    with pytest.raises(RefusedError, match="no mark of a clone"):
+    guest, moved = world.guest("test"), world.image("tank/web-test", "web-vda.img")
+    (disk, *_) = world.hypervisor.domain("test").disks
+    guest.live, guest.inactive = (
+        xml.replace(disk.source, str(moved)) for xml in (guest.live, guest.inactive)
+    )
+    shutil.rmtree(next(world.paths.clones.iterdir()))
+    with pytest.raises(RefusedError, match="disks on tank/web-test carry no mark of a clone"):
         delete_clone(world.context, "test")
     assert world.guest("test").state is DomainState.RUNNING
 
 
-def test_a_clone_that_another_domain_uses_stays(world, monkeypatch):
+def test_a_clone_that_another_domain_uses_stays(world):
     make(world)
-    monkeypatch.setattr(
-        "snaporch.clone.delete.datasets_of",
-        lambda domain: {"tank/web-test"} if domain.name == "web" else set(),
-    )
-    with pytest.raises(RefusedError, match="the domain web has disks on tank/web-test"):
+    world.add_guest("mail", {"vda": "tank/web-test"})
+    with pytest.raises(RefusedError, match="the domain mail has disks on tank/web-test"):
         delete_clone(world.context, "test")
 
 

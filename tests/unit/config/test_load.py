@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from snaporch.config import Config, DomainSettings, Replica, load_config
-from snaporch.config import load as load_module
 from snaporch.errors import ConfigError, ExitCode
 
 SAMPLES = Path(__file__).parents[2] / "config-samples"
@@ -56,15 +55,13 @@ def test_what_is_set_arrives():
     assert config.defaults.exclude_disks == ("vdz", "sata0-0-0")
 
 
-def test_the_default_file_need_not_exist(tmp_path, monkeypatch):
-    monkeypatch.setattr(load_module, "DEFAULT_PATH", tmp_path / "absent.toml")
-    assert load_config(None) == Config()
+def test_the_default_file_need_not_exist(tmp_path):
+    assert load_config(None, tmp_path / "absent.toml") == Config()
 
 
-def test_the_default_file_is_read_when_it_exists(tmp_path, monkeypatch):
-    monkeypatch.setattr(load_module, "DEFAULT_PATH", tmp_path / "snaporch.toml")
+def test_the_default_file_is_read_when_it_exists(tmp_path):
     (tmp_path / "snaporch.toml").write_text('[defaults]\nwait = "7s"\n')
-    assert load_config(None).defaults.wait == 7
+    assert load_config(None, tmp_path / "snaporch.toml").defaults.wait == 7
 
 
 def test_a_named_file_must_exist(tmp_path):

@@ -2,7 +2,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from snaporch.config.policy import Keep, Policy, Schedule, cron_trigger
+from snaporch.config.policy import Keep, Policy, cron_trigger
+from snaporch.config.schema import Schedule
 
 MONDAY = datetime(2026, 6, 1, tzinfo=UTC)
 

@@ -4,12 +4,19 @@ from pathlib import Path
 import pytest
 
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
-from snaporch.config.policy import Group, Keep, Policy, Schedule
+from snaporch.config.policy import Group, Keep, Policy
 from snaporch.config.reference import reference
 from snaporch.config.replica import Replica
-from snaporch.config.schema import Config, DomainSettings, Paths, PruneOptions, RamPagesOptions
+from snaporch.config.schema import (
+    Config,
+    DomainSettings,
+    Paths,
+    PruneOptions,
+    RamPagesOptions,
+    Schedule,
+)
 
-PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def test_the_page_is_what_the_generator_prints():

@@ -1,6 +1,5 @@
 import errno
 import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,15 +20,17 @@ def disk(directory, target="vda"):
 
 
 @pytest.fixture
-def qemu_img(monkeypatch):
-    """A fake qemu-img with the given answer."""
+def qemu_img(monkeypatch, tmp_path_factory):
+    """Installs a qemu-img with the given answer."""
+    programs = tmp_path_factory.mktemp("bin")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
 
     def answers(code=0, out="", err=""):
-        monkeypatch.setattr(
-            subprocess,
-            "run",
-            lambda words, **_: subprocess.CompletedProcess(words, code, out, err),
-        )
+        (programs / "out").write_text(out)
+        (programs / "err").write_text(err)
+        program = programs / "qemu-img"
+        program.write_text(f"#!/bin/sh\ncat {programs}/out\ncat {programs}/err >&2\nexit {code}\n")
+        program.chmod(0o755)
 
     return answers
 
@@ -131,22 +132,30 @@ def test_an_overlay_that_names_another_base_may_hold_writes(qemu_img, tmp_path):
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
-def test_a_layer_below_the_base_may_refuse_a_new_owner(monkeypatch, kept):
+def test_a_layer_below_the_base_may_refuse_a_new_owner(monkeypatch, tmp_path, kept):
     """A template on a read-only dataset, or on a server that knows no root."""
     given = []
 
     def give(descriptor, uid, gid):
-        if descriptor == kept:
+        layer = int(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        if layer == kept:
             raise OSError(errno.EROFS, "Read-only file system")
-        given.append(descriptor)
+        given.append(layer)
 
-    status = SimpleNamespace(st_uid=0, st_gid=0)
-    calls = SimpleNamespace(geteuid=lambda: 0, fstat=lambda _descriptor: status, fchown=give)
-    monkeypatch.setattr("snaporch.disks.qemu_img.os", calls)
-    lending = given_to(SimpleNamespace(descriptors=(0, 1, 2)), Owner(7, 7))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", give)
+    layers = []
+    for layer in range(3):
+        (tmp_path / str(layer)).touch()
+        layers.append((tmp_path / str(layer)).open())
+    lending = given_to(
+        SimpleNamespace(descriptors=tuple(each.fileno() for each in layers)), Owner(7, 7)
+    )
     with pytest.raises(OSError, match="Read-only") if kept < 2 else lending:
         lending.__enter__() if kept < 2 else None
     assert sorted(given) == [0, 0, 1, 1][: 2 * kept]
+    for each in layers:
+        each.close()
 
 
 def test_the_processes_with_a_file_open_are_found_by_its_number(tmp_path):
@@ -169,6 +178,6 @@ def test_files_with_another_name_are_not_accessed(tmp_path, monkeypatch):
         return real(path, **options)
 
     with other.open("w"):
-        monkeypatch.setattr(overlay_files.os, "stat", stat)
+        monkeypatch.setattr(os, "stat", stat)
         assert overlay_files.open_somewhere([overlay]) is None
     assert str(other) not in asked

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
-from snaporch.extract import disk_reader as reading
 from snaporch.extract import extract as extract_module
 from snaporch.extract.extract import choose_disks, extract
 from snaporch.model import DatasetKind
@@ -137,7 +136,7 @@ def test_a_full_disk_leaves_nothing(world, tmp_path, monkeypatch, kind):
     def full(*_arguments):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(extract_module, "_write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(RunFailedError, match="No space left"):
         copy(world, tmp_path / "out.raw", text="vol@s1")
     assert list(tmp_path.glob("*out*")) == []
@@ -154,7 +153,7 @@ def test_a_damaged_block_is_an_error_and_no_zeros(story, world, tmp_path, monkey
             raise OSError(errno.EIO, "Input/output error")
         return read(descriptor, min(length, 4096 - offset), offset)
 
-    monkeypatch.setattr(reading.os, "pread", damaged)
+    monkeypatch.setattr(os, "pread", damaged)
     with pytest.raises(RunFailedError, match="Input/output error"):
         copy(world, tmp_path / "out.raw")
     assert list(tmp_path.glob("*out*")) == []
@@ -162,7 +161,7 @@ def test_a_damaged_block_is_an_error_and_no_zeros(story, world, tmp_path, monkey
 
 def test_a_disk_that_ends_too_early_is_an_error_and_no_zeros(story, world, tmp_path, monkeypatch):
     in_snapshot(world, "tank/web", "web-vda.img", b"x" * (1 << 20))
-    monkeypatch.setattr(reading.os, "pread", lambda *_: b"")
+    monkeypatch.setattr(os, "pread", lambda *_: b"")
     with pytest.raises(RunFailedError, match="no data can be read at byte 0"):
         copy(world, tmp_path / "out.raw")
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import libvirt
+import libvirt_qemu
 import pytest
 
 from snaporch.hypervisor import agent
@@ -80,7 +81,7 @@ def guest(monkeypatch):
         asked = json.loads(question)
         return json.dumps({"return": made.hear(asked["execute"], asked.get("arguments", {}))})
 
-    monkeypatch.setattr(agent.libvirt_qemu, "qemuAgentCommand", ask)
+    monkeypatch.setattr(libvirt_qemu, "qemuAgentCommand", ask)
     return made
 
 

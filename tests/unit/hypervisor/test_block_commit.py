@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import libvirt
 import pytest
 
-from snaporch.hypervisor import block_commit as module
+from snaporch.hypervisor.apparmor import PROFILES
 from snaporch.hypervisor.block_commit import commit_overlays
 from snaporch.hypervisor.interface import CommitStage, CommitTimeouts, HypervisorError, OverlayDisk
 
@@ -103,7 +103,7 @@ class Guest:
         return {"type": 4, "cur": self.copied, "end": self.length} if self.disks[target].job else {}
 
 
-def commit(guest, *disks, on_stage=lambda stage: None, patience=SLOW):
+def commit(guest, *disks, on_stage=lambda stage: None, patience=SLOW, profiles=PROFILES):
     def step(seconds):
         guest.clock += seconds
         guest.step()
@@ -114,7 +114,10 @@ def commit(guest, *disks, on_stage=lambda stage: None, patience=SLOW):
         on_stage(stage)
 
     events = SimpleNamespace(wait=step)
-    for error in commit_overlays(guest, events, disks, report, patience).values():
+    failed = commit_overlays(
+        guest, events, disks, report, patience, clock=lambda: guest.clock, profiles=profiles
+    )
+    for error in failed.values():
         raise error
 
 
@@ -174,7 +177,7 @@ def test_a_job_that_ends_without_reaching_the_base_is_begun_again_but_not_for_ev
 def test_a_foreign_job_is_not_touched():
     guest = Guest(VDA)
     guest.disks["vda"].job = "copy"
-    with pytest.raises(HypervisorError, match=r"a foreign block job \(copy\)"):
+    with pytest.raises(HypervisorError, match=r"another program's block job \(copy\)"):
         commit(guest, VDA)
     assert guest.log == []
 
@@ -185,7 +188,7 @@ def test_a_foreign_job_on_a_disk_on_its_base_is_not_touched(job):
     guest = Guest(VDA)
     guest.disks["vda"].on_overlay = False
     guest.disks["vda"].job = job
-    with pytest.raises(HypervisorError, match=rf"a foreign block job \({job}\)"):
+    with pytest.raises(HypervisorError, match=rf"another program's block job \({job}\)"):
         commit(guest, VDA)
     assert guest.log == []
 
@@ -253,10 +256,17 @@ def test_the_reason_of_a_refused_commit_is_reported_without_further_facts():
     assert guest.asked
 
 
-def test_a_base_that_apparmor_denies_is_reported_with_the_remedy(monkeypatch):
+@pytest.fixture
+def profile(tmp_path):
+    """libvirt's AppArmor profile of the guest, which denies nothing at first."""
+    path = tmp_path / f"libvirt-{Guest().UUIDString()}.files"
+    path.touch()
+    return path
+
+
+def test_a_base_that_apparmor_denies_is_reported_with_the_remedy(profile, tmp_path):
     guest = Guest(VDA)
-    denied = (guest.UUIDString(), VDA.base)
-    monkeypatch.setattr(module, "denies_writing", lambda *asked: asked == denied)
+    profile.write_text(f'  deny "{VDA.base}" w,\n')
 
     def fail(*_):
         raise libvirt.libvirtError("Could not open '/tank/a.img': Permission denied")
@@ -265,7 +275,7 @@ def test_a_base_that_apparmor_denies_is_reported_with_the_remedy(monkeypatch):
     why = "AppArmor denies .* /tank/a.img, because libvirt wrote its profile while"
     way_out = f"{why} .*: shut it off, recover it, then start it"
     with pytest.raises(HypervisorError, match=way_out):
-        commit(guest, VDA)
+        commit(guest, VDA, profiles=tmp_path)
 
 
 def test_no_disk_is_pivoted_before_all_are_ready():
@@ -318,13 +328,12 @@ def test_a_disk_that_fails_does_not_keep_the_others_from_their_bases(fail):
     assert "pivot vda" not in guest.log
 
 
-def test_where_apparmor_confines_the_guest_a_failed_disk_stops_the_others(monkeypatch):
+def test_where_apparmor_confines_the_guest_a_failed_disk_stops_the_others(profile, tmp_path):
     """A pivot makes libvirt write a profile that denies the remaining disk its base."""
-    monkeypatch.setattr(module, "is_confined", lambda _uuid: True)
     guest = Guest(VDA, VDB)
     is_lost(guest)
     with pytest.raises(HypervisorError, match="vda"):
-        commit(guest, VDA, VDB)
+        commit(guest, VDA, VDB, profiles=tmp_path)
     assert guest.disks["vdb"].on_overlay
 
 
@@ -359,18 +368,6 @@ def test_from_the_first_pivot_on_a_disk_that_fails_ends_it_for_all():
 # -- a guest that writes faster -----------------------------------------------------------------
 
 
-@pytest.fixture
-def clocked(monkeypatch):
-    """A guest whose waits advance the clock."""
-
-    def make(*disks):
-        guest = Guest(*disks)
-        monkeypatch.setattr(module.time, "monotonic", lambda: guest.clock)
-        return guest
-
-    return make
-
-
 def only_ready_while_still(guest, seconds=0.0):
     """The guest writes faster than the job copies; the job needs this long while it is paused."""
     stood = [0.0]
@@ -384,8 +381,8 @@ def only_ready_while_still(guest, seconds=0.0):
     guest.step = step
 
 
-def test_after_the_time_limit_the_guest_is_suspended_until_the_commit_caught_up(clocked):
-    guest = clocked(VDA)
+def test_after_the_time_limit_the_guest_is_suspended_until_the_commit_caught_up():
+    guest = Guest(VDA)
     only_ready_while_still(guest)
     commit(guest, VDA, patience=HASTY)
     assert guest.log == [
@@ -397,16 +394,16 @@ def test_after_the_time_limit_the_guest_is_suspended_until_the_commit_caught_up(
     assert guest.running
 
 
-def test_before_the_time_limit_the_guest_runs(clocked):
-    guest = clocked(VDA)
+def test_before_the_time_limit_the_guest_runs():
+    guest = Guest(VDA)
     only_ready_while_still(guest)
     commit(guest, VDA, patience=CommitTimeouts(running=60))
     assert "suspend" in guest.log
     assert 60 <= guest.clock < 61
 
 
-def test_each_suspension_is_longer_and_the_guest_runs_in_between(clocked):
-    guest = clocked(VDA)
+def test_each_suspension_is_longer_and_the_guest_runs_in_between():
+    guest = Guest(VDA)
     only_ready_while_still(guest, seconds=18)
     changes = []
     suspend, resume = guest.suspend, guest.resume
@@ -418,8 +415,8 @@ def test_each_suspension_is_longer_and_the_guest_runs_in_between(clocked):
     assert guest.running
 
 
-def test_a_guest_that_does_not_run_is_not_resumed(clocked):
-    guest = clocked(VDA)
+def test_a_guest_that_does_not_run_is_not_resumed():
+    guest = Guest(VDA)
     guest.running = False
     only_ready_while_still(guest)
     commit(guest, VDA, patience=HASTY)
@@ -427,8 +424,8 @@ def test_a_guest_that_does_not_run_is_not_resumed(clocked):
     assert not guest.running
 
 
-def test_a_failing_commit_resumes_a_suspended_guest(clocked):
-    guest = clocked(VDA)
+def test_a_failing_commit_resumes_a_suspended_guest():
+    guest = Guest(VDA)
     only_ready_while_still(guest, seconds=1)
 
     def on_stage(stage):
@@ -440,8 +437,8 @@ def test_a_failing_commit_resumes_a_suspended_guest(clocked):
     assert guest.log == ["commit vda", "suspending", "suspend", "resume", "resumed"]
 
 
-def test_a_guest_that_cannot_be_resumed_is_reported(clocked):
-    guest = clocked(VDA)
+def test_a_guest_that_cannot_be_resumed_is_reported():
+    guest = Guest(VDA)
     only_ready_while_still(guest)
 
     def fail():
@@ -453,8 +450,8 @@ def test_a_guest_that_cannot_be_resumed_is_reported(clocked):
     assert "resumed" not in guest.log
 
 
-def test_a_guest_that_another_program_resumed_is_no_error(clocked):
-    guest = clocked(VDA)
+def test_a_guest_that_another_program_resumed_is_no_error():
+    guest = Guest(VDA)
     only_ready_while_still(guest)
 
     def resume():
@@ -466,8 +463,8 @@ def test_a_guest_that_another_program_resumed_is_no_error(clocked):
     assert guest.log[-1] == "resumed"
 
 
-def test_a_guest_is_not_suspended_if_the_stage_cannot_be_reported(clocked):
-    guest = clocked(VDA)
+def test_a_guest_is_not_suspended_if_the_stage_cannot_be_reported():
+    guest = Guest(VDA)
 
     def on_stage(stage):
         if stage is CommitStage.SUSPENDING:
@@ -479,23 +476,23 @@ def test_a_guest_is_not_suspended_if_the_stage_cannot_be_reported(clocked):
     assert "suspend" not in guest.log
 
 
-def test_a_stalled_commit_fails(clocked):
-    guest = clocked(VDA)
+def test_a_stalled_commit_fails():
+    guest = Guest(VDA)
     guest.step = lambda: None
     with pytest.raises(HypervisorError, match="has not moved for 300 s"):
         commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
     assert 300 <= guest.clock < 400
 
 
-def test_a_stalled_pivot_fails(clocked):
-    guest = clocked(VDA)
+def test_a_stalled_pivot_fails():
+    guest = Guest(VDA)
     guest.pivots_to_refuse = 1 << 30
     with pytest.raises(HypervisorError, match="has not moved"):
         commit(guest, VDA, patience=CommitTimeouts(running=float("inf")))
 
 
-def test_a_pivot_has_the_time_limit_of_the_copy(clocked):
-    guest = clocked(VDA)
+def test_a_pivot_has_the_time_limit_of_the_copy():
+    guest = Guest(VDA)
     guest.pivots_to_refuse = 1 << 30
 
     def step():
@@ -508,9 +505,9 @@ def test_a_pivot_has_the_time_limit_of_the_copy(clocked):
 
 
 @pytest.mark.parametrize("figure", ["copied", "length"])
-def test_a_commit_that_progresses_is_waited_for(clocked, figure):
+def test_a_commit_that_progresses_is_waited_for(figure):
     """The job progresses, or the guest has written more."""
-    guest = clocked(VDA)
+    guest = Guest(VDA)
 
     def step():
         setattr(guest, figure, getattr(guest, figure) + 1)

@@ -1,9 +1,7 @@
-from types import SimpleNamespace
-
 import pytest
 
+from snaporch.default_paths import HostPaths
 from snaporch.errors import NotFoundError
-from snaporch.hypervisor import domain_reader
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 
@@ -11,15 +9,30 @@ from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
     ("backing", "used"),
     [("", 1 << 20), ("<memoryBacking><hugepages/></memoryBacking>", 4 << 20)],
 )
-def test_all_ram_on_huge_pages_is_in_use(monkeypatch, backing, used):
+def test_all_ram_on_huge_pages_is_in_use(backing, used):
     """The kernel does not count it as resident."""
-    handle = SimpleNamespace(
-        info=lambda: [1, 4096, 4096, 1, 0],
-        memoryStats=lambda: {"rss": 1024},
-        XMLDesc=lambda _flags: f"<domain><memory>4096</memory>{backing}</domain>",
-    )
-    hypervisor = LibvirtHypervisor("test:///default")
-    monkeypatch.setattr(hypervisor, "_handle", lambda _uuid: handle)
+
+    class Guest:
+        def info(self):
+            return [1, 4096, 4096, 1, 0]
+
+        def memoryStats(self):  # noqa: N802 - libvirt's
+            return {"rss": 1024}
+
+        def XMLDesc(self, _flags):  # noqa: N802 - libvirt's
+            return f"<domain><memory>4096</memory>{backing}</domain>"
+
+    class Connection:
+        def setKeepAlive(self, _interval, _count):  # noqa: N802 - libvirt's
+            return 0
+
+        def isAlive(self):  # noqa: N802 - libvirt's
+            return 1
+
+        def lookupByUUIDString(self, _uuid):  # noqa: N802 - libvirt's
+            return Guest()
+
+    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection())
     assert hypervisor.ram_in_use("uuid") == used
 
 
@@ -37,11 +50,11 @@ def test_unknown_domains_and_networks_are_not_found(name):
             ask(name)
 
 
-def test_two_emulators_differ_even_if_libvirtd_repeats_the_id(monkeypatch, tmp_path):
-    monkeypatch.setattr(domain_reader, "_PROCESSES", tmp_path)
-    hypervisor = LibvirtHypervisor("test:///default")
-    (tmp_path / "test.pid").write_text("100\n")
+def test_two_emulators_differ_even_if_libvirtd_repeats_the_id(tmp_path):
+    hypervisor = LibvirtHypervisor("test:///default", host=HostPaths(run=tmp_path))
+    (tmp_path / "libvirt/qemu").mkdir(parents=True)
+    (tmp_path / "libvirt/qemu/test.pid").write_text("100\n")
     first = hypervisor.domain("test").boot
     assert hypervisor.domain("test").boot == first
-    (tmp_path / "test.pid").write_text("101\n")
+    (tmp_path / "libvirt/qemu/test.pid").write_text("101\n")
     assert hypervisor.domain("test").boot not in ("", first)

@@ -20,9 +20,9 @@ LATE_SECONDS = 0.3
 class Domain:
     """The call ends before its events arrive, with other events in between."""
 
-    def __init__(self, *script):
+    def __init__(self, *script, **events):
         self.script = script
-        self.events = DomainEvents(None, self)
+        self.events = DomainEvents(None, self, **events)
 
     def state(self):
         return libvirt.VIR_DOMAIN_RUNNING, 0
@@ -58,9 +58,8 @@ def test_a_guest_that_runs_again():
 
 
 @pytest.mark.parametrize("disks", [(), (OVERLAY,)])
-def test_the_wait_for_missing_events_is_short(disks, monkeypatch):
-    monkeypatch.setattr("snaporch.hypervisor.memory_snapshot._EVENT_GRACE_SECONDS", 0.1)
-    assert captured(Domain(), *disks).began is None
+def test_the_wait_for_missing_events_is_short(disks):
+    assert captured(Domain(grace_seconds=0.1), *disks).began is None
 
 
 class Saving:

@@ -5,11 +5,11 @@ import pytest
 from snaporch.config import Config
 from snaporch.errors import AttentionError, SnaporchError
 from snaporch.notify.event import event_of_error, event_of_run
-from snaporch.schedule.concurrency import PolicyCapture
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.concurrency import SnapshotJob
+from snaporch.schedule.subprocesses import SnapshotJobResult
 
 AT = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
-WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
+WEB = SnapshotJob("u", "web", "hourly", frozenset({"tank"}), 0)
 
 
 def event(
@@ -20,7 +20,7 @@ def event(
     )
     documents = [{"domain": "web", "uuid": "u", "level": each} for each in reached if not status]
     return event_of_run(
-        config, CaptureOutcome(WEB, status, text, notes, tuple(documents)), "host", AT
+        config, SnapshotJobResult(WEB, status, text, notes, tuple(documents)), "host", AT
     )
 
 
@@ -74,7 +74,7 @@ def test_title_and_body_are_for_people():
         "domain  web",
         "policy  hourly",
         "time    2026-06-10T12:30:00Z",
-        "code    5 (docs/exit-codes.md)",
+        "code    5 (docs/reference/exit-codes.md)",
     ]
 
 

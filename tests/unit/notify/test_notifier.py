@@ -10,13 +10,13 @@ from snaporch.notify import notifier as module
 from snaporch.notify.channels import NotifyError
 from snaporch.notify.history import read_history
 from snaporch.notify.notifier import Notifier, close_seconds
-from snaporch.schedule.concurrency import PolicyCapture
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.concurrency import SnapshotJob
+from snaporch.schedule.subprocesses import SnapshotJobResult
 
 PATIENCE = 60
-WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
-FAILED = CaptureOutcome(WEB, 5, "no such luck")
-TAKEN = CaptureOutcome(WEB, 0, "web@s  ram  complete")
+WEB = SnapshotJob("u", "web", "hourly", frozenset({"tank"}), 0)
+FAILED = SnapshotJobResult(WEB, 5, "no such luck")
+TAKEN = SnapshotJobResult(WEB, 0, "web@s  ram  complete")
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@ from dataclasses import replace
 from datetime import UTC, timedelta
 
 import pytest
-from fakes.standing import DOMAIN, NEXT, NOW, RUN, WELL, with_domain, with_policy
+from fakes.status_example import DOMAIN, NEXT, NOW, RUN, WELL, with_domain, with_policy
 
 from snaporch.config import StatusOptions as Limits
 from snaporch.output.status import nagios, print_status
-from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.status.model import SchedulerState
 from snaporch.status.problems import find_problems
 
@@ -33,7 +33,7 @@ def shown(capsys, monkeypatch):
 
 def test_a_status_without_problems(shown):
     assert shown(WELL) == [
-        "policies  daemon (pid 123) since 2026-06-09 10:30 UTC, 1d 2h",
+        "policies  daemon (pid 123) since 2026-06-09 10:30 UTC, 1d 2h; last check 2m ago",
         "store     6.0 GiB in 24 bundles, 1.0 MiB in the trash; 900.0 GiB free",
         "",
         "DOMAIN  POLICY  LAST  NEXT   RAM  CRASH",

@@ -11,7 +11,8 @@ from snaporch.model import (
     VerificationResult,
     VerifyDepth,
 )
-from snaporch.output.tables import print_records, print_results
+from snaporch.output.tables import ListedRecord, print_results
+from snaporch.output.tables import print_records as print_listed
 
 RECORD = SnapshotRecord(
     domain="webserver-01",
@@ -27,7 +28,12 @@ RECORD = SnapshotRecord(
     bundle="/b",
     state=BundleState.INCOMPLETE,
 )
+VERIFIED = VerificationResult(datetime.now(UTC), True, VerifyDepth.RESUMED)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def print_records(records, **options):
+    print_listed([ListedRecord(record, 5 << 20) for record in records], **options)
 
 
 @pytest.fixture
@@ -51,30 +57,65 @@ def lines(capsys):
     return ANSI.sub("", capsys.readouterr().out).splitlines()
 
 
-def test_ordinary_names_fit_80_columns(terminal, capsys):
+def test_a_terminal_has_the_columns_for_which_it_is_wide_enough(terminal, capsys, monkeypatch):
+    noted = replace(RECORD, note="a note that is much longer than there is room for", group="shop")
+    headers = {}
+    for width in (60, 80, 90, 100, 130, 200):
+        monkeypatch.setenv("COLUMNS", str(width))
+        print_records([noted, replace(noted, verified=VERIFIED, kept=noted.created)])
+        shown = lines(capsys)
+        assert max(len(line) for line in shown) <= width
+        assert noted.snapshot in "".join(shown)
+        headers[width] = shown[0].split()
+    assert headers[60] == headers[80] == ["DOMAIN@SNAPSHOT"]
+    assert headers[90][2:] == ["AGE", "LEVEL", "STATE", "VERIFIED", "KEPT"]
+    assert headers[130][-2:] == ["GROUP", "NOTE"]
+    assert len(headers[90]) < len(headers[100]) < len(headers[130]) < len(headers[200])
+
+
+def test_a_tiny_terminal_still_has_the_level_and_the_state(terminal, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
     print_records([RECORD])
-    assert max(len(line.rstrip()) for line in lines(capsys)) <= 80
+    assert "quiesced incomplete" in "\n".join(lines(capsys))
 
 
-def test_on_80_columns_every_cell_is_still_whole(terminal, capsys):
+def test_age_level_and_state_are_whole_on_80_columns(terminal, capsys):
     print_records([RECORD])
     text = "\n".join(lines(capsys))
-    for cell in ("quiesced", "1000.0M", "9999ms", "incomplete", "99d 23h"):
+    for cell in ("quiesced", "incomplete", "99d 23h", RECORD.snapshot):
         assert cell in text
 
 
-@pytest.mark.parametrize("policy", ["hourly", "every-fifteen-minutes-by-day"])
+@pytest.mark.parametrize("width", ["30", "45", "60", "80"])
+def test_a_failed_verification_and_what_is_left_out_are_never_hidden(
+    terminal, capsys, monkeypatch, width
+):
+    monkeypatch.setenv("COLUMNS", width)
+    failed = replace(VERIFIED, passed=False)
+    print_records([replace(RECORD, verified=failed, apart=("vdb",), group="shop")])
+    text = "\n".join(lines(capsys))
+    assert "failed" in text
+    assert "vdb" in text
+
+
+def test_wide_has_everything_on_any_terminal(terminal, capsys):
+    print_records([replace(RECORD, policy="hourly", replicated=("nas",), note="why")], wide=True)
+    header, row = lines(capsys)
+    assert header.split()[-4:] == ["USED", "POLICY", "REPLICAS", "NOTE"]
+    assert row.split()[-4:] == ["5.0M", "hourly", "nas", "why"]
+
+
+@pytest.mark.parametrize("policy", ["every-fifteen-minutes-by-day", "x" * 90])
 def test_names_are_whole_on_80_columns(terminal, capsys, policy):
     """They can be copied for `snaporch restore`."""
     named = replace(RECORD, snapshot=f"snaporch_20250601T120000Z_{policy}")
-    verified = VerificationResult(datetime.now(UTC), True, VerifyDepth.RESUMED)
-    print_records([named, replace(named, verified=verified, group="shop", apart=("vdb", "vdc"))])
-    header, details, first, _, second, row, more = lines(capsys)
+    more = {"group": "shop", "apart": ("vdb", "vdc"), "note": "why"}
+    print_records([named, replace(named, verified=VERIFIED, **more)])
+    header, details, *rows, last = lines(capsys)
     assert header == "DOMAIN@SNAPSHOT"
     assert details.split() == ["AGE", "LEVEL", "RAM", "STORED", "PAUSE", "STATE", "VERIFIED"]
-    assert first == second == named.full_name
-    assert row.split()[2:] == ["quiesced", "1000.0M", "1000.0M", "9999ms", "incomplete", "0s"]
-    assert more == "  group shop; without vdb, vdc"
+    assert "".join(rows).count(named.full_name) == 2
+    assert last == "  group shop; without vdb, vdc; note: why"
 
 
 def test_short_names_have_one_line_on_80_columns(terminal, capsys):

@@ -10,6 +10,7 @@ from snaporch.prune.decision import (
     GracePeriods,
     ItemKind,
     PruneAction,
+    PruneDecision,
     SnapshotReference,
     StoreItem,
     decide,
@@ -98,3 +99,34 @@ def test_each_action_has_a_word_of_its_own_for_when_it_is_done():
 
 def test_actions_that_were_done_have_plain_words():
     assert [action.done for action in PruneAction] == ["kept", "trashed", "deleted", "put back"]
+
+
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        (PruneAction.KEEP, ItemKind.PARTIAL),
+        (PruneAction.TRASH, ItemKind.TRASHED),
+        (PruneAction.PUT_BACK, ItemKind.BUNDLE),
+        (PruneAction.DELETE, None),
+    ],
+)
+def test_the_kind_of_an_item_after_the_decision(action, kind):
+    assert PruneDecision(found(ItemKind.PARTIAL), action, "").kind_now is kind
+
+
+def test_the_json_object_of_a_decision():
+    known = found(domain="web", snapshot="s1", bytes=5)
+    decision = PruneDecision(known, PruneAction.TRASH, "no snapshot has it")
+    assert not decision.usual
+    assert decision.as_json() == {
+        "kind": "bundle",
+        "domain": "web",
+        "uuid": "u",
+        "snapshot": "s1",
+        "path": "/store/u/r",
+        "bytes": 5,
+        "action": PruneAction.TRASH.value,
+        "reason": "no snapshot has it",
+    }
+    unnamed = PruneDecision(found(), PruneAction.KEEP, "").as_json()
+    assert (unnamed["domain"], unnamed["snapshot"]) == (None, None)

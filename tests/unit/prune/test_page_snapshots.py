@@ -12,7 +12,7 @@ from snaporch.bundle.manifest import read_manifest
 from snaporch.locks import domain_lock
 from snaporch.prune.decision import PruneAction
 from snaporch.prune.page_snapshots import PageFacts, PageReference, decide_pages
-from snaporch.zfs import ForeignMount
+from snaporch.zfs import BlockingMount
 
 FACTS = st.builds(
     PageFacts,
@@ -203,7 +203,7 @@ def test_a_prune_of_one_domain_deletes_no_pages_of_another(pages):
 
 def test_mounted_pages_are_destroyed_by_a_later_prune(pages):
     lose(pages, "s1")
-    pages.pool.foreign = [ForeignMount(f"{dataset(pages)}@s1", "the guest db")]
+    pages.pool.foreign = [BlockingMount(f"{dataset(pages)}@s1", "the guest db")]
     held = f"{dataset(pages)}@s1 is mounted by the guest db"
     assert action_on(pages, "s1", trash_days=0) == ("keep", held)
     assert pages.prune(trash_days=0).failures == []

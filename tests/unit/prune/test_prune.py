@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
-from snaporch.catalog.holds import UNDO_HOLD
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.errors import RefusedError
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module

@@ -3,14 +3,13 @@
 import errno
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fakes.hooks import failing
@@ -18,11 +17,12 @@ from fakes.hypervisor import Agent
 
 from snaporch.catalog.torn import commits_in
 from snaporch.disks import overlay_files
-from snaporch.errors import UnavailableError
+from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import DomainState, Strategy
 from snaporch.recovery import frozen_window, guardian, guardian_actions
+from snaporch.recovery.guardian_actions import Host
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -37,10 +37,46 @@ class Recovered(BaseException):
     """The guardian began ``snaporch recover``."""
 
 
-@pytest.fixture(autouse=True)
-def looks_often(monkeypatch):
-    monkeypatch.setattr(guardian, "_POLL_SECONDS", 0.01)
-    monkeypatch.setattr(guardian_actions, "_POLL_SECONDS", 0.01)
+class Tools:
+    """What the guardian is handed: the world's libvirt and ZFS, and short intervals."""
+
+    def __init__(self, world):
+        self.host = Host(
+            open_hypervisor=lambda _uri: world.hypervisor, open_pool=lambda: world.pool
+        )
+        self.times = guardian.GuardianTimes(poll=0.01)
+        self.actions = guardian.Actions()
+
+    def use(self, **host):
+        self.host = self.host._replace(**host)
+
+    def use_clock(self, clock):
+        self.use(monotonic=clock.monotonic, sleep=clock.sleep)
+
+    def use_times(self, **times):
+        self.times = self.times._replace(**times)
+
+    def absent(self):
+        """Libvirt does not answer."""
+
+        def fail(_uri):
+            raise UnavailableError(URI, "does not answer")
+
+        self.use(open_hypervisor=fail)
+
+    def recover_by(self, recover):
+        self.actions = self.actions._replace(recover=recover)
+
+    def release_by(self, release):
+        self.actions = self.actions._replace(release=release)
+
+    def guardian(self, path, deadline):
+        return guardian._Guardian(path, deadline, URI, self.host, self.times, self.actions)
+
+
+@pytest.fixture
+def tools(world):
+    return Tools(world)
 
 
 @pytest.fixture
@@ -56,7 +92,8 @@ def process():
 class Run:
     """A run with a strategy; only its journal exists."""
 
-    def __init__(self, world, strategy, **guest):
+    def __init__(self, world, tools, strategy, **guest):
+        self.tools = tools
         world.add_guest(agent=Agent.ANSWERS, **guest)
         way = strategy if LEVELS[strategy] == "ram" else "auto"
         context = world.with_defaults(ram_strategy=way)
@@ -89,11 +126,11 @@ class Run:
 
 
 @pytest.fixture
-def begin(world, monkeypatch):
+def begin(world, tools):
     made = []
 
     def make(strategy="manual", **guest):
-        made.append(Run(world, strategy, **guest))
+        made.append(Run(world, tools, strategy, **guest))
         return made[-1]
 
     yield make
@@ -103,7 +140,7 @@ def begin(world, monkeypatch):
 
 
 @pytest.fixture
-def recovering(monkeypatch):
+def recovering(tools):
     """The recoveries that the guardian began."""
     commands = []
 
@@ -111,78 +148,80 @@ def recovering(monkeypatch):
         commands.append(words)
         raise Recovered
 
-    monkeypatch.setattr(guardian, "_run_recovery", recover)
+    tools.recover_by(recover)
     return commands
 
 
 @pytest.fixture
-def releases(monkeypatch):
+def releases(tools):
     """Counts the guardian's releases of a guest whose run is alive; calls ``then`` at each."""
 
     class Releases:
         times = 0
         then = staticmethod(lambda: None)
 
-        def __call__(self, window, lines, uri, journal, *, run_ended=False):
-            self.times += 1
-            self.window = window
-            self.then()
+        def __call__(self, window, lines, uri, journal, host, *, run_ended=False):
+            if not run_ended:
+                self.times += 1
+                self.window = window
+                self.then()
             return True
 
     made = Releases()
-    monkeypatch.setattr(guardian, "release", made)
-    monkeypatch.setattr(guardian._Guardian, "_release_first", lambda *_what: None)
+    tools.release_by(made)
     return made
 
 
 def lines_of(run):
-    return guardian._Guardian(run.path, 60, URI)._read_journal()
+    return run.tools.guardian(run.path, 60)._read_journal()
 
 
 def guard(run, pid, deadline="60", *config):
+    tools, arguments = run.tools, [str(pid), str(run.path), deadline, URI, *config]
     with suppress(Recovered):
-        guardian.main([str(pid), str(run.path), deadline, URI, *config])
+        guardian.main(arguments, tools.host, tools.times, tools.actions)
 
 
-def looking(monkeypatch, times, then):
-    """Call ``then`` at the given check; until then the guardian must only check."""
-    real, left = frozen_window.window_of, [times]
+def looking(run, times, then):
+    """Call ``then`` before the given check; until then the guardian must only check."""
+    real, left = run.tools.host.await_exit, [times]
 
-    def look(lines):
+    def await_exit(process, seconds):
+        exited = real(process, seconds)
         left[0] -= 1
         if left[0] == 0:
             then()
-        return real(lines)
+        return exited
 
-    monkeypatch.setattr(guardian, "window_of", look)
+    run.tools.use(await_exit=await_exit)
 
 
 # -- the end of the run -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_it_ends_when_the_journal_is_removed(begin, process, recovering, monkeypatch, frozen):
+def test_it_ends_when_the_journal_is_removed(begin, process, recovering, frozen):
     run = begin()
     if frozen:
         run.frozen()
-    looking(monkeypatch, 3, run.over)
+    looking(run, 3, run.over)
     guard(run, process.pid)
     assert recovering == []
     assert process.poll() is None
 
 
-def test_a_run_that_was_killed_is_recovered(begin, process, recovering, monkeypatch):
+def test_a_run_that_was_killed_is_recovered(begin, process, recovering):
     run = begin().frozen()
-    looking(monkeypatch, 2, process.kill)
+    looking(run, 2, process.kill)
     guard(run, process.pid)
     (command,) = recovering
     assert command[:4] == [sys.executable, "-P", "-m", "snaporch"]
-    assert command[4:] == ["recover", "--wait", "600", "--notify", run.facts.uuid]
+    assert command[4:] == ["recover", "--wait", "600s", "--notify", run.facts.uuid]
 
 
-def test_it_is_recovered_with_the_same_configuration(begin, process, recovering, monkeypatch):
+def test_it_is_recovered_with_the_same_configuration(begin, process, recovering):
     run = begin()
-    looking(monkeypatch, 1, process.kill)
+    looking(run, 1, process.kill)
     guard(run, process.pid, "60", "/etc/other.toml")
     (command,) = recovering
     assert command[4:6] == ["--config", "/etc/other.toml"]
@@ -223,44 +262,36 @@ def test_a_journal_without_facts_is_left_to_the_next_run(begin, process, recover
     assert recovering == []
 
 
-def test_the_recovery_is_a_valid_command(begin, process, recovering, monkeypatch):
+def test_the_recovery_is_a_valid_command(begin, process, recovering):
     """Its arguments are valid: without a host the command fails, but not with wrong usage."""
     from typer.testing import CliRunner
 
     from snaporch.cli.main import app
 
     run = begin()
-    looking(monkeypatch, 1, process.kill)
+    looking(run, 1, process.kill)
     guard(run, process.pid, "60", str(run.path))
     words = recovering[0][4:]
-    seen = {}
-    monkeypatch.setattr(
-        "snaporch.cli.session.load_config", lambda path: seen.update(path=path) or 1 / 0
-    )
     answer = CliRunner().invoke(app, words)
-    assert isinstance(answer.exception, ZeroDivisionError)
-    assert seen["path"] == run.path
+    assert isinstance(answer.exception, ConfigError)
+    assert answer.exception.thing == str(run.path)
 
 
 # -- releasing the guest -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strategy", STILL)
-def test_a_guest_held_too_long_is_released_once(
-    begin, process, recovering, releases, monkeypatch, strategy
-):
+def test_a_guest_held_too_long_is_released_once(begin, process, recovering, releases, strategy):
     run = begin(strategy).frozen()
-    looking(monkeypatch, 10, run.over)
+    looking(run, 10, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 1
 
 
-def test_the_time_counts_from_the_first_check_that_sees_the_window(
-    begin, process, releases, monkeypatch
-):
+def test_the_time_counts_from_the_first_check_that_sees_the_window(begin, process, releases):
     run = begin("paused").frozen()
-    monkeypatch.setattr(guardian, "time", SimpleNamespace(monotonic=itertools.count(1).__next__))
-    looking(monkeypatch, 30, run.over)
+    run.tools.use(monotonic=itertools.count(1).__next__)
+    looking(run, 30, run.over)
     guard(run, process.pid, "10")
     assert releases.times == 1
 
@@ -274,28 +305,28 @@ def test_the_mark_is_written_before_the_guest_is_released(begin, process, recove
 
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
-def test_within_the_deadline_it_is_left_alone(begin, process, releases, monkeypatch, strategy):
+def test_within_the_deadline_it_is_left_alone(begin, process, releases, strategy):
     run = begin(strategy).frozen()
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "60")
     assert releases.times == 0
 
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
-def test_before_the_freeze_it_is_left_alone(begin, process, releases, monkeypatch, strategy):
+def test_before_the_freeze_it_is_left_alone(begin, process, releases, strategy):
     run = begin(strategy).write("begin", Step.PREPARE).write("end", Step.PREPARE)
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 0
 
 
 @pytest.mark.parametrize("strategy", [*STILL, "overlay"])
-def test_after_the_release_it_is_left_alone(begin, process, releases, monkeypatch, strategy):
+def test_after_the_release_it_is_left_alone(begin, process, releases, strategy):
     run = begin(strategy).frozen()
     for step in (Step.POOL_SNAPSHOT, Step.RELEASE):
         run.write("begin", step).write("end", step)
     run.write("begin", Step.SEAL)
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 0
 
@@ -314,11 +345,9 @@ class Time:
         self.now += 1.0
 
 
-def test_a_release_that_fails_is_retried_after_growing_intervals(
-    begin, process, releases, monkeypatch
-):
+def test_a_release_that_fails_is_retried_after_growing_intervals(begin, process, releases):
     run, clock, tries = begin("paused").frozen(), Time(), []
-    monkeypatch.setattr(guardian, "time", clock)
+    run.tools.use_clock(clock)
 
     def fail(*_what):
         tries.append(clock.now)
@@ -326,14 +355,8 @@ def test_a_release_that_fails_is_retried_after_growing_intervals(
             run.over()
         return False
 
-    def look(lines):
-        clock.sleep(1)
-        return real(lines)
-
-    real = frozen_window.window_of
-    monkeypatch.setattr(guardian, "window_of", look)
-    monkeypatch.setattr(guardian, "release", fail)
-    monkeypatch.setattr(guardian, "_POLL_SECONDS", 0)
+    run.tools.use(await_exit=lambda _process, seconds: clock.sleep(seconds))
+    run.tools.release_by(fail)
     guard(run, process.pid, "0")
     waited = [round(after - before) for before, after in itertools.pairwise(tries)]
     assert waited == sorted(waited)
@@ -342,13 +365,12 @@ def test_a_release_that_fails_is_retried_after_growing_intervals(
 
 
 @pytest.mark.parametrize(("notes", "longest"), [(["suspended"], 60), (["let-go"], 3600)])
-def test_a_recovery_is_retried_soon_for_a_guest_that_may_be_held(
-    begin, monkeypatch, notes, longest
-):
+def test_a_recovery_is_retried_soon_for_a_guest_that_may_be_held(begin, notes, longest):
     run, clock, tries = begin("paused").frozen(), Time(), []
+    run.tools.absent()
     for note in notes:
         run.journal.note(Note(note))
-    monkeypatch.setattr(guardian, "time", clock)
+    run.tools.use_clock(clock)
 
     def recover(_words, *_how):
         tries.append(clock.now)
@@ -356,25 +378,25 @@ def test_a_recovery_is_retried_soon_for_a_guest_that_may_be_held(
             run.over()
         return b""
 
-    monkeypatch.setattr(guardian, "_run_recovery", recover)
-    guardian.main(["0", str(run.path), "60", URI])
+    run.tools.recover_by(recover)
+    guard(run, 0, "60")
     waited = [after - before for before, after in itertools.pairwise(tries)]
     assert waited == sorted(waited) or max(waited) < longest * 1.1
     assert longest <= max(waited) <= longest * 1.1 + 2
 
 
-def test_a_recovery_that_hangs_is_killed_and_has_longer_the_next_time(begin, monkeypatch, capsys):
+def test_a_recovery_that_hangs_is_killed_and_has_longer_the_next_time(begin, capsys):
     run, limits = begin("paused").frozen(), []
-    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
+    run.tools.use_times(retry=0.01)
 
-    def recover(words, timeout, _look):
+    def recover(words, timeout, *_how):
         limits.append(timeout)
         if len(limits) == 3:
             run.over()
         raise subprocess.TimeoutExpired(words, timeout)
 
-    monkeypatch.setattr(guardian, "_run_recovery", recover)
-    guardian.main(["0", str(run.path), "60", URI])
+    run.tools.recover_by(recover)
+    guard(run, 0, "60")
     assert limits == [3600, 7200, 14400]
     assert "timed out" in capsys.readouterr().err
 
@@ -382,18 +404,18 @@ def test_a_recovery_that_hangs_is_killed_and_has_longer_the_next_time(begin, mon
 def test_the_output_of_a_recovery_is_printed_and_it_has_a_time_limit():
     looks = []
     says = [sys.executable, "-c", "import sys; sys.stderr.write('no pool')"]
-    assert guardian._run_recovery(says, 60, lambda: looks.append(1)) == b"no pool"
+    assert guardian.run_recovery(says, 60, lambda: looks.append(1), 0.01) == b"no pool"
     with pytest.raises(subprocess.TimeoutExpired):
-        guardian._run_recovery(["sleep", "60"], 0.05, lambda: looks.append(1))
+        guardian.run_recovery(["sleep", "60"], 0.05, lambda: looks.append(1), 0.01)
     assert looks
 
 
-def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
+def test_a_guest_that_a_recovery_suspends_is_watched(begin, host):
     """A recovery may hang or be killed while its commit has the guest suspended."""
     run = begin("overlay").frozen()
     guest = host.guest()
 
-    def recover(_words, _limit, look):
+    def recover(_words, _limit, look, _interval):
         look()
         run.journal.note(Note.SUSPENDED)
         guest.state, guest.paused_reason = DomainState.PAUSED, "user"
@@ -401,29 +423,31 @@ def test_a_guest_that_a_recovery_suspends_is_watched(begin, host, monkeypatch):
         run.over()
         return b""
 
-    monkeypatch.setattr(guardian, "_run_recovery", recover)
-    guardian.main(["0", str(run.path), "0", URI])
+    run.tools.recover_by(recover)
+    guard(run, 0, "0")
     assert guest.state is DomainState.RUNNING
 
 
-def test_a_recovery_that_commits_is_left_to_it(begin, host, releases, monkeypatch):
+def test_a_recovery_that_commits_is_left_to_it(begin, host, releases):
     host.paths = host.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
     run = begin("overlay").frozen()
 
-    def recover(_words, _limit, look):
+    def recover(_words, _limit, look, _interval):
         look()
         look()
         run.over()
         return b""
 
-    monkeypatch.setattr(guardian, "_run_recovery", recover)
-    guardian.main(["0", str(run.path), "0", URI])
+    run.tools.recover_by(recover)
+    guard(run, 0, "0")
     assert releases.times == 0
 
 
-def test_equal_output_is_printed_again_after_growing_intervals(monkeypatch, capsys):
-    clock, printed = Time(), guardian._RepeatFilter()
-    monkeypatch.setattr(guardian, "time", clock)
+def test_equal_output_is_printed_again_after_growing_intervals(tools, tmp_path, capsys):
+    clock = Time()
+    tools.use_clock(clock)
+    watching = tools.guardian(tmp_path / "run.jsonl", 60)
+    printed = guardian._RepeatFilter(lambda: watching._backoff(tools.times.max_retry))
     for _second in range(100):
         printed.write(b"busy\n")
         clock.sleep(1)
@@ -445,11 +469,11 @@ def test_equal_output_is_printed_again_after_growing_intervals(monkeypatch, caps
     ],
 )
 def test_a_guest_is_released_before_anything_else_is_asked_for(
-    begin, host, recovering, monkeypatch, strategy, frozen, note, reason
+    begin, host, recovering, strategy, frozen, note, reason
 ):
     """A recovery opens the configuration and ZFS first."""
-    monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_how: pytest.fail("no pool"))
     run = begin(strategy)
+    run.tools.use(open_pool=lambda: pytest.fail("no pool"))
     run = run.frozen() if frozen else run.write("begin", Step.FREEZE)
     if note:
         run.journal.note(Note(note))
@@ -510,29 +534,27 @@ def test_a_guest_held_after_its_release_is_in_the_window(begin, strategy, note):
     assert frozen_window.window_of(lines_of(run)) is None
 
 
-def test_a_guest_paused_only_after_its_release_is_resumed(
-    begin, host, process, recovering, monkeypatch
-):
+def test_a_guest_paused_only_after_its_release_is_resumed(begin, host, process, recovering):
     """libvirt or QEMU may carry out a suspend late."""
-    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
     run = begin("paused").write("begin", Step.FREEZE)
+    run.tools.use_times(retry=0.01)
     run.journal.note(Note.SUSPENDED)
 
     def late():
         host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
         host.hooks.at["hypervisor.resume"] = process.kill
 
-    looking(monkeypatch, 10, late)
+    looking(run, 10, late)
     guard(run, process.pid, "0")
     assert host.guest().state is DomainState.RUNNING
 
 
 def test_a_guest_paused_just_after_its_release_is_released_again(
-    begin, process, recovering, releases, monkeypatch
+    begin, process, recovering, releases
 ):
     """Between two checks."""
-    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.01)
     run = begin("paused").write("begin", Step.FREEZE)
+    run.tools.use_times(retry=0.01)
     run.journal.note(Note.SUSPENDED)
 
     def then():
@@ -541,42 +563,38 @@ def test_a_guest_paused_just_after_its_release_is_released_again(
         releases.then = process.kill
 
     releases.then = then
-    looking(monkeypatch, 40, process.kill)
+    looking(run, 40, process.kill)
     guard(run, process.pid, "0")
     assert releases.times == 2
 
 
 @pytest.mark.parametrize("strategy", STILL)
-def test_a_guest_is_not_left_paused_by_a_release_that_hangs(
-    begin, process, releases, monkeypatch, strategy
-):
+def test_a_guest_is_not_left_paused_by_a_release_that_hangs(begin, process, releases, strategy):
     run = begin(strategy).frozen()
     run.write("begin", Step.POOL_SNAPSHOT).write("end", Step.POOL_SNAPSHOT)
     run.write("begin", Step.RELEASE)
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 1
 
 
 @pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
 def test_a_run_that_hangs_while_it_freezes_is_in_the_window(
-    begin, process, releases, monkeypatch, strategy, note
+    begin, process, releases, strategy, note
 ):
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note(note))
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 1
 
 
 @pytest.mark.parametrize(("notes", "times"), [(["suspended"], 1), (["suspended", "resumed"], 0)])
-def test_a_guest_suspended_for_its_commit_is_released(
-    begin, process, releases, monkeypatch, notes, times
-):
+def test_a_guest_suspended_for_its_commit_is_released(begin, process, releases, notes, times):
     run = begin("overlay").frozen().write("begin", Step.RELEASE)
     for note in notes:
         run.journal.note(Note(note))
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == times
 
@@ -588,18 +606,16 @@ def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    guardian_actions.release(frozen_window.Window.COMMITTING, lines_of(run), URI, run.path)
+    release(run, frozen_window.Window.COMMITTING)
     assert host.guest().state is DomainState.RUNNING
     assert not host.on_bases()
 
 
-def test_a_commit_under_way_is_not_begun_a_second_time(
-    begin, process, releases, monkeypatch, world
-):
+def test_a_commit_under_way_is_not_begun_a_second_time(begin, process, releases, world):
     world.paths = world.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
     run = begin("overlay").frozen()
     run.write("begin", Step.RELEASE)
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 0
 
@@ -613,29 +629,29 @@ def test_a_commit_under_way_is_not_begun_a_second_time(
         ({}, 0),
     ],
 )
-def test_overlays_have_limits(begin, process, releases, monkeypatch, world, limits, let):
+def test_overlays_have_limits(begin, process, releases, world, limits, let):
     world.paths = world.paths.model_copy(update=limits)
     run = begin("overlay").frozen()
     Path(run.facts.overlays[0].overlay).write_bytes(b"x" * (3 << 20))
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == let
 
 
 @pytest.mark.parametrize(("seconds", "let"), [(90, False), (119, False), (121, True)])
 def test_a_window_held_for_sanoid_has_a_deadline(begin, world, seconds, let):
-    """The holder may hang; otherwise it would have ended the window."""
+    """The hold process may hang; otherwise it would have ended the window."""
     facts = asdict(begin("overlay").frozen().facts)
     window = frozen_window.Window.ON_OVERLAYS
     assert not frozen_window.exceeds_limits(window, facts, 1e6, 60)
     assert frozen_window.exceeds_limits(window, facts | {"window_seconds": 90}, seconds, 60) is let
 
 
-def test_overlays_removed_already_do_not_end_the_guardian(begin, process, recovering, monkeypatch):
+def test_overlays_removed_already_do_not_end_the_guardian(begin, process, recovering):
     """A run that failed commits and removes them while its journal is still there."""
     run = begin("overlay").frozen()
     overlay_files.remove(Path(run.facts.overlay_dir), run.facts.overlays)
-    looking(monkeypatch, 3, process.kill)
+    looking(run, 3, process.kill)
     guard(run, process.pid, "0")
     assert len(recovering) == 1
 
@@ -656,7 +672,7 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
     longer = run.path.read_bytes()
     for cut in range(len(whole), len(longer)):
         run.path.write_bytes(longer[:cut])
-        lines = guardian._Guardian(run.path, 60, URI)._read_journal()
+        lines = lines_of(run)
         assert frozen_window.window_of(lines) is frozen_window.Window.STILL
         assert lines[0]["facts"]["uuid"] == run.facts.uuid
 
@@ -665,18 +681,14 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
 
 
 @pytest.fixture
-def host(world, monkeypatch):
-    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda uri: world.hypervisor)
-    monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_how: world.pool)
+def host(world):
     return world
 
 
-def release(run):
-    strategy = run.facts.strategy
-    window = (
-        frozen_window.Window.ON_OVERLAYS if strategy == "overlay" else frozen_window.Window.STILL
-    )
-    return guardian_actions.release(window, lines_of(run), URI, run.path)
+def release(run, window=None):
+    overlay = run.facts.strategy is Strategy.OVERLAY
+    held = frozen_window.Window.ON_OVERLAYS if overlay else frozen_window.Window.STILL
+    return guardian_actions.release(window or held, lines_of(run), URI, run.path, run.tools.host)
 
 
 @pytest.mark.parametrize(("strategy", "reason"), [("manual", "snapshot"), ("paused", "user")])
@@ -758,7 +770,7 @@ def test_another_programs_job_does_not_delay_a_release(saving, host, job):
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = job
-    assert guardian_actions.release(frozen_window.Window.SAVING, lines_of(run), URI, run.path)
+    assert release(run, frozen_window.Window.SAVING)
     assert (host.guest().job, host.guest().state) == (job, DomainState.RUNNING)
 
 
@@ -795,16 +807,12 @@ def test_a_missing_guest_counts_as_released(begin, host):
     assert release(run)
 
 
-def test_a_release_that_fails_does_not_end_the_guardian(begin, host, monkeypatch):
+def test_a_release_that_fails_does_not_end_the_guardian(begin, host):
     run = begin("manual")
     host.guest().paused_reason = "snapshot"
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "no"))
     release(run)
-
-    def absent(_uri):
-        raise UnavailableError(URI, "does not answer")
-
-    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", absent)
+    run.tools.absent()
     release(run)
 
 
@@ -825,23 +833,20 @@ def saving(begin, host):
 
 
 @pytest.fixture
-def answering(host, monkeypatch):
+def answering(host, tools):
     """Only libvirt's answers advance the time, because a busy machine may ask for them late."""
 
     def arrange(times, then):
-        real, clock, left = host.hypervisor.paused_by, [0.0], [times]
+        clock, left = [0.0], [times]
 
-        def answer(uuid):
+        def answer():
             clock[0] += 0.04
             left[0] -= 1
             if left[0] == 0:
                 then()
-            return real(uuid)
 
-        monkeypatch.setattr(host.hypervisor, "paused_by", answer)
-        patched = SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
-        for module in (guardian, guardian_actions):
-            monkeypatch.setattr(module, "time", patched)
+        host.hooks.at["hypervisor.paused_by"] = answer
+        tools.use(monotonic=lambda: clock[0])
 
     return arrange
 
@@ -873,7 +878,7 @@ def test_a_guest_for_which_libvirt_does_not_answer_is_released(
 ):
     """It holds the domain while it waits for a reader of the pipe, with the guest paused."""
     run, asked = saving("manual"), threading.Event()
-    host.hypervisor.paused_by = lambda _uuid: asked.wait()
+    host.hooks.at["hypervisor.paused_by"] = asked.wait
     releases.then = process.kill
     guard(run, process.pid, "0.1")
     asked.set()
@@ -912,7 +917,7 @@ def test_the_cause_of_a_pause_while_ram_is_saved(
     (journal,) = read_journals(host.paths.journal)
     ours = is_ours_to_resume(host.context, run.facts, journal.notes)
     assert ours is (state is DomainState.RUNNING)
-    guardian_actions.release(frozen_window.Window.SAVING, lines_of(run), URI, run.path)
+    release(run, frozen_window.Window.SAVING)
     assert host.guest().state is state
 
 
@@ -974,16 +979,12 @@ def test_a_pivot_by_the_guardian_is_noted(begin, host):
     assert "pivoting" in [line.get("note") for line in lines_of(run)]
 
 
-def test_a_guest_is_committed_although_the_disk_is_full(begin, host, monkeypatch):
+def test_a_guest_is_committed_although_the_disk_is_full(begin, host, fill_disk):
     run = begin("overlay").frozen()
     disk = run.facts.overlays[0]
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
 
-    def full(*_what, **_how):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("snaporch.journal.append_line", full)
-    monkeypatch.setattr("snaporch.catalog.torn.append_line", full)
+    fill_disk()
     assert release(run)
     assert host.on_bases()
 
@@ -994,9 +995,9 @@ def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
     assert frozen_window.window_of(lines_of(run)) is frozen_window.Window.COMMITTING
 
 
-def test_a_guest_that_was_paused_before_may_stay_paused(saving, process, releases, monkeypatch):
+def test_a_guest_that_was_paused_before_may_stay_paused(saving, process, releases):
     run = saving("manual", state=DomainState.PAUSED)
-    looking(monkeypatch, 5, run.over)
+    looking(run, 5, run.over)
     guard(run, process.pid, "0")
     assert releases.times == 0
 
@@ -1007,19 +1008,19 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = "snapshot"
-    guardian_actions.release(frozen_window.Window.SAVING, lines_of(run), URI, run.path)
+    release(run, frozen_window.Window.SAVING)
     assert host.guest().job is None
     assert host.guest().state is DomainState.RUNNING
 
 
 def test_the_deadline_does_not_begin_again_when_the_capture_has_ended(
-    saving, host, process, releases, monkeypatch
+    saving, host, process, releases
 ):
     """Paused for the end of its RAM, then for its snapshots: one deadline for both."""
     run, now = saving("manual"), [100.0]
-    monkeypatch.setattr(guardian.time, "monotonic", lambda: now[0])
-    watching = guardian._Guardian(run.path, 60, URI)
-    monkeypatch.setattr(guardian_actions.RunningPoll, "start", lambda _poll: None)
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "migration"
+    run.tools.use(monotonic=lambda: now[0])
+    watching = run.tools.guardian(run.path, 60)
     watching._check()
     now[0] = 150.0
     run.write("end", Step.FREEZE)
@@ -1051,17 +1052,17 @@ def test_a_guest_is_released_although_nothing_can_be_written(
     assert len(recovering) == 1
 
 
-def test_a_bug_does_not_end_the_guardian(begin, process, recovering, monkeypatch, capsys):
-    run, real, looks = begin("paused").frozen(), guardian.window_of, itertools.count()
+def test_a_bug_does_not_end_the_guardian(begin, process, recovering, capsys):
+    run, looks = begin("paused").frozen(), itertools.count()
 
-    def faulty(lines):
+    def faulty(*_what, **_how):
         if next(looks) < 3:
             raise ValueError("a fault")
         process.kill()
-        return real(lines)
+        return True
 
-    monkeypatch.setattr(guardian, "window_of", faulty)
-    guard(run, process.pid)
+    run.tools.release_by(faulty)
+    guard(run, process.pid, "0")
     assert len(recovering) == 1
     assert capsys.readouterr().err == "snaporch: guardian: a fault\n" * 3
 
@@ -1069,26 +1070,26 @@ def test_a_bug_does_not_end_the_guardian(begin, process, recovering, monkeypatch
 def test_if_the_journal_becomes_unreadable_its_last_content_is_used(
     begin, process, releases, recovering, monkeypatch
 ):
-    run, failed = begin("paused").frozen(), []
+    run, clock = begin("paused").frozen(), Time()
+    run.tools.use_clock(clock)
 
     def unreadable(*_what, **_how):
-        failed.append(True)
         raise OSError(errno.EIO, "Input/output error")
 
     def abort():
         monkeypatch.setattr(Path, "read_text", unreadable)
         monkeypatch.setattr(os, "lstat", unreadable)
+        clock.now += 60
 
-    monkeypatch.setattr(guardian, "exceeds_limits", lambda *_what: bool(failed))
     releases.then = process.kill
-    looking(monkeypatch, 2, abort)
+    looking(run, 2, abort)
     guard(run, process.pid)
     assert (releases.times, len(recovering)) == (1, 1)
 
 
-def test_a_recovery_that_fails_is_retried(begin, process, monkeypatch):
+def test_a_recovery_that_fails_is_retried(begin, process):
     run, tries = begin("paused").frozen(), []
-    monkeypatch.setattr(guardian, "_RETRY_SECONDS", 0.02)
+    run.tools.use_times(retry=0.02)
 
     def recover(words, *_how):
         tries.append(words)
@@ -1098,11 +1099,91 @@ def test_a_recovery_that_fails_is_retried(begin, process, monkeypatch):
             run.over()
         return b""
 
-    monkeypatch.setattr(guardian, "_run_recovery", recover)
+    run.tools.recover_by(recover)
     process.kill()
     process.wait()
-    guardian.main([str(process.pid), str(run.path), "60", URI])
+    guard(run, process.pid)
     assert len(tries) == 3
+
+
+# -- SIGTERM ------------------------------------------------------------------------------------
+
+
+def released(run):
+    """Write the journal as far as the end of the release."""
+    for step in (Step.POOL_SNAPSHOT, Step.RELEASE):
+        run.write("begin", step).write("end", step)
+    return run
+
+
+@pytest.mark.parametrize("strategy", [*STILL, "overlay"])
+def test_after_sigterm_it_stays_until_the_run_has_released_its_guest(
+    begin, process, recovering, tools, strategy
+):
+    """libvirt-guests is stopped after it, and needs the guest on its bases."""
+    run, checks = begin(strategy), itertools.count(1)
+    real = tools.host.await_exit
+
+    def await_exit(process, seconds):
+        if (count := next(checks)) == 2:
+            signal.raise_signal(signal.SIGTERM)
+        elif count == 4:
+            run.frozen()
+        elif count == 6:
+            released(run)
+        assert count <= 6
+        return real(process, seconds)
+
+    tools.use(await_exit=await_exit)
+    guard(run, process.pid)
+    assert next(checks) == 7
+    assert (recovering, process.poll()) == ([], None)
+    assert run.path.exists()
+
+
+def test_after_sigterm_a_killed_run_is_recovered_once_more(begin, tools):
+    """Also if the next try would be an hour away."""
+    run, clock, tries = begin("paused").frozen(), Time(), []
+    run.journal.note(Note.RELEASED)
+
+    def recover(_words, *_how):
+        tries.append(clock.now)
+        assert len(tries) < 11
+        return b""
+
+    def sleep(_seconds):
+        clock.now += 1
+        if len(tries) == 9:
+            signal.raise_signal(signal.SIGTERM)
+
+    tools.use(monotonic=clock.monotonic, sleep=sleep)
+    tools.recover_by(recover)
+    guard(run, 0)
+    assert len(tries) == 10
+    assert tries[9] - tries[8] < 5
+
+
+def test_a_recovery_under_way_ends_before_the_guardian(begin, tools):
+    run, tries = begin("overlay").frozen(), []
+
+    def recover(words, *_how):
+        tries.append(words)
+        assert len(tries) == 1
+        signal.raise_signal(signal.SIGTERM)
+        return b""
+
+    tools.recover_by(recover)
+    guard(run, 0)
+    assert len(tries) == 1
+
+
+def test_after_sigterm_a_run_that_was_killed_after_its_release_is_left_to_the_boot(
+    begin, process, recovering
+):
+    run = released(begin().frozen())
+    looking(run, 1, lambda: signal.raise_signal(signal.SIGTERM))
+    guard(run, process.pid)
+    assert recovering == []
 
 
 # -- as a process -------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 import os
-from contextlib import contextmanager, suppress
+import socket
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree.ElementTree import fromstring, tostring
@@ -10,20 +11,22 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.images import qcow2
 
+from snaporch import default_paths
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.save_image import read_header
-from snaporch.disks import overlay_files
+from snaporch.context import LibvirtTimes
 from snaporch.disks.qemu_img import OverlayError
-from snaporch.errors import AttentionError, BusyError, ExitCode, UnavailableError
+from snaporch.errors import AttentionError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
 from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
+from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
-from snaporch.recovery import observe, release_guest, settle_disks
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.overlay_use import remove_unused
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.recovery.settle import preview, recover, recover_leftovers, recover_run
+from snaporch.recovery.stale_sockets import address
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -188,11 +191,10 @@ def test_a_snapshot_job_of_ours_is_aborted_first(world):
     assert_settled(world)
 
 
-def test_a_job_of_ours_that_does_not_end_needs_attention(world, monkeypatch):
-    monkeypatch.setattr(release_guest, "_JOB_SECONDS", 0)
+def test_a_job_of_ours_that_does_not_end_needs_attention(world):
+    world.libvirt_times = LibvirtTimes(job=0)
     run = Killed(world)
-    world.hooks.at["hypervisor.abort_job"] = lambda: setattr(run.guest, "job", "snapshot")
-    monkeypatch.setattr(world.hypervisor, "busy_with", lambda _uuid: "snapshot")
+    world.hooks.at["hypervisor.busy_with"] = lambda: setattr(run.guest, "job", "snapshot")
     with pytest.raises(AttentionError, match="libvirt still saves its RAM"):
         run.settle(Note.SAVING)
 
@@ -224,10 +226,9 @@ def test_a_job_of_another_emulator_is_not_ours(world):
     assert run.guest.job == "snapshot"
 
 
-def test_resuming_a_guest_that_cannot_run_yet_is_retried(world, monkeypatch):
+def test_resuming_a_guest_that_cannot_run_yet_is_retried(world):
     """A program that reads an image may hold its lock."""
-    monkeypatch.setattr(release_guest, "_RESUME_SECONDS", 60)
-    monkeypatch.setattr(release_guest, "_RESUME_FIRST_SECONDS", 0.001)
+    world.libvirt_times = LibvirtTimes(resume=60, first_pause=0.001)
     run, locked = Killed(world), iter([True, True, True])
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
 
@@ -325,14 +326,10 @@ def test_overlays_without_writes_of_their_own_are_removed(world, happened, state
     "error",
     [OverlayError("qemu-img map", "Image is corrupt"), OSError(5, "I/O error"), ValueError("{")],
 )
-def test_an_overlay_that_cannot_be_read_counts_as_written(world, monkeypatch, error):
+def test_an_overlay_that_cannot_be_read_counts_as_written(world, error):
     run = Killed(world).switched(live=False, inactive=False)
     restarted_on_its_base(run)
-
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(overlay_files, "holds_writes", fail)
+    world.hooks.at["overlays.read"] = failing(error)
     run.settle()
     assert run.quarantined().exists()
 
@@ -466,21 +463,17 @@ def test_a_commit_that_is_over_is_noted(world):
     assert Note.COMMITTED in read_journals(world.paths.journal)[0].notes
 
 
-def full(*_note):
-    raise OSError(28, "No space left")
-
-
-def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, monkeypatch):
+def test_a_full_disk_does_not_keep_a_guest_on_its_overlays(world, fill_disk):
     run = Killed(world).switched()
-    monkeypatch.setattr(settle_disks, "append_note", full)
+    fill_disk()
     assert run.settle() == ["committed vda"]
     assert_settled(world)
 
 
-def test_a_guest_is_not_suspended_when_that_cannot_be_noted(world, monkeypatch):
+def test_a_guest_is_not_suspended_when_that_cannot_be_noted(world, fill_disk):
     run = Killed(world).switched()
     run.guest.writes_fast = True
-    monkeypatch.setattr(settle_disks, "append_note", full)
+    fill_disk()
     suspended = []
     world.hooks.at["commit.suspended"] = lambda: suspended.append("by the commit")
     with pytest.raises(AttentionError, match="No space left"):
@@ -490,31 +483,19 @@ def test_a_guest_is_not_suspended_when_that_cannot_be_noted(world, monkeypatch):
     assert run.overlay().exists()
 
 
-def test_a_running_guest_is_committed_though_that_cannot_be_noted(world, monkeypatch):
+def test_a_running_guest_is_committed_though_that_cannot_be_noted(world, fill_disk):
     """The disk becomes full meanwhile: only a suspend that cannot be noted is not begun."""
     run = Killed(world).switched()
     run.guest.writes_fast = True
-
-    def note(_journal, text):
-        if text is not Note.SUSPENDED:
-            full()
-
-    monkeypatch.setattr(settle_disks, "append_note", note)
+    world.hooks.at["commit.suspended"] = fill_disk
     assert run.settle() == ["committed vda"]
     assert_settled(world)
 
 
-def test_a_commit_waits_for_a_guest_as_long_as_it_is_set(world, monkeypatch):
+def test_a_commit_waits_for_a_guest_as_long_as_it_is_set(world):
     run = Killed(world, settings={"commit_patience": "7s"}).switched()
-    patience, real = [], world.hypervisor.commit
-
-    def commit(uuid, disks, on_stage, wait):
-        patience.append(wait.running)
-        real(uuid, disks, on_stage, wait)
-
-    monkeypatch.setattr(world.hypervisor, "commit", commit)
     run.settle()
-    assert patience == [7]
+    assert [timeouts.running for timeouts in world.hypervisor.commit_timeouts] == [7]
 
 
 def test_a_guest_that_its_full_overlay_paused_runs_again_after_the_commit(world):
@@ -529,29 +510,27 @@ def test_a_guest_that_its_full_overlay_paused_runs_again_after_the_commit(world)
     assert run.guest.state is DomainState.RUNNING
 
 
-def test_the_ram_pipe_is_read_while_the_guest_is_released(world, monkeypatch):
+def test_the_ram_pipe_is_read_while_the_guest_is_released(world):
     """libvirt may wait for a reader, and answers nothing about the domain meanwhile."""
     run = Killed(world).switched()
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "snapshot"
     pipe = Path(run.facts.ram_pipe)
     pipe.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(pipe)
-    real = world.hypervisor.find
 
     def open_for_writing():
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))  # ENXIO: there is no reader
 
-    def find(uuid):
+    def find():
         if not opened:
             open_for_writing()
-        return real(uuid)
 
     def resume():
         open_for_writing()
         opened.append("while it is resumed")
 
     opened = []
-    monkeypatch.setattr(world.hypervisor, "find", find)
+    world.hooks.at["hypervisor.find"] = find
     world.hooks.at["hypervisor.resume"] = resume
     assert run.settle() == ["resumed the guest", "committed vda"]
     assert opened
@@ -661,14 +640,11 @@ def test_an_empty_overlay_of_a_guest_that_is_off_is_removed(world):
     assert "overlays.commit_offline" not in world.hooks.acts()
 
 
-def test_an_offline_commit_that_fails_keeps_everything(world, monkeypatch):
+def test_an_offline_commit_that_fails_keeps_everything(world):
     run = Killed(world).switched().took_snapshots()
     off(run)
-
-    def fail(*_):
-        raise OverlayError("qemu-img commit", "Failed to get write lock")
-
-    monkeypatch.setattr(overlay_files, "commit_offline", fail)
+    locked = OverlayError("qemu-img commit", "Failed to get write lock")
+    world.hooks.at["overlays.commit_offline"] = failing(locked)
     with pytest.raises(AttentionError, match=f"snaporch recover {run.facts.uuid}"):
         run.settle()
     assert Path(run.facts.overlays[0].overlay).exists()
@@ -787,9 +763,9 @@ def test_a_restarted_guest_is_not_frozen(world):
     assert "hypervisor.thaw_file_systems" not in world.hooks.acts()
 
 
-def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monkeypatch):
+def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world):
     """As libvirt-guests saves it when the host shuts down in the middle of a run."""
-    monkeypatch.setattr(release_guest, "_READ_BACK_SECONDS", 0)
+    world.libvirt_times = LibvirtTimes(start=0)
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     run.guest.frozen = True
     saved_by_libvirt(run)
@@ -819,9 +795,9 @@ def test_ram_that_libvirt_saved_frozen_is_thawed_when_it_is_resumed(world, monke
 
 
 @pytest.mark.parametrize("passing", ["starting up", "migration"])
-def test_a_guest_that_libvirt_is_starting_is_not_reported_as_paused(world, monkeypatch, passing):
+def test_a_guest_that_libvirt_is_starting_is_not_reported_as_paused(world, passing):
     """At the host's boot libvirt starts guests while they are recovered."""
-    monkeypatch.setattr(release_guest, "_POLL_SECONDS", 0)
+    world.libvirt_times = LibvirtTimes(poll=0)
     run = Killed(world, level="quiesced", agent=Agent.ANSWERS)
     run.guest.boot += 1
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, passing
@@ -907,8 +883,8 @@ def test_ram_of_a_guest_that_its_owner_paused_stays_paused_when_it_is_loaded(wor
     assert run.guest.state is DomainState.PAUSED
 
 
-def test_a_guest_that_libvirt_is_starting_is_waited_for(world, monkeypatch):
-    monkeypatch.setattr(release_guest, "_POLL_SECONDS", 0)
+def test_a_guest_that_libvirt_is_starting_is_waited_for(world):
+    world.libvirt_times = LibvirtTimes(poll=0)
     run = Killed(world, level="paused")
     run.guest.boot += 1
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "starting up"
@@ -922,8 +898,8 @@ def test_a_guest_that_libvirt_is_starting_is_waited_for(world, monkeypatch):
     assert next(reasons, None) is None
 
 
-def test_a_guest_that_libvirt_takes_long_to_start_is_checked_again(world, monkeypatch):
-    monkeypatch.setattr(release_guest, "_READ_BACK_SECONDS", 0)
+def test_a_guest_that_libvirt_takes_long_to_start_is_checked_again(world):
+    world.libvirt_times = LibvirtTimes(start=0)
     run = Killed(world, level="paused")
     run.guest.boot += 1
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "starting up"
@@ -937,8 +913,8 @@ def test_a_guest_that_libvirt_takes_long_to_start_is_checked_again(world, monkey
 # -- libvirt that does not answer ---------------------------------------------------------------
 
 
-def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
-    monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
+def test_libvirt_may_be_away_for_a_while(world):
+    world.libvirt_times = LibvirtTimes(poll=0)
     run = Killed(world).switched()
     away = iter([True] * 3)
 
@@ -951,9 +927,8 @@ def test_libvirt_may_be_away_for_a_while(world, monkeypatch):
     assert_settled(world)
 
 
-def test_if_libvirt_does_not_come_back_everything_is_kept(world, monkeypatch):
-    monkeypatch.setattr(observe, "_POLL_SECONDS", 0)
-    monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
+def test_if_libvirt_does_not_come_back_everything_is_kept(world):
+    world.libvirt_times = LibvirtTimes(poll=0, reconnect=0)
     run = Killed(world).switched().took_snapshots()
     away = UnavailableError("qemu:///system", "libvirt does not answer")
     world.hooks.at["hypervisor.find"] = failing(away)
@@ -1053,7 +1028,7 @@ def test_an_overlay_below_another_programs_image_stays(world, spelled, written, 
     assert f"then run: snaporch recover {run.facts.uuid}" in caught.value.step
     command = f"virsh blockcommit web vda --base {run.overlay()} --active --pivot --wait"
     assert (command in caught.value.step) == (power == "runs")
-    assert ("docs/recovery.md" in caught.value.step) == (power != "runs")
+    assert ("docs/how-to/recovery.md" in caught.value.step) == (power != "runs")
     assert ("shut it off" in caught.value.step) == (power == "restarted")
 
 
@@ -1073,10 +1048,10 @@ def test_a_guest_shut_off_during_recovery_keeps_its_writes(world):
 
 
 @pytest.mark.parametrize("confined", [True, False])
-def test_no_pivot_denies_another_programs_image_its_commit(world, monkeypatch, confined):
+def test_no_pivot_denies_another_programs_image_its_commit(world, confined):
     """From then on AppArmor would deny the guest all images below."""
-    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: confined)
     run = Killed(world, disks=TWO).switched()
+    world.hypervisor.confined |= {run.guest.uuid} if confined else set()
     foreign_snapshot(run, spelled=True)
     with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
@@ -1085,10 +1060,10 @@ def test_no_pivot_denies_another_programs_image_its_commit(world, monkeypatch, c
     assert world.hypervisor.sources(run.facts.uuid)[0]["vdb"] == source
 
 
-def test_a_guest_that_is_off_has_no_profile_to_check(world, monkeypatch):
+def test_a_guest_that_is_off_has_no_profile_to_check(world):
     """The other disk is committed although the first one needs an admin."""
-    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
     run = Killed(world, disks=TWO).switched()
+    world.hypervisor.confined.add(run.guest.uuid)
     world.hypervisor.destroy(run.guest.uuid)
     foreign_snapshot(run, spelled=True)
     with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
@@ -1096,19 +1071,18 @@ def test_a_guest_that_is_off_has_no_profile_to_check(world, monkeypatch):
     assert world.hooks.acts().count("overlays.commit_offline") == 1
 
 
-def test_a_guest_without_room_runs_again_despite_another_programs_image(world, monkeypatch):
-    monkeypatch.setattr(settle_disks, "is_confined", lambda _uuid: True)
+def test_a_guest_without_room_runs_again_despite_another_programs_image(world):
     run = Killed(world, disks=TWO).switched()
+    world.hypervisor.confined.add(run.guest.uuid)
     foreign_snapshot(run, spelled=True)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "ioerror"
     (second,) = [disk for disk in run.facts.overlays if disk.target == "vdb"]
-    real = world.hypervisor.resume
 
-    def resume(uuid):
-        if world.hypervisor.sources(uuid)[0]["vdb"] == second.base:  # else it is paused at once
-            real(uuid)
+    def resumed():
+        if world.hypervisor.sources(run.guest.uuid)[0]["vdb"] == second.overlay:  # it is full
+            run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "ioerror"
 
-    monkeypatch.setattr(world.hypervisor, "resume", resume)
+    world.hooks.at["hypervisor.resumed"] = resumed
     with pytest.raises(AttentionError, match=r"vda is on .* another program put over"):
         run.settle()
     assert run.guest.state is DomainState.RUNNING
@@ -1273,26 +1247,23 @@ def test_a_journal_of_a_run_that_began_nothing_is_removed(world, swept):
     assert not torn.exists()
 
 
-def test_a_run_at_work_does_not_block_the_recovery_of_others(world, monkeypatch):
+def test_a_run_at_work_does_not_block_the_recovery_of_others(world):
     """A run that could not be recovered gets a guardian."""
-    Killed(world, name="busy", disks={"vda": "tank/busy"})
-    run = Killed(world)
-    tried, guarded = [], []
-
-    @contextmanager
-    def locked(_locks, name, *_more, **_how):
-        tried.append(name)
-        if name == tried[0]:
-            raise BusyError(name, "a snapshot is being taken")
-        yield
-
-    monkeypatch.setattr("snaporch.recovery.settle.domain_lock", locked)
-    monkeypatch.setattr("snaporch.recovery.settle.guard_leftovers", guarded.append)
-    recover_leftovers(world.context)
-    assert sorted(tried) == ["busy", run.facts.domain]
-    assert len(read_journals(world.paths.journal)) == 1
-    assert not any(note.startswith(f"{tried[0]}:") for note in world.heard.notes)
-    assert guarded == [world.context]
+    for name in ("one", "two"):
+        Killed(world, name=name, disks={"vda": f"tank/{name}"})
+    busy, free = (each.facts for each in read_journals(world.paths.journal))
+    stuck = Killed(world, "paused")
+    stuck.guest.state, stuck.guest.paused_reason = DomainState.PAUSED, "user"
+    append_note(world.paths.journal / f"{stuck.facts.run}.jsonl", Note.SUSPENDED)
+    world.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "resume: no"))
+    at_work = {"wait": 0, "interrupt": world.context.interrupt}
+    with domain_lock(default_paths.LOCKS, busy.domain, busy.uuid, "snapshot", **at_work):
+        recover_leftovers(world.context)
+    left = {each.facts.domain for each in read_journals(world.paths.journal)}
+    assert left == {busy.domain, "web"}
+    assert free.domain not in left
+    assert not any("held by" in note for note in world.heard.notes)
+    assert world.guarded_again == [stuck.facts]
 
 
 def test_failures_for_other_domains_are_reported_and_end_nothing(world):
@@ -1501,13 +1472,14 @@ def test_without_an_overlay_there_are_no_last_writes(world):
     assert not Path(run.facts.overlay_dir).exists()
 
 
-def test_the_socket_that_a_run_left_is_removed(world, monkeypatch):
-    run, removed = Killed(world), []
-    monkeypatch.setattr(
-        "snaporch.recovery.settle.remove_if_dead", lambda *what: removed.append(what)
-    )
+def test_the_socket_that_a_run_left_is_removed(world):
+    run = Killed(world)
+    left = world.paths.runtime / f"{run.facts.uuid}{default_paths.HOLD_SOCKET_SUFFIX}"
+    left.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, address(left) as name:
+        server.bind(name)
     run.settle()
-    assert removed == [(world.paths.runtime, run.facts.uuid)]
+    assert not left.exists()
 
 
 @pytest.fixture
@@ -1560,15 +1532,9 @@ def test_last_writes_are_quarantined_when_their_base_is_missing(world):
     assert run.quarantined().exists()
 
 
-def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
+def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world):
     compared = []
-    real = overlay_files.holds_what_base_holds
-
-    def compare(disk, owner):
-        compared.append(disk.target)
-        return real(disk, owner)
-
-    monkeypatch.setattr(overlay_files, "holds_what_base_holds", compare)
+    world.hooks.at["overlays.compare"] = lambda: compared.append(True)
     run = Killed(world, disks=TWO).switched()
     off(run)
     run.settle()
@@ -1577,23 +1543,16 @@ def test_whole_disks_are_compared_only_for_a_pivot_in_doubt(world, monkeypatch):
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_overlays_in_use_or_left_by_a_pivot_are_not_read(world, monkeypatch, live):
+def test_overlays_in_use_or_left_by_a_pivot_are_not_read(world, live):
     run = Killed(world, disks=TWO).switched(live=live)
-    monkeypatch.setattr(overlay_files, "holds_writes", None)
+    world.hooks.at["overlays.read"] = lambda: pytest.fail("an overlay is read")
     run.settle()
     assert_settled(world)
 
 
 @pytest.mark.parametrize("error", [HypervisorError, UnavailableError])
-def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, monkeypatch, error):
-    run, real = Killed(world).switched(), world.hypervisor.find
-    away = [error("libvirt", "is away")]
-
-    def find(uuid):
-        if away:
-            raise away.pop()
-        return real(uuid)
-
-    monkeypatch.setattr(world.hypervisor, "find", find)
-    monkeypatch.setattr(observe, "_RECONNECT_SECONDS", 0)
+def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, error):
+    world.libvirt_times = LibvirtTimes(reconnect=0)
+    run = Killed(world).switched()
+    world.hooks.at["hypervisor.find"] = failing_once(error("libvirt", "is away"))
     assert run.settle() == ["committed vda"]

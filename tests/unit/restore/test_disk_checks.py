@@ -4,28 +4,26 @@ import json
 import os
 import re
 import shutil
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes.claimed_volume import ClaimedVolume
 
+from snaporch.default_paths import HostPaths
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind
 from snaporch.restore import disk_checks
 from snaporch.restore.run import check_bundle, restore
-from snaporch.zfs import resolver
-from snaporch.zfs.resolver import NotOnZfsError
+from snaporch.zfs.resolver import Resolver
 
 from .plans import plan, refusal
 
 
-def test_a_dataset_that_is_not_mounted_is_refused(story, world, monkeypatch):
+def test_a_dataset_that_is_not_mounted_is_refused(story, world):
     """As without its key: a rollback would work, and the guest could not be started."""
-
-    def nowhere(dataset):
-        raise NotOnZfsError(dataset, "is not mounted", "")
-
-    monkeypatch.setattr(resolver, "mount_point_of", nowhere)
+    world.resolver.mount_points.update(dict.fromkeys(story.datasets))
     said = refusal(world)
     assert "is not mounted; zfs mount -l " in said
     assert plan(world, disks_only=True, also_roll_back=True)
@@ -49,7 +47,7 @@ def read_only(monkeypatch):
         flag = os.ST_RDONLY if any(Path(path).is_relative_to(place) for place in places) else 0
         return SimpleNamespace(f_flag=found.f_flag | flag)
 
-    monkeypatch.setattr(disk_checks.os, "statvfs", answer)
+    monkeypatch.setattr(os, "statvfs", answer)
     return places
 
 
@@ -65,13 +63,13 @@ def test_a_dataset_that_was_made_read_only_is_refused(story, world, read_only, h
 
 
 @pytest.mark.parametrize("value", ["0", "1"])
-def test_whether_a_device_is_read_only_is_read_from_the_kernel(monkeypatch, tmp_path, value):
-    """The test uses the device numbers of /dev/null as a volume's."""
-    (tmp_path / "1:3").mkdir()
-    (tmp_path / "1:3" / "ro").write_text(f"{value}\n")
-    monkeypatch.setattr(disk_checks, "_BLOCK_DEVICES", tmp_path)
-    monkeypatch.setattr(disk_checks.stat, "S_ISBLK", lambda _mode: True)
-    assert disk_checks.is_read_only(Path("/dev/null")) is (value == "1")
+def test_whether_a_device_is_read_only_is_read_from_the_kernel(tmp_path, value):
+    place = tmp_path / "dev/block/230:16"
+    place.mkdir(parents=True)
+    (place / "ro").write_text(f"{value}\n")
+    status = SimpleNamespace(st_mode=stat.S_IFBLK, st_rdev=os.makedev(230, 16))
+    resolver = Resolver(HostPaths(sys=tmp_path), stat=lambda _path: status)
+    assert disk_checks.is_read_only(Path("/dev/zd16"), resolver) is (value == "1")
 
 
 # -- targets of paths --------------------------------------------------------------------------
@@ -161,51 +159,40 @@ def test_a_guest_of_which_only_snapshots_are_left_and_that_has_other_disks(story
 
 @pytest.fixture
 def volume(story, world, monkeypatch):
-    """``tank/web`` as a volume, with a settable holder of its device and settable partitions."""
+    """``tank/web`` as a volume whose device others can claim."""
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
-    said = {"holder": "", "partitions": frozenset()}
-    monkeypatch.setattr(
-        disk_checks.volume_users,
-        "holder_of",
-        lambda name: said["holder"] if name == "tank/web" else "",
-    )
-    monkeypatch.setattr(
-        disk_checks.volume_users, "partition_numbers", lambda _name: said["partitions"]
-    )
-    return said
+    return ClaimedVolume(world, "tank/web", monkeypatch)
 
 
 def test_a_volume_that_the_host_uses_is_not_rolled_back(volume, world):
     assert plan(world)
-    volume["holder"] = "dm-3"
+    volume.claim("dm-3")
     for how in ({}, {"cold": True}, {"disks_only": True}, {"also_roll_back": True}):
         assert "tank/web would be rolled back, and this host uses it: dm-3" in refusal(world, **how)
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
-def test_a_dataset_beneath_a_loop_device_is_not_rolled_back(volume, world, monkeypatch, dataset):
+def test_a_dataset_beneath_a_loop_device_is_not_rolled_back(volume, world, dataset):
     """For example, an image that an admin mounted; no process has it open."""
-    monkeypatch.setattr(
-        disk_checks.volume_users, "loop_devices", lambda: iter([("loop7", dataset)])
-    )
+    loop = world.resolver.host.sys / "block/loop7/loop"
+    loop.mkdir(parents=True)
+    (loop / "backing_file").write_text(f"{world.image(dataset, 'mounted.img')}\n")
     assert f"{dataset} would be rolled back, and this host uses it: loop7" in refusal(world)
 
 
 def test_a_volume_that_the_host_uses_since_the_plan_is_not_rolled_back(volume, world):
     made = plan(world, cold=True)
-    world.hooks.at["hypervisor.destroy"] = lambda: volume.update(holder="swap")
+    world.hooks.at["hypervisor.destroy"] = lambda: volume.claim("dm-9")
     before = world.pool.read("tank/web")
-    with pytest.raises(SnaporchError, match="this host uses it: swap"):
+    with pytest.raises(SnaporchError, match="this host uses it: dm-9"):
         restore(world.context, made, safety=False)
     assert world.pool.read("tank/web") == before
 
 
-def test_partitions_beside_the_guests_are_not_rolled_back_unasked(
-    volume, story, world, monkeypatch
-):
-    volume["partitions"] = frozenset({1, 2, 3})
+def test_partitions_beside_the_guests_are_not_rolled_back_unasked(volume, story, world):
+    volume.divide(1, 2, 3)
     assert plan(world)  # the guest has all of it
-    monkeypatch.setattr(resolver, "partition_number", lambda _path: 2)
+    world.resolver.partitions[story.domain.disks[0].source] = 2
     path = Path(story.record.bundle) / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["disks"][0].pop("inside")
@@ -213,5 +200,5 @@ def test_partitions_beside_the_guests_are_not_rolled_back_unasked(
     path.write_text(json.dumps(manifest))
     assert "tank/web would be rolled back with partition 1, 3 of it" in refusal(world)
     assert plan(world, also_roll_back=True)
-    volume["partitions"] = frozenset({2})
+    volume.divide(2)
     assert plan(world)

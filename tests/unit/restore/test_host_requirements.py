@@ -7,7 +7,7 @@ import pytest
 
 from snaporch.errors import RefusedError
 from snaporch.model import DomainState
-from snaporch.restore import host_requirements
+from snaporch.restore.host_requirements import available_memory
 from snaporch.restore.plan import make_restore_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -18,14 +18,15 @@ NOTHING = "MemAvailable:       1024 kB\n"
 
 
 @pytest.fixture
-def memory(world, monkeypatch):
+def memory(world):
     """Sets the host's memory figures."""
 
-    def set_figures(meminfo, arcstats=""):
-        for name, text in (("_MEMINFO", meminfo), ("_ARCSTATS", arcstats)):
-            path = world.root / name
-            path.write_text(text)
-            monkeypatch.setattr(host_requirements, name, path)
+    def set_figures(meminfo, arcstats=None):
+        proc = world.resolver.host.proc
+        (proc / "meminfo").write_text(meminfo)
+        if arcstats is not None:
+            (proc / "spl/kstat/zfs").mkdir(parents=True)
+            (proc / "spl/kstat/zfs/arcstats").write_text(arcstats)
 
     return set_figures
 
@@ -41,7 +42,7 @@ def test_an_unsupported_machine_type_is_refused(story, world):
 
 
 def test_an_incompatible_cpu_is_refused(story, world):
-    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    world.hypervisor.cpu_incompatibility = "the CPU is incompatible: avx512f"
     world.hypervisor.guests.clear()
     assert "avx512f" in refusal(world)
 
@@ -68,7 +69,7 @@ def test_a_guest_with_a_named_cpu_model_runs_on_any_host(story, world):
 
 
 def test_a_guest_that_runs_now_fits_whatever_the_cpu_comparison_says(story, world):
-    world.hypervisor.cpu_misfit = "the CPU is incompatible: avx512f"
+    world.hypervisor.cpu_incompatibility = "the CPU is incompatible: avx512f"
     assert plan(world).ram
     world.guest().live = world.guest().live.replace("pc-q35-9.2", "pc")
     assert "avx512f" in refusal(world)
@@ -96,28 +97,26 @@ def test_the_memory_of_the_guest_that_is_stopped_counts(story, world, memory):
     assert plan(world, cold=True).boot
 
 
-def test_memory_that_zfs_would_free_counts(memory):
+def test_memory_that_zfs_would_free_counts(memory, world):
     memory(NOTHING, "size  4  5368709120\nc_min 4  1073741824\nname type data\n")
-    assert host_requirements.available_memory() == (4 << 30) + (1 << 20)
+    assert available_memory(world.resolver.host) == (4 << 30) + (1 << 20)
 
 
-def test_without_an_arc_the_kernels_figure_counts(memory, world, monkeypatch):
+def test_without_an_arc_the_kernels_figure_counts(memory, world):
     memory(NOTHING)
-    monkeypatch.setattr(host_requirements, "_ARCSTATS", world.root / "absent")
-    assert host_requirements.available_memory() == 1 << 20
+    assert available_memory(world.resolver.host) == 1 << 20
 
 
 # -- huge pages -------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def huge(world, monkeypatch, memory):
+def huge(world, memory):
     """The guest is on huge pages, and the host has so many of them free."""
     memory(NOTHING + "Hugepagesize:       2048 kB\n")
-    monkeypatch.setattr(host_requirements, "_HUGE_PAGES", world.root / "hugepages")
 
     def set_figures(backing, free, reserved=0, surplus=(0, 0), size=2048):
-        place = world.root / "hugepages" / f"hugepages-{size}kB"
+        place = world.resolver.host.sys / "kernel/mm/hugepages" / f"hugepages-{size}kB"
         place.mkdir(parents=True, exist_ok=True)
         figures = ("free_hugepages", "resv_hugepages", "surplus_hugepages")
         for name, value in zip(figures, (free, reserved, surplus[0]), strict=True):
@@ -146,7 +145,8 @@ def test_memory_of_huge_pages_is_counted_in_huge_pages(story, world, huge, backi
     world.hypervisor.guests.clear()
     how = {"cold": not resumed}
     assert make_restore_plan(world.context, "web", "huge", **how)
-    (world.root / "hugepages" / "hugepages-2048kB" / "free_hugepages").write_text("7")
+    free = "kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+    (world.resolver.host.sys / free).write_text("7")
     with pytest.raises(RefusedError, match="needs 8 huge pages of 2048 KiB, 7 are available"):
         make_restore_plan(world.context, "web", "huge", **how)
 

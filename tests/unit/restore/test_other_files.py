@@ -4,23 +4,22 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from fakes.hooks import failing
+from fakes.resolver import FakeResolver
 
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind
-from snaporch.restore import other_files
 from snaporch.restore.losses import losses
-from snaporch.restore.other_files import own_files, walk
+from snaporch.restore.other_files import TooManyError, own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import choose_copy
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.zfs import PoolError, resolver
+from snaporch.zfs import PoolError
 from snaporch.zfs.resolver import Mount
 
 
@@ -185,38 +184,41 @@ def test_a_file_written_while_the_safety_copy_is_saved_is_not_rolled_back(home):
     assert home.world.pool.read("tank/web") == b"now"
 
 
-def test_a_volume_has_no_files(home, world, monkeypatch):
+def test_a_volume_has_no_files(home, world):
     home.write("new")
-    datasets = [
-        SimpleNamespace(name=each.name, kind=DatasetKind.VOLUME) for each in world.pool.datasets()
-    ]
-    monkeypatch.setattr(world.pool, "datasets", lambda: datasets)
+    for dataset in world.pool._datasets.values():
+        dataset.kind = DatasetKind.VOLUME
     home.plan(disks_only=True)
 
 
-def test_a_file_system_that_is_not_mounted(home, monkeypatch):
-    def nowhere(dataset):
-        raise resolver.NotOnZfsError(dataset, "is not mounted")
-
-    monkeypatch.setattr(resolver, "mount_point_of", nowhere)
+def test_a_file_system_that_is_not_mounted(home, world):
+    world.resolver.mount_points["tank/web"] = None
     said = home.refusal(disks_only=True)
     assert "is not mounted" in said
     assert "zfs mount -l" in said
     home.plan(disks_only=True, also_roll_back=True)
 
 
-@pytest.mark.parametrize("limit", ["MOST", "_DEEPEST"])
-def test_more_entries_than_are_examined(home, monkeypatch, limit):
-    monkeypatch.setattr(other_files, limit, 3)
-    home.write("1/2/3/4/5/x")
+def test_deeper_directories_than_are_examined(home):
+    home.write(f"{'a/' * 99}x").unlink()
+    assert home.plan()
+    home.write(f"{'a/' * 101}x")
     assert "entries that are examined" in home.refusal()
 
 
-def test_other_mounts_are_not_touched(home, monkeypatch):
+def test_more_entries_than_are_examined(tmp_path):
+    """Directories count, too."""
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "x").touch()
+    assert [each.path for each in walk(tmp_path, frozenset(), most=3)] == ["a/b/x"]
+    with pytest.raises(TooManyError):
+        list(walk(tmp_path, frozenset(), most=2))
+
+
+def test_other_mounts_are_not_touched(home, world, monkeypatch):
     """A dead mount would never answer."""
     home.write("mnt/remote")
-    covered = [Mount("0:9", str(home.root / "mnt"), "nfs", "far:/")]
-    monkeypatch.setattr(resolver, "read_mounts", lambda: covered)
+    world.resolver.table.append(Mount("0:9", str(home.root / "mnt"), "nfs", "far:/"))
     opened = []
     real = os.open
     monkeypatch.setattr(
@@ -236,8 +238,7 @@ def test_a_file_that_is_removed_during_the_walk(tmp_path, monkeypatch):
     assert list(found) == []
 
 
-def test_a_path_that_may_hang_is_not_accessed(tmp_path, monkeypatch):
+def test_a_path_that_may_hang_is_not_accessed(tmp_path):
     table = [Mount("0:1", "/", "ext4", "x", 1, 0), Mount("0:2", str(tmp_path), "fuse", "x", 2, 1)]
-    monkeypatch.setattr(resolver, "read_mounts", lambda: table)
     (tmp_path / "iso").touch()
-    assert own_files([str(tmp_path / "iso")], ()) == set()
+    assert own_files(FakeResolver(table=table), [str(tmp_path / "iso")], ()) == set()

@@ -15,17 +15,16 @@ from snaporch.restore.source import complete_source, find_records
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
-from snaporch.zfs import resolver
 
 
 @pytest.fixture
-def record(world, monkeypatch):
+def record(world):
     """A guest on the first partition of ``tank/vol``; a file takes the place of its node."""
     world.pool.create("tank/vol", DatasetKind.VOLUME)
     world.pool.write("tank/vol", b"then")
-    world.add_guest("part", {"vda": "tank/vol"})
-    monkeypatch.setattr(resolver, "partition_number", lambda _path: 1)
-    monkeypatch.setattr(resolver, "inside", lambda _path, _dataset: None)
+    (disk,) = world.add_guest("part", {"vda": "tank/vol"}).disks
+    world.resolver.volumes.add("tank/vol")
+    world.resolver.partitions[disk.source] = 1
     return take_snapshot(world.context, world.hypervisor.domain("part"), SnapshotRequest("s1"))
 
 
@@ -56,8 +55,11 @@ def test_it_is_verified_without_a_clone_that_runs(source, world):
 
 
 @pytest.mark.parametrize("now", [2, None])
-def test_it_is_not_rolled_back_where_its_path_is_another_now(record, world, monkeypatch, now):
+def test_it_is_not_rolled_back_where_its_path_is_another_now(record, world, now):
     assert make_restore_plan(world.context, "part", "s1", disks_only=True)
-    monkeypatch.setattr(resolver, "partition_number", lambda _path: now)
+    (source,) = world.resolver.partitions
+    world.resolver.partitions.clear()
+    if now is not None:
+        world.resolver.partitions[source] = now
     with pytest.raises(RefusedError, match=f"leads to tank/vol, partition {now} now"):
         make_restore_plan(world.context, "part", "s1", disks_only=True)

@@ -1,5 +1,7 @@
 """Restore, extract and verify RAM that is in pages."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,6 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, Level
 from snaporch.recovery.settle import recover
-from snaporch.restore import ram_from_pages as pages_module
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.ram_from_pages import check_pages, extract_ram
 from snaporch.restore.run import check_bundle, restore
@@ -100,7 +101,7 @@ def spoil_rest(world):
 
 
 def test_no_room_for_the_image_is_known_before_anything_is_touched(paged, monkeypatch):
-    monkeypatch.setattr(pages_module.shutil, "disk_usage", lambda _path: Usage())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage())
     with pytest.raises(RefusedError, match="no room"):
         go_back(paged)
     assert paged.hooks.acts() == []
@@ -114,10 +115,14 @@ class Usage:
 
 
 def test_a_store_that_cannot_be_written_is_an_error_in_words(paged, monkeypatch):
-    def full(*_arguments, **_options):
-        raise OSError(28, "No space left on device")
+    real = os.fsync
 
-    monkeypatch.setattr(pages_module, "build_image", full)
+    def full(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/ram.save"):
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunFailedError, match="nothing was touched"):
         go_back(paged)
     assert paged.leftovers() == []
@@ -195,7 +200,7 @@ def test_a_page_file_that_cannot_be_read_is_an_error_in_words(paged, monkeypatch
     def broken(*_arguments):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(pages_module, "page_sum", broken)
+    monkeypatch.setattr(os, "pread", broken)
     with pytest.raises(IncompleteError, match="Input/output"):
         check_pages(paged.context, "web@s1", source(paged).part(Role.RAM))
 

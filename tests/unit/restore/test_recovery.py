@@ -1,9 +1,11 @@
 """Restores that are killed at every step, and their recovery."""
 
+import secrets
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fakes.claimed_volume import ClaimedVolume
 from fakes.hooks import failing
 
 from snaporch.config import Config
@@ -14,8 +16,6 @@ from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.prune.prune import prune
 from snaporch.recovery.settle import preview, recover
-from snaporch.restore import disk_changes, disk_checks, recovery_decision, steps
-from snaporch.restore import run as restore_module
 from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.recovery_decision import (
@@ -63,8 +63,14 @@ class Killed(BaseException):
     """The process is killed here, and runs no more code."""
 
 
+def die(world):
+    """Ends the process, which then cannot undo anything: it would look at the guest first."""
+    world.hooks.at["hypervisor.find"] = failing(Killed())
+    raise Killed
+
+
 @pytest.fixture
-def kill(monkeypatch):
+def kill(world, monkeypatch):
     """Makes the next restore end at a point."""
 
     @contextmanager
@@ -73,7 +79,7 @@ def kill(monkeypatch):
 
         def here(now, step, of):
             if (now, place) == (moment, of or step):
-                raise Killed
+                die(world)
 
         @contextmanager
         def step(journal, step, of=""):
@@ -83,14 +89,11 @@ def kill(monkeypatch):
                 yield
                 here("after", step, of)
 
-        def no_code_runs(*_arguments):
-            raise Killed
-
         with monkeypatch.context() as patched:
             patched.setattr(RestoreJournal, "step", step)
-            patched.setattr(restore_module, "cancel_restore", no_code_runs)
             with pytest.raises(Killed):
                 yield
+        world.hooks.at.pop("hypervisor.find", None)
 
     return at
 
@@ -173,12 +176,12 @@ def test_recovery_rolls_no_volume_back_beneath_the_host(story, world, kill, monk
     with kill("after", RestoreStep.STOP):
         put_back(world)
     world.pool._datasets["tank/web"].kind = DatasetKind.VOLUME
-    used = {"tank/web": "dm-3"}
-    monkeypatch.setattr(disk_checks.volume_users, "holder_of", lambda name: used.get(name, ""))
+    volume = ClaimedVolume(world, "tank/web", monkeypatch)
+    volume.claim("dm-3")
     with pytest.raises(AttentionError, match="and this host uses it: dm-3"):
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}
-    used.clear()
+    volume.release()
     recover(world.context, story.domain.uuid)
     assert story.content() == {b"first"}
 
@@ -196,11 +199,8 @@ def test_recovery_checks_holds_before_the_first_rollback(story, world, kill):
 def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(story, world, kill):
     """The copy is made again, and is complete."""
 
-    def die():
-        raise Killed
-
     world.hooks.at["hypervisor.destroy"] = lambda: world.hooks.at.update(
-        {"pool.send_increment": die}
+        {"pool.send_increment": lambda: die(world)}
     )
     with kill("never", RestoreStep.STOP):
         put_back(world)
@@ -280,17 +280,14 @@ def test_a_restore_killed_before_it_removed_the_previous_journal_is_finished(
     later = story.snapshot("s2")
     story.write(b"now")
     names = iter(["0001", "0002"] if order == "first-second" else ["0002", "0001"])
-    monkeypatch.setattr(restore_module.secrets, "token_hex", lambda _size: next(names))
+    monkeypatch.setattr(secrets, "token_hex", lambda _size: next(names))
     with kill("after", "flash/web"):
         put_back(world, "s2")
 
-    def die(*_arguments):
-        raise Killed
-
-    with monkeypatch.context() as patched:
-        patched.setattr(restore_module, "forget_restore", die)
-        with pytest.raises(Killed):
-            put_back(world, "s1", cold=True)
+    world.hooks.at["pool.release"] = failing(Killed())
+    with pytest.raises(Killed):
+        put_back(world, "s1", cold=True)
+    world.hooks.at.clear()
     assert len(unfinished(world.paths.journal, story.domain.uuid)) == 2
     said = " ".join(map(str, recover(world.context, story.domain.uuid)))
     assert "finished the restore of @s1" in said
@@ -350,9 +347,11 @@ def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, w
 
 
 @pytest.fixture
-def volumes(monkeypatch):
+def volumes(story, world):
     """The guest's disks are no files."""
-    monkeypatch.setattr(disk_changes, "_files", lambda _dataset: "")
+    for name in story.datasets:
+        world.pool._datasets[name].kind = DatasetKind.VOLUME
+        world.resolver.volumes.add(name)
 
 
 @pytest.mark.parametrize("kind", ["files", "volumes"])
@@ -393,14 +392,14 @@ def test_data_in_a_file_that_no_definition_names_is_not_rolled_back(story, world
     assert world.guest().state is DomainState.OFF
 
 
-def test_nothing_is_decided_while_a_file_system_is_not_mounted(story, world, kill, monkeypatch):
+def test_nothing_is_decided_while_a_file_system_is_not_mounted(story, world, kill):
     with kill("before", RestoreStep.RESUME):
         put_back(world)
-    with monkeypatch.context() as patched:
-        patched.setattr(disk_changes, "_files", lambda _dataset: "")
-        with pytest.raises(AttentionError, match=r"not mounted.*zfs mount -l .*snaporch recover"):
-            recover(world.context, story.domain.uuid)
-        assert cannot_be_started(world, story.domain.uuid)
+    world.resolver.mount_points.update(dict.fromkeys(DATASETS))
+    with pytest.raises(AttentionError, match=r"not mounted.*zfs mount -l .*snaporch recover"):
+        recover(world.context, story.domain.uuid)
+    assert cannot_be_started(world, story.domain.uuid)
+    world.resolver.mount_points.clear()
     (text,) = map(str, recover(world.context, story.domain.uuid))
     assert "it is running" in text
 
@@ -417,6 +416,27 @@ def test_disks_that_may_have_been_written_are_not_rolled_back(story, world, kill
     assert story.content() == {b"hours of work"}
 
 
+def probes(world, old, *, dry_run):
+    """Choose the action; whether a snapshot was taken to count what was written."""
+    world.hooks.log.clear()
+    choose_action(world.context, old, dry_run=dry_run)
+    return any("pool.snapshot" in entry for entry in map(str, world.hooks.log))
+
+
+@pytest.mark.usefixtures("volumes")
+def test_only_a_recovery_that_changes_something_takes_a_snapshot_to_count_writes(
+    story, world, kill
+):
+    with kill("after", RestoreStep.RESUME):
+        put_back(world)
+    (old,) = unfinished(world.paths.journal, story.domain.uuid)
+    assert not probes(world, old, dry_run=False), "the guest runs: what it wrote does not matter"
+    world.hypervisor.destroy(story.domain.uuid)
+    assert not probes(world, old, dry_run=True)
+    assert probes(world, old, dry_run=False)
+
+
+@pytest.mark.usefixtures("volumes")
 def test_no_snapshot_is_taken_if_no_guest_was_resumed(story, world, kill):
     with kill("ahead", RestoreStep.RESUME):
         put_back(world)
@@ -426,12 +446,19 @@ def test_no_snapshot_is_taken_if_no_guest_was_resumed(story, world, kill):
     assert world.hooks.log == []
 
 
-def test_a_dataset_without_a_count_of_written_bytes_may_have_been_written(
-    story, world, kill, monkeypatch
-):
+@pytest.mark.usefixtures("volumes")
+def test_a_dataset_without_a_count_of_written_bytes_may_have_been_written(story, world, kill):
     """Its target is missing, so only the other dataset was counted, both times."""
-    for module in (recovery_decision, steps):
-        monkeypatch.setattr(module, "written_now", lambda *_, **__: {"flash/web": 0})
+
+    def lose_target():
+        full = "tank/web@s1"
+        for tag in world.pool.holds(full):
+            world.pool.release([full], tag)
+        world.pool.destroy_snapshots([full])
+        world.hooks.at.clear()
+
+    counts = {"pool.snapshot tank": lose_target}
+    world.hooks.at["pool.rollback"] = lambda: world.hooks.at.update(counts)
     with kill("after", RestoreStep.RESUME):
         put_back(world)
     world.hypervisor.destroy(story.domain.uuid)
@@ -542,7 +569,9 @@ def test_the_running_state_is_kept_and_the_script_resumes_it(story, world):
     assert "hypervisor.destroy" not in world.hooks.acts()
     saved = script.parent / "running.save"
     assert saved.read_bytes().endswith(b"QEVM later")
-    assert script.read_text().rstrip().endswith('virsh restore "$PWD/running.save"')
+    resumes, _, rest = script.read_text().partition("\ntouch undone\n")
+    assert resumes.endswith('virsh restore "$PWD/running.save"')
+    assert "virsh restore" not in rest
     assert world.guest().ram == story.ram
 
 
@@ -561,11 +590,11 @@ def test_a_restore_that_fails_after_saving_the_running_state_resumes_the_guest(s
 
 
 def test_a_running_state_saved_before_a_kill_is_kept(story, world, kill):
-    def die():
+    def die_when_off():
         if world.guest().state is DomainState.OFF:
-            raise Killed
+            die(world)
 
-    world.hooks.at["pool.send_increment"] = die
+    world.hooks.at["pool.send_increment"] = die_when_off
     with kill("never", RestoreStep.STOP):
         put_back(world, keep_running=True)
     world.hooks.at.clear()

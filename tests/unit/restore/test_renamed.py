@@ -148,7 +148,7 @@ def test_a_guest_on_a_dataset_that_another_marked_is_found_too(world):
 @pytest.fixture
 def stayed(renamed, world):
     """The paths of the disks lead to the same files, by whatever names."""
-    world.named = {"tank/web": "tank/web2", "flash/web": "flash2/web"}
+    world.resolver.named.update({"tank/web": "tank/web2", "flash/web": "flash2/web"})
     world.pool.create("flash2")
     return renamed
 

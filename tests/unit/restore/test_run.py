@@ -7,8 +7,6 @@ import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
-from snaporch.bundle import host_file
-from snaporch.bundle import store as store_module
 from snaporch.errors import (
     AttentionError,
     ExitCode,
@@ -21,7 +19,6 @@ from snaporch.model import DomainState
 from snaporch.prune.decision import ItemKind
 from snaporch.prune.scan import scan_store
 from snaporch.recovery.settle import recover
-from snaporch.restore import safety_copy as safety_module
 from snaporch.restore import steps
 from snaporch.restore.journal import HostFile
 from snaporch.restore.plan import make_restore_plan
@@ -132,7 +129,7 @@ def test_the_record_of_a_copy_is_complete_or_missing(story, world, monkeypatch):
         written.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
         real(descriptor)
 
-    monkeypatch.setattr(store_module.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     put_back(world)
     assert ".undo.json" in written
     assert "undo.json" not in written
@@ -234,7 +231,7 @@ def test_secrets_are_never_readable_by_others_while_they_are_put_back(
         modes.append(os.fstat(descriptor).st_mode & 0o077)
         real(descriptor, uid, gid)
 
-    monkeypatch.setattr(host_file.os, "fchown", fchown)
+    monkeypatch.setattr(os, "fchown", fchown)
     before = os.umask(0o022)
     try:
         put_back(world, safety=False)
@@ -305,7 +302,7 @@ def test_without_safety_nothing_is_copied(story, world):
 
 def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, world, monkeypatch):
     full = shutil.disk_usage("/")._replace(free=0)
-    monkeypatch.setattr(safety_module.shutil, "disk_usage", lambda _path: full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
     with pytest.raises(RefusedError, match="--no-safety"):
         put_back(world)
     assert_untouched(story, world)
@@ -359,8 +356,9 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(make_story, world):
 
 def test_the_script_bars_the_guest_until_everything_is_restored(story, world):
     text = Path(put_back(world).undo).read_text()
+    text = text.replace("rm -f undone\n", "")
     order = ["flock -n 9", "virsh define barred.xml", "zfs rollback", "zfs receive", "rm -f "]
-    places = [text.index(word) for word in [*order, "virsh define domain.xml"]]
+    places = [text.index(word) for word in [*order, "virsh define domain.xml", "touch undone"]]
     assert places == sorted(places)
     kept = Path(story.safety()[1][0])
     assert "run-snaporch-recover-first" in (kept / "barred.xml").read_text()
@@ -641,3 +639,12 @@ def test_the_result_as_json(story, world):
         "clock_set": False,
         "undo": restored.undo,
     }
+
+
+def test_the_bytes_of_the_checksums_and_of_the_safety_copy_are_reported(story, world):
+    check_bundle(world.context, plan(world))
+    size = sum(part.bytes for part in plan(world).manifest.parts)
+    assert world.heard.amounts[-1] == (size, size)
+    world.heard.amounts.clear()
+    put_back(world)
+    assert len(world.heard.amounts) >= len(story.datasets), "one for each dataset's stream"

@@ -1,29 +1,33 @@
 """``snaporch undo``: brings a safety copy back, checked like a restore."""
 
-import subprocess
+import os
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
 
-from snaporch.catalog.holds import UNDO_HOLD, release_bases
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD, release_bases
+from snaporch.default_paths import HostPaths
 from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
+from snaporch.interrupt import Interrupt
 from snaporch.model import DomainState
 from snaporch.recovery.settle import preview, recover
-from snaporch.restore import dataset_users, steps
+from snaporch.restore import processes_in_datasets
 from snaporch.restore.journal import HOLD, RestoreStep, unfinished
 from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import RECORD, choose_copy, safety_copies
 from snaporch.restore.source import reading_lock
-from snaporch.restore.start_lock import guests_left_barred
+from snaporch.restore.start_bar import guests_left_barred
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import PoolError
+from snaporch.zfs.resolver import Resolver, parse_mount
 
-from .test_recovery import DATASETS, MOMENTS, Killed, cannot_be_started, kill  # noqa: F401
+from .test_recovery import DATASETS, MOMENTS, cannot_be_started, die, kill  # noqa: F401
 from .test_run import manage_save
 
 
@@ -228,12 +232,12 @@ def test_an_incomplete_copy_is_refused(restored, world, name, how):
 
 
 def test_disks_that_another_process_uses_are_refused(restored, world):
-    world.users["flash/web"] = "4711"
+    world.start_process(4711, "flash/web")
     refused(world, "flash/web is in use by process 4711")
 
 
 def test_disks_that_a_process_uses_just_before_the_stop_are_refused(restored, world):
-    world.hooks.at["pool.send_increment"] = lambda: world.users.update({"flash/web": "4711"})
+    world.hooks.at["pool.send_increment"] = lambda: world.start_process(4711, "flash/web")
     refused_after = pytest.raises(RefusedError, match="is in use by process 4711")
     with refused_after:
         undo(world)
@@ -317,10 +321,7 @@ def test_killed_while_a_stream_is_received(restored, world, kill, act, way):  # 
     (_, copy) = safety_copies(world.context.store, "web")
     restored.write(b"later")
 
-    def die():
-        raise Killed
-
-    world.hooks.at[act] = die
+    world.hooks.at[act] = lambda: die(world)
     with kill("never", RestoreStep.STOP):
         undo(world, copy.name, discard_newer=True)
     del world.hooks.at[act]
@@ -400,11 +401,11 @@ def test_a_guest_that_the_script_has_left_barred(restored, world):
     world.pool.rollback("flash/web@s1")
     (error,) = guests_left_barred(world.context)
     assert f"snaporch undo web --copy {copy.name}" in error.line()
-    world.users["tank/web"] = "4711"
+    process = world.start_process(4711, "tank/web")
     with pytest.raises(RefusedError, match="is in use"):
         undo(world)
     assert cannot_be_started(world, guest.uuid)
-    world.users.clear()
+    shutil.rmtree(process)
     undo(world)
     assert restored.content() == {b"now"}
     assert guest.inactive == restored.domain.inactive_xml
@@ -471,7 +472,7 @@ def test_recovery_holds_the_base_snapshots_too(story, world, kill):  # noqa: F81
 # -- users of a dataset --------------------------------------------------------------------------
 
 
-def test_open_files_of_a_process_are_found_by_their_mount(tmp_path, monkeypatch):
+def test_open_files_of_a_process_are_found_by_their_mount(tmp_path):
     process = tmp_path / "17"
     (process / "fd").mkdir(parents=True)
     (process / "fdinfo").mkdir()
@@ -480,27 +481,32 @@ def test_open_files_of_a_process_are_found_by_their_mount(tmp_path, monkeypatch)
     (process / "cmdline").write_bytes(b"qemu\0-uuid\0u-1\0")
     line = "40 1 0:50 / /tank/web rw - zfs tank/web rw\n"
     (process / "mountinfo").write_text(line)
-    found = list(dataset_users.processes_on(["tank/web"], "u-2", tmp_path))
+    host = Resolver(HostPaths(proc=tmp_path))
+    found = list(processes_in_datasets.processes_on(host, ["tank/web"], "u-2"))
     assert found == [("17", "tank/web")]
-    assert list(dataset_users.processes_on(["tank/web"], "u-1", tmp_path)) == []
-    assert list(dataset_users.processes_on(["tank/other"], "u-2", tmp_path)) == []
+    assert list(processes_in_datasets.processes_on(host, ["tank/web"], "u-1")) == []
+    assert list(processes_in_datasets.processes_on(host, ["tank/other"], "u-2")) == []
 
 
-def test_a_mounted_snapshot_is_unmounted_or_refused(monkeypatch):
-    mounts = [dataset_users.resolver.parse_mount("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw")]
-    monkeypatch.setattr(dataset_users.resolver, "read_mounts", lambda: mounts)
-    answers, asked = iter([0, 32]), []
-
-    def run(command, **_how):
-        asked.append(command)
-        return subprocess.CompletedProcess(command, next(answers), "", "target is busy.\n")
-
-    monkeypatch.setattr(dataset_users.subprocess, "run", run)
-    dataset_users.check_not_in_use("web", ["tank/web@s1"])
-    assert asked == []
-    dataset_users.check_not_in_use("web", ["tank/web@s2"])
+def test_a_mounted_snapshot_is_unmounted_or_refused(monkeypatch, tmp_path):
+    host = Resolver(HostPaths(proc=tmp_path))
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mountinfo").write_text("40 1 0:50 / /mnt/x rw - zfs tank/web@s2 rw\n")
+    asked, refuses = tmp_path / "asked", tmp_path / "refuses"
+    program = tmp_path / "umount"
+    program.write_text(
+        f"#!/bin/sh\necho $* >> {asked}\n"
+        f"[ ! -e {refuses} ] || {{ echo target is busy. >&2; exit 32; }}\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    processes_in_datasets.check_not_in_use(host, "web", ["tank/web@s1"])
+    assert not asked.exists()
+    processes_in_datasets.check_not_in_use(host, "web", ["tank/web@s2"])
+    assert asked.read_text() == "-- /mnt/x\n"
+    refuses.touch()
     with pytest.raises(RefusedError, match=r"tank/web@s2.* is in use \(target is busy"):
-        dataset_users.check_not_in_use("web", ["tank/web@s2"])
+        processes_in_datasets.check_not_in_use(host, "web", ["tank/web@s2"])
 
 
 # -- readers of snapshots ------------------------------------------------------------------------
@@ -515,16 +521,17 @@ def test_nothing_is_rolled_back_while_a_snapshot_is_read(restored, world):
     assert_untouched(world, b"since")
 
 
-def test_a_reader_of_a_snapshot_is_waited_for(restored, world, monkeypatch):
+def test_a_reader_of_a_snapshot_is_waited_for(restored, world):
     reader, looks = ExitStack(), []
     reader.enter_context(reading_lock(world.context, restored.record))
 
-    def check(domain):
-        looks.append(domain)
-        if len(looks) == 2:
-            reader.close()
+    class EndsAtSecondLook(Interrupt):
+        def check(self, thing):
+            looks.append(thing)
+            if len(looks) == 2:
+                reader.close()
 
-    monkeypatch.setattr(world.context.interrupt, "check", check)
+    world.context.interrupt = EndsAtSecondLook()
     restore(world.context, plan(world), safety=False, wait=60)
     assert restored.content() == {b"now"}
 
@@ -554,7 +561,7 @@ def test_several_processes_may_read_snapshots(restored, world):
 
 @pytest.mark.parametrize("problem", ["cloned", "held", "in use"])
 def test_a_problem_that_appears_during_the_save_is_found_before_the_stop(
-    story, world, monkeypatch, problem
+    story, world, tmp_path, problem
 ):
     """This holds for the second dataset too: nothing is rolled back before the failure."""
     story.snapshot("s2")
@@ -566,10 +573,8 @@ def test_a_problem_that_appears_during_the_save_is_found_before_the_stop(
         elif problem == "held":
             world.pool.hold([full], "backup")
         else:
-            monkeypatch.setattr(steps, "check_not_in_use", refuse)
-
-    def refuse(thing, _names):
-        raise RefusedError(thing, f"{full} is in use")
+            line = f"40 1 0:50 / {tmp_path}/none rw - zfs {full} rw"  # which umount refuses
+            world.resolver.table.append(parse_mount(line))
 
     world.hooks.at["pool.send_increment"] = lambda: (world.hooks.at.clear(), appear())
     with pytest.raises(RefusedError, match=r"tank/web@s2"):

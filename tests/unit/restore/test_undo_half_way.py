@@ -7,17 +7,16 @@ from fakes.hooks import failing
 
 from snaporch.errors import AttentionError, RefusedError
 from snaporch.model import DomainState
-from snaporch.restore import run as restore_module
 from snaporch.restore import steps
+from snaporch.restore.confirm_and_undo import UndoRequest, preview_undo, run_undo
 from snaporch.restore.journal import RestoreStep, unfinished
 from snaporch.restore.safety_catalog import choose_copy, safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
-from snaporch.restore.start_lock import guests_left_barred
+from snaporch.restore.start_bar import guests_left_barred
 from snaporch.restore.undo_plan import make_undo_plan
-from snaporch.restore.undo_request import UndoRequest, preview_undo, run_undo
 from snaporch.zfs import PoolError
 
-from .test_recovery import Killed, cannot_be_started, kill  # noqa: F401
+from .test_recovery import Killed, cannot_be_started, die, kill  # noqa: F401
 from .test_recovery import put_back as restore_how
 from .test_undo_command import held, put_back, undo
 
@@ -177,14 +176,14 @@ def stopping(story, world, monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr(SafetyCopyWriter, "write_script", raise_killed)
             patched.setattr(steps, "check_newer_may_go", raise_killed)
-            patched.setattr(restore_module, "cancel_restore", raise_killed)
             with pytest.raises(Killed):
                 restore_how(world, safety=safety, **how)
+        del world.hooks.at["hypervisor.find"]
         domain = world.hypervisor.find(story.domain.uuid)
         assert domain is None or not domain.active
 
     def raise_killed(*_what, **_how):
-        raise Killed
+        die(world)
 
     return begin
 

@@ -12,10 +12,13 @@ import pytest
 from fakes.domain_xml import DiskSpec
 from fakes.images import qcow2
 
+from snaporch.errors import NotFoundError
+from snaporch.prune.scan import scan_store
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
+from snaporch.restore.safety_catalog import choose_copy, safety_copies
 from snaporch.restore.source import reading_lock
-from snaporch.restore.start_lock import guests_left_barred
+from snaporch.restore.start_bar import guests_left_barred
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -53,6 +56,8 @@ elif tool == "virsh" and asked[0] in ("domstate", "dominfo", "list"):
         sys.exit(1)
     said = {{"domstate": facts["state"], "dominfo": facts["info"], "list": facts["known"]}}
     print(said[asked[0]])
+elif asked[0] == facts.get("fails"):
+    sys.exit(1)
 else:
     with (here / "done").open("a") as log:
         print(tool, *asked, file=log)
@@ -87,13 +92,17 @@ class Host:
                 "type": "filesystem",
             }
 
-    def undo(self, *options):
-        """Run the script; returns its exit status, its output and the commands that it ran."""
+    def run(self, *options):
+        """Run the script; returns the finished process."""
         (self.here / "facts.json").write_text(json.dumps(self.facts))
         path = {**os.environ, "PATH": f"{self.here}:{os.environ['PATH']}"}
-        done = subprocess.run(
+        return subprocess.run(
             ["sh", self.script, *options], env=path, capture_output=True, text=True, check=False
         )
+
+    def undo(self, *options):
+        """Run the script; returns its exit status, its errors and the commands that it ran."""
+        done = self.run(*options)
         log = self.here / "done"
         return done.returncode, done.stderr, log.read_text() if log.exists() else ""
 
@@ -119,6 +128,49 @@ def test_without_obstacles_the_script_restores_everything(host):
     assert lines[0] == "virsh define barred.xml"
     assert lines.count("zfs rollback -r tank/web@s1") == lines.count("virsh define domain.xml") == 1
     assert not [line for line in lines if "managedsave-remove" in line]
+
+
+def test_the_script_prints_what_it_did_and_the_copy_is_not_offered_again(host, world):
+    (copy,) = safety_copies(world.context.store, "web")
+    assert copy.is_offered
+    assert (
+        host.run().stdout == "the restore of web to @s1 was undone; state of the guest: shut off\n"
+    )
+    assert not copy.is_offered
+    with pytest.raises(NotFoundError) as raised:
+        choose_copy(world.context, "web", None)
+    assert raised.value.line() == (
+        "web: undo.sh has undone its restores already; "
+        f"to bring the newest copy back again: snaporch undo web --copy {copy.name}"
+    )
+    assert choose_copy(world.context, "web", copy.name) == copy
+
+
+def test_prune_knows_every_file_of_a_copy_that_the_script_has_brought_back(host, world):
+    assert host.undo()[0] == 0
+    (copy,) = safety_copies(world.context.store, "web")
+    found = {each.path: each.problem for each in scan_store(world.context.store.root)}
+    assert found[copy.directory] == ""
+
+
+def test_the_older_copy_is_offered_when_the_script_has_undone_the_later_restore(host, world):
+    (older,) = safety_copies(world.context.store, "web")
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    host.script = restore(world.context, plan, safety=True).undo
+    assert choose_copy(world.context, "web", None) != older
+    assert host.undo()[0] == 0
+    assert choose_copy(world.context, "web", None) == older
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_copy_that_the_script_did_not_bring_back_is_offered(host, world, again):
+    """Also one that it has brought back before."""
+    if again:
+        host.undo()
+    for tool in ("receive", "rollback"):
+        host.facts["fails"] = tool
+        assert host.undo()[0] != 0
+        assert safety_copies(world.context.store, "web")[0].is_offered
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
@@ -312,7 +364,7 @@ def test_an_undefined_guest_is_accepted(host):
 def shared(story, world, tmp_path_factory):
     """A restored guest, with a note of the administrator's in one of the datasets."""
     place = world.root / "zfs" / "tank" / "web"
-    (place / "note").write_text("of a stranger")
+    (place / "note").write_text("of another program")
     then = place / ".zfs" / "snapshot" / "s1"
     then.mkdir(parents=True)
     os.link(place / "note", then / "note")

@@ -1,12 +1,12 @@
-"""A holder in a thread, on a host of fakes, and hooks that connect to it."""
+"""A hold process in a thread, on a host of fakes, and hooks that connect to it."""
 
 import threading
 
 import pytest
 from fakes.sanoid import hold_on
 
-from snaporch.context import Interrupt
 from snaporch.default_paths import HOLD_SOCKET_SUFFIX
+from snaporch.interrupt import Interrupt
 from snaporch.sanoid.hold.client import JsonConnection, ask, connect
 
 
@@ -25,7 +25,7 @@ class HookConnection(JsonConnection):
 
 
 class Held:
-    """A guest and its holder."""
+    """A guest and its hold process."""
 
     def __init__(self, world, name="web", join_seconds=5):
         self.world = world
@@ -113,7 +113,7 @@ class Held:
 
 @pytest.fixture
 def hold(world):
-    """Starts a holder for a guest."""
+    """Starts a hold process for a guest."""
     started = []
 
     def start(name="web", **more):

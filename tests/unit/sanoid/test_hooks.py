@@ -1,4 +1,4 @@
-"""pre and post in this process, on a host of fakes; holders are threads."""
+"""pre and post in this process, on a host of fakes; hold processes are threads."""
 
 import socket
 import threading
@@ -13,8 +13,8 @@ from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import record_commit
-from snaporch.context import Interrupt
 from snaporch.errors import AttentionError, RunFailedError, SnaporchError
+from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
@@ -52,7 +52,7 @@ _FREEZING = ("hypervisor.capture", "hypervisor.suspend")
 
 
 class FakeHost(HookHost):
-    """Where sanoid runs its hooks; holders are threads."""
+    """Where sanoid runs its hooks; hold processes are threads."""
 
     def __init__(self, world, tmp_path):
         self.world = world
@@ -86,7 +86,7 @@ class FakeHost(HookHost):
     def check_exist(self, datasets):
         pass
 
-    def start_holder(self, uuid):
+    def start_hold_process(self, uuid):
         self.interrupts.append(Interrupt())
         arguments = (self.world, uuid, self.hold_socket(uuid), self.interrupts[-1])
         self.threads.append(threading.Thread(target=hold_on, args=arguments))
@@ -279,7 +279,9 @@ def test_ram_is_saved_before_any_guest_is_suspended(three, world):
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_a_misfit_is_reported_before_any_guest_is_frozen(three, world, capsys, monkeypatch, lower):
+def test_a_conflict_is_reported_before_any_guest_is_frozen(
+    three, world, capsys, monkeypatch, lower
+):
     """Two that stay paused may have to wait for one another longer than they may be paused."""
     manual = {"ram_strategy": "manual", "freeze_deadline": "60s", "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
@@ -318,7 +320,7 @@ def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
 
 def test_a_holder_that_does_not_start_is_reported(host, world, monkeypatch):
     world.add_guest()
-    host.start_holder = lambda _uuid: None
+    host.start_hold_process = lambda _uuid: None
     monkeypatch.setattr("snaporch.sanoid.hold.client._START_SECONDS", 0.05)
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
@@ -376,7 +378,7 @@ def test_snapshots_of_a_failed_run_are_recorded_as_crash(host, world, capsys):
 
 
 def test_a_torn_snapshot_of_a_guest_that_was_not_frozen_stays_torn(host, world, capsys):
-    """Its holder was killed, and the guardian has committed and marked the snapshot already."""
+    """Its hold process was killed, and the guardian has committed and marked the snapshot."""
     world.add_guest()
     world.pool.snapshot(["tank/web@hourly"], {"snaporch:level": "torn"})
     assert host.post("tank/web") == 8
@@ -386,7 +388,7 @@ def test_a_torn_snapshot_of_a_guest_that_was_not_frozen_stays_torn(host, world, 
 
 
 def test_a_snapshot_that_sanoid_takes_while_a_guardian_commits(host, world, capsys):
-    """Its holder was killed; the guardian still commits, and has marked nothing yet."""
+    """Its hold process was killed; the guardian still commits, and has marked nothing yet."""
     domain = world.add_guest()
     journal = Journal(world.paths.journal, make_plan(world.context, domain).facts)
     record_commit(world.pool, ["tank/web"], journal.path)

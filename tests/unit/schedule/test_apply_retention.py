@@ -10,9 +10,10 @@ import pytest
 from fakes.hooks import failing
 from fakes.schedule import NOW
 
+from snaporch.catalog.keep import KEEP_HOLD, keep, unkeep
 from snaporch.catalog.records import all_records
-from snaporch.context import Interrupt
 from snaporch.errors import ExitCode
+from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState
 from snaporch.prune.ages import Ages, ClockReading
@@ -21,7 +22,7 @@ from snaporch.replication.replicate import replication_lock_name
 from snaporch.schedule import apply_retention as retire_module
 from snaporch.schedule.apply_retention import apply_retention, prune_daily
 from snaporch.schedule.forecast import make_forecasts
-from snaporch.zfs import ForeignMount, PoolError
+from snaporch.zfs import BlockingMount, PoolError
 
 
 def clean_up(scheduled, forecasts=None):
@@ -83,10 +84,21 @@ def test_snapshots_are_not_deleted_while_they_are_copied(scheduled):
     assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
 
 
+def test_kept_snapshots_stay_even_without_their_hold(scheduled):
+    old, *_ = scheduled.hours_ago(3, 2, 1)
+    pool = scheduled.world.pool
+    keep(pool, pool.snapshots()[:1], NOW)
+    assert clean_up(scheduled).deleted == []
+    pool.release([f"tank/web@{old.snapshot}"], KEEP_HOLD)
+    assert clean_up(scheduled).deleted == []
+    unkeep(pool, pool.snapshots())
+    assert [verdict.taken.run for _, verdict in clean_up(scheduled).deleted] == [old.run]
+
+
 def test_a_mounted_snapshot_is_deleted_the_next_time(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     pool = scheduled.world.pool
-    pool.foreign = [ForeignMount(f"tank/web@{old.snapshot}", "the guest db")]
+    pool.foreign = [BlockingMount(f"tank/web@{old.snapshot}", "the guest db")]
     done = clean_up(scheduled)
     assert (done.deleted, done.failures) == ([], [])
     assert [error.reason for error in done.mounted] == [
@@ -146,7 +158,7 @@ def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
     scheduled.hours_ago(3, 2, 1)
     world = scheduled.world
     world.pool.rename("tank/web", "tank/web2")
-    world.named = {"tank/web": "tank/web2"}
+    world.resolver.named["tank/web"] = "tank/web2"
     (forecast,) = make_forecasts(scheduled.context, NOW)
     assert forecast.next_snapshots[0].wanted is not None
     done = apply_retention(scheduled.context, [forecast], NOW)
@@ -161,7 +173,7 @@ def test_snapshots_of_a_dataset_that_the_domain_does_not_use_are_not_deleted(sch
     world = scheduled.world
     world.pool.rename("tank/web", "tank/web2")
     if taken:
-        world.named = {"tank/web": "tank/web2"}
+        world.resolver.named["tank/web"] = "tank/web2"
         world.pool.create("tank/web")
     (forecast,) = make_forecasts(scheduled.context, NOW)
     assert (forecast.records, forecast.to_delete) == ((), [])
@@ -210,11 +222,11 @@ def test_an_item_that_cannot_be_removed_or_judged_is_a_failure(scheduled, aged, 
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr("snaporch.prune.prune.remove", refuse)
-    stranger = aged.parent / "20260601T100000Z-0123abcd"
-    stranger.mkdir()
+    unknown = aged.parent / "20260601T100000Z-0123abcd"
+    unknown.mkdir()
     failed, undecided_items = prune_store(scheduled).failures
     assert "Read-only file system" in failed.reason
-    assert str(stranger) in undecided_items.reason
+    assert str(unknown) in undecided_items.reason
     assert undecided_items.exit_code == ExitCode.ATTENTION
 
 

@@ -3,11 +3,11 @@ import threading
 import pytest
 
 from snaporch.config import Schedule
-from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, SnapshotJob
 
 
-def capture(name, *pools, ram=0, policy="p"):
-    return PolicyCapture(name, name, policy, frozenset(pools or {"tank"}), ram)
+def job(name, *pools, ram=0, policy="p"):
+    return SnapshotJob(name, name, policy, frozenset(pools or {"tank"}), ram)
 
 
 class Crowd:
@@ -61,7 +61,7 @@ class Crowd:
 
 def test_no_more_than_jobs_at_once():
     crowd = Crowd(jobs=2, jobs_per_pool=9)
-    a, b, c = (capture(name) for name in "abc")
+    a, b, c = (job(name) for name in "abc")
     for each in (a, b, c):
         crowd.come(each)
     assert crowd.inside() == ["a", "b"]
@@ -72,35 +72,35 @@ def test_no_more_than_jobs_at_once():
 
 def test_no_more_than_its_jobs_in_a_pool_while_others_go_on():
     crowd = Crowd(jobs=9, jobs_per_pool=1)
-    for each in (capture("a", "tank"), capture("b", "tank", "flash"), capture("c", "flash")):
+    for each in (job("a", "tank"), job("b", "tank", "flash"), job("c", "flash")):
         crowd.come(each)
     assert crowd.inside() == ["a", "c"]
 
 
 def test_one_domain_is_never_taken_twice_at_once():
     crowd = Crowd(jobs=9, jobs_per_pool=9)
-    crowd.come(capture("a", policy="p"))
-    crowd.come(capture("a", policy="q"))
+    crowd.come(job("a", policy="p"))
+    crowd.come(job("a", policy="q"))
     assert crowd.inside() == ["a"]
 
 
 def test_ram_in_flight_is_limited_and_a_plain_snapshot_is_not():
     crowd = Crowd(jobs=9, jobs_per_pool=9, ram_in_flight_mib=100)
-    for each in (capture("a", ram=60), capture("b", ram=60), capture("c"), capture("d", ram=40)):
+    for each in (job("a", ram=60), job("b", ram=60), job("c"), job("d", ram=40)):
         crowd.come(each)
     assert crowd.inside() == ["a", "c", "d"]
 
 
 def test_a_guest_with_more_ram_than_the_limit_is_taken_without_another_ram_snapshot():
     crowd = Crowd(jobs=9, jobs_per_pool=9, ram_in_flight_mib=100)
-    crowd.come(capture("big", ram=500))
-    crowd.come(capture("small", ram=1))
+    crowd.come(job("big", ram=500))
+    crowd.come(job("small", ram=1))
     assert crowd.inside() == ["big"]
 
 
 def test_waiting_captures_are_refused_when_the_limiter_closes():
     crowd = Crowd(jobs=1)
-    first, second = capture("a"), capture("b")
+    first, second = job("a"), job("b")
     crowd.come(first)
     crowd.come(second)
     crowd.limiter.close()
@@ -112,13 +112,13 @@ def test_waiting_captures_are_refused_when_the_limiter_closes():
 def test_a_closed_limiter_refuses_every_capture():
     limiter = ConcurrencyLimiter(Schedule())
     limiter.close()
-    with pytest.raises(LimiterClosedError), limiter.through(capture("a")):
+    with pytest.raises(LimiterClosedError), limiter.through(job("a")):
         pass
 
 
 def test_other_limits_count_at_once():
     crowd = Crowd(jobs=1, jobs_per_pool=9)
-    crowd.come(capture("a"))
-    crowd.come(capture("b"))
+    crowd.come(job("a"))
+    crowd.come(job("b"))
     crowd.limiter.limit(Schedule(jobs=2, jobs_per_pool=9))
     crowd.await_inside("a", "b")

@@ -11,14 +11,15 @@ from snaporch.config import Config
 from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note
-from snaporch.model import VerificationResult, VerifyDepth
+from snaporch.locks import DAEMON, SCHEDULE, domain_lock, held_by
+from snaporch.model import VerificationResult, VerifyDepth, iso
 from snaporch.schedule import daemon as daemon_module
 from snaporch.schedule.apply_retention import RetentionResult
 from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
-from snaporch.schedule.failures import read_failed
+from snaporch.schedule.failed_attempts import read_failed
 from snaporch.schedule.recurrence import times
-from snaporch.schedule.subprocesses import BulkJobResult, CaptureOutcome, Subprocesses
+from snaporch.schedule.subprocesses import BulkJobResult, SnapshotJobResult, Subprocesses
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 
@@ -37,18 +38,18 @@ class Taker(Subprocesses):
         self.bulk_jobs_done = queue.SimpleQueue()
         self.answer = 0, ("web@s  passed",), ()
 
-    def _take(self, capture):
+    def _take(self, job):
         if self._stopped:
             raise LimiterClosedError
         if self.held is not None:
-            self.taken.put(f"{capture.domain} begins")
+            self.taken.put(f"{job.domain} begins")
             assert self.held.wait(PATIENCE)
-            return CaptureOutcome(capture, 143, "stopped by SIGTERM")
-        status = self.statuses.get(capture.domain, 0)
+            return SnapshotJobResult(job, 143, "stopped by SIGTERM")
+        status = self.statuses.get(job.domain, 0)
         if status == 0:
-            self.scheduled.taken(datetime.now(UTC), capture.policy, capture.domain)
-        self.taken.put(capture.domain)
-        return CaptureOutcome(capture, status, f"status {status}")
+            self.scheduled.taken(datetime.now(UTC), job.policy, job.domain)
+        self.taken.put(job.domain)
+        return SnapshotJobResult(job, status, f"status {status}")
 
     def run_bulk_job(self, name):
         self.bulk_jobs_done.put((name, datetime.now(UTC)))
@@ -70,7 +71,7 @@ class Heard:
         self.looks.put([each.domain.name for each in forecasts])
 
     def ended(self, _config, outcome):
-        self.outcomes.put((outcome.capture.domain, outcome.status))
+        self.outcomes.put((outcome.job.domain, outcome.status))
 
     def failed(self, _config, error):
         self.errors.put(error.line())
@@ -217,11 +218,11 @@ def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, await_line
         scheduled.taken(now - timedelta(hours=hours))
     partial = Path(old.bundle).parent / ".20260601T100000Z-0123abcd.partial"
     partial.mkdir()
-    (Path(old.bundle) / "stranger").touch()
+    (Path(old.bundle) / "unknown").touch()
     with serving() as daemon:
         daemon.thread.start()
         await_line("STATUS=1 scheduled")
-        assert "holds stranger" in daemon.heard.errors.get(timeout=PATIENCE)
+        assert "holds unknown" in daemon.heard.errors.get(timeout=PATIENCE)
     assert f"tank/web@{old.snapshot}" not in scheduled.world.pool.names()
     text = f"deleted {partial.name}: its run ended without finishing it"
     assert text in scheduled.world.heard.steps
@@ -501,6 +502,33 @@ def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, monk
         answer.set()
         while lines.get(timeout=PATIENCE) != "WATCHDOG=1":
             pass
+
+
+def test_a_check_that_hangs_is_shown(scheduled, serving, await_line):
+    scheduled.taken(datetime.now(UTC))
+    runtime, interrupt = scheduled.context.config.paths.runtime, scheduled.context.interrupt
+    answer, began = threading.Event(), datetime.now(UTC)
+
+    def checked():
+        return held_by(runtime, SCHEDULE).checked
+
+    with (
+        domain_lock(runtime, SCHEDULE, SCHEDULE, DAEMON, wait=0, interrupt=interrupt),
+        serving() as daemon,
+    ):
+        daemon.thread.start()
+        await_line("STATUS=1 scheduled")
+        before = checked()
+        assert before >= iso(began)
+        hanging = threading.Event()
+        scheduled.world.hooks.at["pool.survey"] = lambda: hanging.set() or answer.wait(PATIENCE)
+        daemon.reload()
+        assert hanging.wait(PATIENCE)
+        daemon.reload()
+        assert await_line("STATUS=").startswith("STATUS=checking guests and policies since ")
+        assert checked() == before
+        answer.set()
+        await_line("STATUS=1 scheduled")
 
 
 def test_a_full_disk_stops_neither_retention_nor_the_delay_before_a_retry(

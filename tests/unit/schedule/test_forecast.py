@@ -1,12 +1,16 @@
 import shutil
+from contextlib import ExitStack
 from datetime import timedelta
 
 import pytest
 from fakes.schedule import HOURLY, NOW
 
+from snaporch import default_paths
 from snaporch.errors import NotFoundError, UnavailableError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import domain_lock
 from snaporch.model import DomainState, VerificationResult, VerifyDepth, iso
-from snaporch.schedule.failures import FailedAttempt, read_failed, write_failed
+from snaporch.schedule.failed_attempts import FailedAttempt, read_failed, write_failed
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -111,6 +115,52 @@ def test_held_cloned_and_incomplete_snapshots_stay_and_have_a_reason(scheduled):
     assert reasons[held.run] == "held, though not in hourly=2"
     assert reasons[cloned.run] == "cloned as tank/copy, though not in hourly=2"
     assert reasons[torn.run].startswith("incomplete")
+
+
+def test_snapshots_that_came_back_from_a_replica_stay_until_they_are_released(scheduled):
+    """The replica kept more of them than the rule here."""
+    taken = [each.snapshot for each in scheduled.hours_ago(9, 8, 7, 6)]
+    pool = scheduled.world.pool
+    for name in taken:
+        pool.set_properties([f"tank/web@{name}"], {"snaporch:copy": "nas"})
+    scheduled.hours_ago(0)
+    (each,) = make_forecasts(scheduled.context, NOW)
+    assert each.to_delete == []
+    assert each.verdicts[0].reason == "came back from a replica, though not in hourly=2"
+    assert not each.next_snapshots[0].due(NOW)
+    for name in taken:
+        pool.inherit(f"tank/web@{name}", "snaporch:copy")
+    (each,) = make_forecasts(scheduled.context, NOW)
+    assert [verdict.taken.snapshot for verdict in each.to_delete] == taken[:3]
+
+
+def test_copies_that_another_host_sends_after_a_failover_are_not_the_guests_own(scheduled):
+    policy = {"hourly": HOURLY | {"replicate": ["usb"]}}
+    replica = {"usb": {"dataset": "usb/kvm", "bundles": "/usb/bundles"}}
+    scheduled.configure(policy=policy, defaults={"policies": ["hourly"]}, replica=replica)
+    own = scheduled.taken(NOW - timedelta(hours=3))
+    marked = {"snaporch:replicated": "usb"}
+    scheduled.world.pool.set_properties([f"tank/web@{own.snapshot}"], marked)
+    scheduled.copied(NOW - timedelta(minutes=5))
+    (each,) = make_forecasts(scheduled.context, NOW)
+    assert [record.run for record in each.records] == [own.run]
+    assert [verdict.taken.run for verdict in each.verdicts] == [own.run]
+    assert each.next_snapshots[0].due(NOW)
+    assert each.replications == ()
+
+
+def test_a_copy_in_a_local_pool_is_not_the_guests_own(scheduled):
+    (taken,) = scheduled.hours_ago(0)
+    pool = scheduled.world.pool
+    pool.replicate(f"tank/web@{taken.snapshot}", "backup/kvm/tank:web")
+    pool.set_properties([f"backup/kvm/tank:web@{taken.snapshot}"], {"snaporch:copy": "usb"})
+    assert not the_next(scheduled).due(NOW)
+    pool.destroy_snapshots([f"tank/web@{taken.snapshot}"])
+    assert make_forecasts(scheduled.context, NOW)[0].records == ()
+    assert the_next(scheduled).due(NOW)
+    shutil.rmtree(taken.bundle)
+    assert make_forecasts(scheduled.context, NOW)[0].records == ()
+    assert the_next(scheduled).due(NOW)
 
 
 def test_a_torn_snapshot_does_not_count(scheduled):
@@ -253,3 +303,38 @@ def test_snapshots_of_a_guest_that_is_off_stay(scheduled):
         (each,) = make_forecasts(scheduled.context, now)
         kept = [v.taken.created for v in each.verdicts if not v.delete]
         assert kept[-2:] == [NOW - timedelta(hours=720), NOW - timedelta(hours=719)]
+
+
+def locked(uuid):
+    return domain_lock(default_paths.LOCKS, "x", uuid, "verify", wait=0, interrupt=Interrupt())
+
+
+def begin_clone(world, name):
+    clone = world.add_guest(name)
+    (world.paths.clones / clone.uuid).mkdir(parents=True)
+    (world.paths.clones / clone.uuid / "making").touch()
+    return clone.uuid
+
+
+def test_clones_of_verifications_are_no_domains_but_leftovers_and_permanent_ones_are(scheduled):
+    uuid = begin_clone(scheduled.world, "verify-1")
+    (scheduled.world.paths.clones / scheduled.world.add_guest("mine").uuid).mkdir()
+
+    def names():
+        return {each.domain.name for each in make_forecasts(scheduled.context, NOW)}
+
+    with locked(uuid):
+        assert names() == {"web", "mine"}
+    assert names() == {"web", "mine", "verify-1"}, "its process was killed"
+
+
+def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled, monkeypatch):
+    listed = scheduled.world.hypervisor.domains
+    with ExitStack() as stack:
+
+        def domains():
+            stack.enter_context(locked(begin_clone(scheduled.world, "verify-1")))
+            return listed()
+
+        monkeypatch.setattr(scheduled.world.hypervisor, "domains", domains)
+        assert [each.domain.name for each in make_forecasts(scheduled.context, NOW)] == ["web"]

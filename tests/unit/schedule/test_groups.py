@@ -7,11 +7,11 @@ from fakes.schedule import HOURLY, NOW
 
 from snaporch.config import Schedule
 from snaporch.schedule.apply_retention import apply_retention
-from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, SnapshotJob
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.schedule.recurrence import times
-from snaporch.schedule.run_due import changed_by, due_captures
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.run_due import changed_by, due_snapshots
+from snaporch.schedule.subprocesses import SnapshotJobResult
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -29,11 +29,11 @@ def pair(scheduled):
 
 
 def due(scheduled, now=NOW):
-    return due_captures(scheduled.context, make_forecasts(scheduled.context, now), now)
+    return due_snapshots(scheduled.context, make_forecasts(scheduled.context, now), now)
 
 
 def test_a_group_is_due_once_with_the_pools_and_ram_of_all_members(pair):
-    captures = {capture.label: capture for capture in due(pair)}
+    captures = {job.label: job for job in due(pair)}
     assert set(captures) == {"group pair", "other"}
     group = captures["group pair"]
     assert group.pools == {"tank", "flash"}
@@ -56,23 +56,23 @@ def test_domains_of_a_group_have_the_same_times(pair):
 
 
 def test_a_failure_is_remembered_for_all_members(pair):
-    (group,) = [capture for capture in due(pair) if capture.group]
-    failed = changed_by({}, [CaptureOutcome(group, 5, "no")], NOW)
+    (group,) = [job for job in due(pair) if job.group]
+    failed = changed_by({}, [SnapshotJobResult(group, 5, "no")], NOW)
     assert set(failed) == group.keys
-    assert changed_by(failed, [CaptureOutcome(group, 0, "done")], NOW) == {}
+    assert changed_by(failed, [SnapshotJobResult(group, 0, "done")], NOW) == {}
 
 
 def test_the_run_reports_a_missing_member(pair):
     pair.world.hypervisor.guests.pop(pair.context.hypervisor.domain("mail").uuid)
-    (group,) = [capture for capture in due(pair) if capture.group]
+    (group,) = [job for job in due(pair) if job.group]
     assert group.others == ()
 
 
 def test_a_group_counts_as_so_many_jobs_as_it_has_domains():
     limiter = ConcurrencyLimiter(Schedule(jobs=2, jobs_per_pool=9))
-    pair = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
-    other = PolicyCapture("w", "other", "hourly", frozenset({"tank"}), 0)
-    member = PolicyCapture("v", "mail", "daily", frozenset({"flash"}), 0)
+    pair = SnapshotJob("u", "web", "hourly", frozenset({"tank"}), 0, "pair", ("v",))
+    other = SnapshotJob("w", "other", "hourly", frozenset({"tank"}), 0)
+    member = SnapshotJob("v", "mail", "daily", frozenset({"flash"}), 0)
     with limiter.through(other):
         assert not limiter._room(pair)
     with limiter.through(pair):  # it may begin, although it alone reaches the limit

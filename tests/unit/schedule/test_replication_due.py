@@ -3,10 +3,10 @@ from datetime import timedelta
 
 import pytest
 from fakes.schedule import NOW
-from fakes.standing import RECORD
+from fakes.status_example import RECORD
 
 from snaporch.model import BundleState, Level
-from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.replication_due import last_arrived, next_replication
 
 RETRY = timedelta(minutes=10)
@@ -50,6 +50,13 @@ def test_an_older_snapshot_without_its_bundle_is_not_due():
     torn = replace(taken(3), state=BundleState.MISSING)
     assert wanted([torn, taken(2, "nas")]) is None
     assert wanted([taken(3, "nas"), replace(taken(2), state=BundleState.MISSING)]) is not None
+
+
+def test_a_snapshot_that_the_replica_cannot_get_any_more_is_not_due():
+    dropped = replace(taken(3), dropped=("nas",))
+    assert wanted([dropped, taken(2, "nas")]) is None
+    assert wanted([replace(taken(2), dropped=("nas",))]) is None
+    assert wanted([replace(taken(3), dropped=("usb",)), taken(2, "nas")]) is not None
 
 
 def test_a_torn_snapshot_is_not_due():

@@ -4,13 +4,13 @@ from fakes.hypervisor import Agent
 from fakes.schedule import NOW
 
 from snaporch.model import DomainState
-from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
-from snaporch.schedule.failures import FailedAttempt, read_failed
+from snaporch.schedule.concurrency import ConcurrencyLimiter, SnapshotJob
+from snaporch.schedule.failed_attempts import FailedAttempt, read_failed
 from snaporch.schedule.forecast import make_forecasts
-from snaporch.schedule.run_due import capture_of, changed_by, due_captures, remember, take_all
-from snaporch.schedule.subprocesses import CaptureOutcome, Subprocesses
+from snaporch.schedule.run_due import changed_by, due_snapshots, remember, snapshot_job, take_all
+from snaporch.schedule.subprocesses import SnapshotJobResult, Subprocesses
 
-WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
+WEB = SnapshotJob("u", "web", "hourly", frozenset({"tank"}), 0)
 
 
 class Taker(Subprocesses):
@@ -22,10 +22,10 @@ class Taker(Subprocesses):
         self.context = context
         self.taken = []
 
-    def _take(self, capture):
-        self.taken.append(capture.domain)
-        status = self.statuses.get(capture.domain, 0)
-        return CaptureOutcome(capture, status, f"status {status}")
+    def _take(self, job):
+        self.taken.append(job.domain)
+        status = self.statuses.get(job.domain, 0)
+        return SnapshotJobResult(job, status, f"status {status}")
 
 
 def test_the_capture_that_waited_longest_comes_first(scheduled):
@@ -34,7 +34,7 @@ def test_the_capture_that_waited_longest_comes_first(scheduled):
         world.add_guest(name)
     scheduled.hours_ago(3, guest="web")
     scheduled.hours_ago(9, guest="mail")
-    found = due_captures(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
+    found = due_snapshots(scheduled.context, make_forecasts(scheduled.context, NOW), NOW)
     assert [(each.domain, each.policy) for each in found] == [
         ("mail", "hourly"),
         ("web", "hourly"),
@@ -46,8 +46,8 @@ def test_a_capture_has_its_pools_and_ram(scheduled):
     world = scheduled.world
     domain = world.add_guest("two", {"vda": "tank/two", "vdb": "flash/two"})
     world.guest("two").ram = b"x" * (3 << 20)
-    capture = capture_of(scheduled.context, domain, "hourly")
-    assert (capture.pools, capture.ram_mib) == ({"tank", "flash"}, 3)
+    job = snapshot_job(scheduled.context, domain, "hourly")
+    assert (job.pools, job.ram_mib) == ({"tank", "flash"}, 3)
 
 
 def test_only_ram_snapshots_of_running_guests_burden_ram(scheduled):
@@ -62,7 +62,7 @@ def test_only_ram_snapshots_of_running_guests_burden_ram(scheduled):
         world.guest(name).ram = big
     web = scheduled.context.hypervisor.domain("web")
     burden = [
-        capture_of(scheduled.context, domain, policy).ram_mib
+        snapshot_job(scheduled.context, domain, policy).ram_mib
         for domain, policy in ((web, "auto"), (web, "crash"), (quiet, "auto"), (off, "auto"))
     ]
     assert burden == [3, 0, 0, 0]
@@ -71,13 +71,13 @@ def test_only_ram_snapshots_of_running_guests_burden_ram(scheduled):
 def test_a_failure_stops_no_other_and_is_remembered(scheduled):
     scheduled.world.add_guest("mail")
     context = scheduled.context
-    wanted = due_captures(context, make_forecasts(context, NOW), NOW)
+    wanted = due_snapshots(context, make_forecasts(context, NOW), NOW)
     taker = Taker(context, mail=8)
     reported = []
     outcomes = take_all(context, taker, wanted, reported.append)
     assert reported == outcomes
     assert sorted(taker.taken) == ["mail", "web"]
-    assert {outcome.capture.domain: outcome.status for outcome in outcomes} == {"mail": 8, "web": 0}
+    assert {outcome.job.domain: outcome.status for outcome in outcomes} == {"mail": 8, "web": 0}
     remember(context, outcomes)
     mail = context.hypervisor.domain("mail").uuid
     assert set(read_failed(context.config.paths.schedule)) == {f"{mail}/hourly"}
@@ -100,8 +100,8 @@ def test_after_a_signal_no_capture_begins(scheduled):
 
 def test_failures_that_are_remembered_after_an_attempt():
     before = {WEB.key: FailedAttempt(NOW - timedelta(hours=1), "old")}
-    assert changed_by(before, [CaptureOutcome(WEB, 0, "done")], NOW) == {}
-    assert changed_by({}, [CaptureOutcome(WEB, 6, "busy")], NOW) == {
+    assert changed_by(before, [SnapshotJobResult(WEB, 0, "done")], NOW) == {}
+    assert changed_by({}, [SnapshotJobResult(WEB, 6, "busy")], NOW) == {
         WEB.key: FailedAttempt(NOW, "busy")
     }
-    assert changed_by(before, [CaptureOutcome(WEB, 143, "stopped")], NOW) == before
+    assert changed_by(before, [SnapshotJobResult(WEB, 143, "stopped")], NOW) == before

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fakes.standing import RECORD
+from fakes.status_example import RECORD
 
 from snaporch.config import Schedule
 from snaporch.model import Level
-from snaporch.schedule.concurrency import ConcurrencyLimiter, PolicyCapture
+from snaporch.schedule.concurrency import ConcurrencyLimiter, SnapshotJob
 from snaporch.schedule.subprocesses import (
     BulkJobResult,
     Subprocesses,
@@ -19,7 +19,7 @@ from snaporch.schedule.subprocesses import (
     snapshot_command,
 )
 
-WEB = PolicyCapture("u", "web", "hourly", frozenset({"tank"}), 0)
+WEB = SnapshotJob("u", "web", "hourly", frozenset({"tank"}), 0)
 OBEDIENT = """
 import signal, sys
 def stop(*_):
@@ -95,7 +95,7 @@ def test_a_stop_terminates_running_children_and_starts_no_other(tmp_path):
     os.mkfifo(ready)
     made = captures(OBEDIENT, str(ready))
     outcomes = {}
-    other = PolicyCapture("v", "mail", "hourly", frozenset({"tank"}), 0)
+    other = SnapshotJob("v", "mail", "hourly", frozenset({"tank"}), 0)
     threads = [
         threading.Thread(target=lambda each=each: outcomes.update({each.domain: made.take(each)}))
         for each in (WEB, other)

@@ -8,7 +8,12 @@ from snaporch.journal import Journal
 from snaporch.model import VerificationResult, VerifyDepth
 from snaporch.restore.source import find_records
 from snaporch.schedule import run_verifications
-from snaporch.schedule.failures import VERIFICATIONS, FailedAttempt, read_failed, write_failed
+from snaporch.schedule.failed_attempts import (
+    VERIFICATIONS,
+    FailedAttempt,
+    read_failed,
+    write_failed,
+)
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.plan import make_plan
 from snaporch.verify import liveness
@@ -149,7 +154,7 @@ def test_a_failed_verification_is_recorded_and_stops_no_other(weekly):
 
 def test_a_lack_of_memory_is_remembered_until_a_verification_succeeds(weekly):
     weekly.hours_ago(1)
-    weekly.world.memory = 0
+    weekly.world.set_memory(0)
     ((_, error),) = all_due(weekly)
     assert "MiB of memory" in error.reason
     place = weekly.context.config.paths.schedule
@@ -158,7 +163,7 @@ def test_a_lack_of_memory_is_remembered_until_a_verification_succeeds(weekly):
     assert all_due(weekly) == []
     write_failed(place, {k: FailedAttempt(f.at - DAY, f.reason) for k, f in
                          read_failed(place, VERIFICATIONS).items()}, VERIFICATIONS)  # fmt: skip
-    weekly.world.memory = 1 << 40
+    weekly.world.set_memory(1 << 40)
     ((_, outcome),) = all_due(weekly)
     assert outcome.passed
     assert read_failed(place, VERIFICATIONS) == {}

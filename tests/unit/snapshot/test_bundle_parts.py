@@ -5,15 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes import images
 
-from snaporch.bundle import save_image
 from snaporch.bundle.compress import Compression, CompressionSettings
-from snaporch.bundle.host_file import HostFileError
+from snaporch.bundle.firmware_files import HostFileError
 from snaporch.bundle.manifest import Role
-from snaporch.bundle.save_image import SaveImageError, SaveImageWriter
+from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.store import BundleStore
+from snaporch.context import SealingTimes
 from snaporch.hypervisor import Pause
 from snaporch.model import DomainState
-from snaporch.snapshot import bundle_parts
 from snaporch.snapshot.bundle_parts import RamCapture, side_parts
 
 PLAIN = CompressionSettings(Compression.NONE)
@@ -23,7 +22,7 @@ UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 
 @pytest.fixture
 def capture(tmp_path):
-    return RamCapture(tmp_path, tmp_path / "ram.pipe", PLAIN)
+    return RamCapture(tmp_path, tmp_path / "ram.pipe", PLAIN, SealingTimes(tick=0.01))
 
 
 def nothing(_stored):
@@ -83,35 +82,6 @@ def test_the_compression_that_libvirt_used_is_recorded(capture, label, name):
     assert capture.seal(nothing).compression == name
 
 
-class StuckStore:
-    """A file that blocks from the second write on, until the test releases it."""
-
-    def __init__(self, monkeypatch):
-        self.gate, self.stuck = threading.Event(), threading.Event()
-        write = SaveImageWriter._raw_write
-
-        def block(writer, data):
-            self.writer = writer
-            if writer._stored > 92:  # the header and the XML are written beforehand
-                self.stuck.set()
-                self.gate.wait(PATIENCE)
-            write(writer, data)
-
-        monkeypatch.setattr(SaveImageWriter, "_raw_write", block)
-
-
-@pytest.fixture
-def stuck(monkeypatch):
-    store = StuckStore(monkeypatch)
-    yield store
-    store.gate.set()
-    for thread in threading.enumerate():
-        if thread.name in ("store", "seal"):
-            thread.join(PATIENCE)
-    if not store.writer._file.closed:  # only its sealing thread was blocked in it
-        store.writer._file.close()
-
-
 def poured(capture, way):
     if way == "stream":
         capture.open_stream()
@@ -121,13 +91,14 @@ def poured(capture, way):
 
 
 @pytest.mark.parametrize("way", ["stream", "file"])
-def test_sealing_can_be_aborted_while_the_store_hangs(capture, tmp_path, stuck, monkeypatch, way):
-    monkeypatch.setattr(bundle_parts, "_ABORT_SECONDS", 0.1)
+def test_sealing_can_be_aborted_while_the_store_hangs(tmp_path, ram_store, way):
+    times = SealingTimes(tick=0.01, abort=0.1)
+    capture = RamCapture(tmp_path, tmp_path / "ram.pipe", PLAIN, times)
     poured(capture, way)
     seen = []
 
     def tick(stored):
-        assert stuck.stuck.wait(PATIENCE)
+        assert ram_store.reached.wait(PATIENCE)
         seen.append(stored)
         if len(seen) == 2:
             raise KeyboardInterrupt
@@ -142,8 +113,7 @@ def test_syncing_is_not_aborted(capture, monkeypatch):
     """However long it takes: writing much data cannot be distinguished from a hanging store."""
     poured(capture, "stream")
     synced, looks = threading.Event(), []
-    monkeypatch.setattr(save_image.os, "fsync", lambda _: synced.wait(PATIENCE))
-    monkeypatch.setattr(bundle_parts, "_TICK_SECONDS", 0.01)
+    monkeypatch.setattr(os, "fsync", lambda _: synced.wait(PATIENCE))
     threading.Timer(0.3, synced.set).start()
 
     def tick(moved):
@@ -154,26 +124,24 @@ def test_syncing_is_not_aborted(capture, monkeypatch):
     assert len(looks) < 10
 
 
-def test_a_header_that_cannot_be_stored_does_not_block_the_writer(capture, monkeypatch):
+def test_a_header_that_cannot_be_stored_does_not_block_the_writer(capture, ram_store):
     """QEMU would hang in its write to the pipe."""
-    gate = threading.Event()
-    monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(PATIENCE))
+    ram_store.taken = -1
     capture.open_stream()
     capture.target.write_bytes(images.piped())
     ending = threading.Thread(target=capture.abandon, daemon=True)
     ending.start()
     ending.join(10)
     assert not ending.is_alive()
-    gate.set()
 
 
 @pytest.mark.parametrize("way", ["stream", "file"])
-def test_a_store_that_recovers_after_the_abort_leaves_no_file(capture, tmp_path, stuck, way):
+def test_a_store_that_recovers_after_the_abort_leaves_no_file(capture, tmp_path, ram_store, way):
     poured(capture, way)
 
     def tick(_stored):
-        assert stuck.stuck.wait(PATIENCE)
-        threading.Timer(0.1, stuck.gate.set).start()
+        assert ram_store.reached.wait(PATIENCE)
+        threading.Timer(0.1, ram_store.gate.set).start()
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -1,11 +1,10 @@
 import os
+import shutil
 from unittest import mock
 
 import pytest
 from fakes.world import World
 
-from snaporch.bundle import compress
-from snaporch.snapshot import capture_selftest
 from snaporch.snapshot.capture_selftest import CaptureMode, capture_mode
 
 
@@ -16,10 +15,11 @@ def world(tmp_path):
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip", "none"])
 def test_a_working_compressor_is_reported_and_no_file_is_left(world, tmp_path, compression):
+    before = set(tmp_path.rglob("*"))
     mode = capture_mode(world.with_defaults(compression=compression))
     assert mode == CaptureMode(True, compression, "auto")
     assert mode.describe() == f"RAM is streamed (compression: {compression})"
-    assert list(tmp_path.iterdir()) == []
+    assert set(tmp_path.rglob("*")) == before
 
 
 def test_a_file_system_without_pipes(world):
@@ -31,7 +31,7 @@ def test_a_file_system_without_pipes(world):
 
 
 def test_a_compressor_that_is_not_installed(world, monkeypatch):
-    monkeypatch.setattr(compress.shutil, "which", lambda _name: None)
+    monkeypatch.setenv("PATH", "/nonexistent")
     mode = capture_mode(world.with_defaults(compression="gzip"))
     assert (mode.streams, mode.reason) == (False, "pigz is not installed")
 
@@ -55,15 +55,18 @@ def test_a_compressor_that_hangs(world, tmp_path, monkeypatch, takes):
     stuck.write_text(f"#!/bin/sh\n{takes}read -r _ <{tmp_path}/never\n")
     stuck.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stuck.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(capture_selftest, "_PATIENCE_SECONDS", 0.5)
-    mode = capture_mode(world.with_defaults(compression="gzip"))
+    mode = capture_mode(world.with_defaults(compression="gzip"), seconds=0.5)
     assert not mode.streams
     assert mode.reason
 
 
-def test_the_decompressed_data_is_compared(world, monkeypatch):
-    monkeypatch.setattr(capture_selftest, "_undone", lambda _method, data: data[:-1])
-    mode = capture_mode(world.with_defaults(compression="none"))
+def test_the_decompressed_data_is_compared(world, tmp_path, monkeypatch):
+    cutting = tmp_path / "bin" / "zstd"
+    cutting.parent.mkdir()
+    cutting.write_text(f'#!/bin/sh\n{shutil.which("zstd")} "$@" | head -c -1\n')
+    cutting.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{cutting.parent}:{os.environ['PATH']}")
+    mode = capture_mode(world.with_defaults(compression="zstd"))
     assert mode.reason == "the streamed data was changed"
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from fakes.hooks import failing_once
+from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 
 from snaporch import default_paths
@@ -23,12 +23,12 @@ from snaporch.errors import (
     RunFailedError,
 )
 from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.journal import Journal
-from snaporch.locks import domain_lock, holder
+from snaporch.locks import domain_lock, lock_holder
 from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.recovery.settle import recover
 from snaporch.restore.select import others_of_group
-from snaporch.snapshot import group_barrier
 from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
 from snaporch.snapshot.group_barrier import (
     CalledOffError,
@@ -98,21 +98,14 @@ def test_one_call_for_each_pool_over_all_domains(pair):
     assert by_name["tank/app@s1"] == by_name["tank/db@s1"]
 
 
-def test_common_properties_are_set_with_the_snapshots(pair, monkeypatch):
+def test_common_properties_are_set_with_the_snapshots(pair):
     """The other properties are set when the guests run again; snaporch may be killed before."""
-    said, real = [], pair.pool.snapshot
-
-    def snapshot(names, properties):
-        said.append(dict(properties))
-        real(names, properties)
-
-    monkeypatch.setattr(pair.pool, "snapshot", snapshot)
     take(pair, policy="hourly")
-    for properties in said:
+    for properties in pair.pool.created_with:
         group = properties.pop("snaporch:group")
         assert group.startswith("pair/")
         assert properties == {"snaporch:level": "crash", "snaporch:retention": "hourly"}  # so far
-    assert len(said) == 2
+    assert len(pair.pool.created_with) == 2
 
 
 def test_each_has_its_own_run_and_all_know_the_group(pair):
@@ -267,17 +260,18 @@ def test_a_failure_after_the_snapshots_affects_only_that_member(pair):
     assert len(pair.pool.names()) == 3
 
 
-def test_each_member_is_planned_once_under_the_locks_of_all(pair, monkeypatch):
+def test_each_member_is_planned_once_under_the_locks_of_all(pair):
     planned = []
 
-    def plan(context, domain, *arguments, **options):
-        held = {d.name for d in pair.hypervisor.domains() if holder(default_paths.LOCKS, d.uuid)}
-        planned.append((domain.name, held))
-        return make_plan(context, domain, *arguments, **options)
+    def plan():
+        held = {
+            d.name for d in pair.hypervisor.domains() if lock_holder(default_paths.LOCKS, d.uuid)
+        }
+        planned.append(held)
 
-    monkeypatch.setattr("snaporch.snapshot.group.make_plan", plan)
+    pair.hooks.at["hypervisor.blockers"] = plan
     assert raise_bugs(take(pair)) == []
-    assert planned == [("app", {"app", "db"}), ("db", {"app", "db"})]
+    assert planned == [{"app", "db"}, {"app", "db"}]
 
 
 @pytest.mark.parametrize("name", ["app", "db"])
@@ -293,8 +287,8 @@ def test_a_member_that_another_process_has_locked_is_busy(pair, name):
     assert raise_bugs(take(pair)) == []  # the other's lock was released
 
 
-def test_a_bug_is_raised_and_not_reported_as_a_failure(pair, monkeypatch):
-    monkeypatch.setattr("snaporch.snapshot.group.run_plan", failing_with(ZeroDivisionError()))
+def test_a_bug_is_raised_and_not_reported_as_a_failure(pair):
+    pair.heard.at["ram snapshot"] = failing(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
         raise_bugs(take(pair))
 
@@ -320,9 +314,13 @@ def test_names_uuids_and_patterns(pair):
     assert group_of(pair.context.config, pair.hypervisor.domain("app")) is None
 
 
-def test_patterns_do_not_match_clones(pair, monkeypatch):
+def test_patterns_do_not_match_clones(pair):
     configured(pair, "db", "a*")
-    monkeypatch.setattr("snaporch.snapshot.group.clone_of", lambda _xml: "app@s1")
+    app = pair.guest("app")
+    mark = f'<clone xmlns="{NAMESPACE}" uuid="{app.uuid}" of="web@s1"/>'
+    for which in ("live", "inactive"):
+        xml = getattr(app, which)
+        setattr(app, which, xml.replace("</domain>", f"<metadata>{mark}</metadata></domain>"))
     assert [d.name for d in members_of_group(pair.context, "pair")] == ["db"]
 
 
@@ -457,8 +455,8 @@ def test_a_member_that_saves_no_ram_after_all_blocks_no_other(window):
     window.turn("db")
 
 
-def test_a_waiting_member_is_woken_at_its_turn(window, pair, monkeypatch):
-    wait_without_polling(monkeypatch)
+def test_a_waiting_member_is_woken_at_its_turn(window, pair):
+    window.poll_seconds = 2 * PATIENCE
     app, db = (window.plans[name] for name in ("app", "db"))
     whole = pair.hypervisor.ram_in_use(app.domain.uuid)
     with ThreadPoolExecutor(2) as threads:
@@ -471,15 +469,8 @@ def test_a_waiting_member_is_woken_at_its_turn(window, pair, monkeypatch):
         small.result(PATIENCE)
 
 
-def test_a_domain_that_was_removed_is_reported_by_its_run(window, pair, monkeypatch):
-    real, app = pair.hypervisor.ram_in_use, window.plans["app"].domain.uuid
-
-    def ram_in_use(uuid):
-        if uuid == app:
-            raise NotFoundError("app", "no such domain")
-        return real(uuid)
-
-    monkeypatch.setattr(pair.hypervisor, "ram_in_use", ram_in_use)
+def test_a_domain_that_was_removed_is_reported_by_its_run(window, pair):
+    del pair.hypervisor.guests[window.plans["app"].domain.uuid]
     with pytest.raises(WaitsError):
         window.turn("app")
     window.turn("db")
@@ -539,10 +530,6 @@ def ready(window):
     for plan in window.plans.values():
         with pytest.raises(WaitsError):
             window.await_turn(plan.domain.uuid, plan, waits)
-
-
-def wait_without_polling(monkeypatch):
-    monkeypatch.setattr(group_barrier, "_POLL_SECONDS", 2 * PATIENCE)
 
 
 def take_as_a_member(window, name, check=None):
@@ -625,9 +612,9 @@ def test_no_snapshot_is_taken_while_a_member_is_being_released(pair):
     assert as_it_was(pair)
 
 
-def test_after_the_snapshots_a_failure_cancels_no_member(window, pair, monkeypatch):
+def test_after_the_snapshots_a_failure_cancels_no_member(window, pair):
     ready(window)
-    wait_without_polling(monkeypatch)
+    window.poll_seconds = 2 * PATIENCE
     app, db = (window.plans[name] for name in ("app", "db"))
     with frozen(window, "app") as future:
         GroupMemberSnapshotter(pair.context, window, db.domain.uuid).take(db, {})
@@ -637,20 +624,20 @@ def test_after_the_snapshots_a_failure_cancels_no_member(window, pair, monkeypat
     assert window.failed is None
 
 
-def test_before_the_snapshots_a_failure_cancels_the_others_at_once(window, monkeypatch):
+def test_before_the_snapshots_a_failure_cancels_the_others_at_once(window):
     ready(window)
-    wait_without_polling(monkeypatch)
+    window.poll_seconds = 2 * PATIENCE
     with frozen(window, "db") as future:
         window.fail(window.plans["app"].domain.uuid, RunFailedError("app", "early"))
         with pytest.raises(CalledOffError, match="because app failed"):
             future.result(PATIENCE)
 
 
-def test_a_pool_that_fails_cancels_all_members_at_once(window, pair, monkeypatch):
+def test_a_pool_that_fails_cancels_all_members_at_once(window, pair):
     """The others are frozen, and must not wait until the failed run has been undone."""
     pair.hooks.at["pool.snapshot"] = failing_with(PoolError("tank", "is full"))
     ready(window)
-    wait_without_polling(monkeypatch)
+    window.poll_seconds = 2 * PATIENCE
     with frozen(window, "app") as future:
         with pytest.raises(PoolError):
             take_as_a_member(window, "db")

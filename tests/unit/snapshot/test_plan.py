@@ -8,11 +8,13 @@ from fakes.domain_xml import DiskSpec
 
 from snaporch.bundle.compress import Compression
 from snaporch.bundle.compression_tuning import RamSaveTimes
-from snaporch.bundle.store import BundleStore
+from snaporch.bundle.manifest import Role
+from snaporch.context import Clock
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.faults import Component
+from snaporch.hypervisor import Pause
 from snaporch.model import DomainState, GroupRun, Level, Strategy
-from snaporch.snapshot import host_blockers, plan
+from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.locate_disks import locate_disks
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -54,15 +56,10 @@ def test_the_default_name_is_the_time_in_utc(world):
     assert before <= moment <= datetime.now(UTC)
 
 
-def test_a_second_run_in_the_same_second_gets_a_number(world, monkeypatch):
+def test_a_second_run_in_the_same_second_gets_a_number(world):
     moment = datetime(2025, 6, 1, 12, 0, 0, tzinfo=UTC)
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return moment
-
-    monkeypatch.setattr(plan, "datetime", Clock)
+    world.clock = Clock(now=lambda: moment)
+    world.with_defaults()
     domain = world.add_guest(disks={"vda": "tank/a", "vdb": "tank/b"})
     names = []
     for dataset in ("tank/a", "tank/b", "tank/a"):
@@ -299,18 +296,17 @@ def test_an_overlay_that_another_tool_left_is_refused(world):
     assert "virsh blockcommit web vda --active --pivot" in str(caught.value)
 
 
-def test_too_little_room_for_ram_is_refused(world, monkeypatch):
+def test_too_little_room_for_ram_is_refused(world):
     domain = world.add_guest()
-    world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(host_blockers, "free_mib", lambda path: 2)
-    with pytest.raises(RefusedError, match="has 2 MiB free, RAM needs about 4 MiB"):
+    world.guest().ram_bytes = 1 << 60
+    with pytest.raises(RefusedError, match=r"has \d+ MiB free, RAM needs about 659706976665 MiB"):
         planned(world, domain)
 
 
-def test_levels_without_ram_need_no_room_for_it(world, monkeypatch):
+def test_levels_without_ram_need_no_room_for_it(world):
     domain = world.add_guest()
-    world.guest().ram = b"QEVM" + bytes(8 << 20)
-    monkeypatch.setattr(host_blockers, "free_mib", lambda path: 0)
+    world.guest().ram_bytes = 1 << 60
+    world.paths = world.paths.model_copy(update={"overlay_reserve_mib": 1 << 30})
     assert planned(world, domain, level="paused").strategy is Strategy.PAUSED
 
 
@@ -348,7 +344,7 @@ def test_too_little_room_for_overlays_is_refused(world):
 def test_planning_changes_nothing(world):
     planned(world, world.add_guest())
     assert world.hooks.log == []
-    assert sorted(path.name for path in world.root.iterdir()) == ["zfs"]
+    assert sorted(path.name for path in world.root.iterdir()) == ["proc", "zfs"]
 
 
 # -- settings -----------------------------------------------------------------------------------
@@ -361,6 +357,16 @@ def test_compression_follows_the_settings(world):
     assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
 
 
+def saved_before(context, domain, pace):
+    """The bundle of the last snapshot, with the times of saving its RAM."""
+    plan = make_plan(context, domain)
+    bundle = context.store.create(domain.uuid, plan.run)
+    part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace})
+    versions, moment = context.hypervisor.versions(domain), datetime.now(UTC)
+    pause = Pause(None, 0.0)
+    bundle.seal(build_manifest(plan, plan.level, [part], [], versions, pause, moment, moment))
+
+
 @pytest.mark.parametrize(
     ("compression", "pace", "level"),
     [
@@ -370,21 +376,18 @@ def test_compression_follows_the_settings(world):
         ("gzip", RamSaveTimes(5, 10.0, 0.0, 9.0), 1),
     ],
 )
-def test_the_compression_level_follows_the_last_snapshot(
-    world, monkeypatch, compression, pace, level
-):
-    asked = []
-    monkeypatch.setattr(BundleStore, "last_save_times", lambda _, uuid: asked.append(uuid) or pace)
+def test_the_compression_level_follows_the_last_snapshot(world, compression, pace, level):
     domain = world.add_guest()
     context = world.with_defaults(compression=compression)
+    saved_before(context, domain, pace)
     assert make_plan(context, domain).compressing.level == level
-    assert set(asked) <= {domain.uuid}
 
 
-def test_a_configured_compression_level_is_kept(world, monkeypatch):
-    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 10.0, 0.0, 0.0))
+def test_a_configured_compression_level_is_kept(world):
+    domain = world.add_guest()
     context = world.with_defaults(compression_level=0)
-    assert make_plan(context, world.add_guest()).compressing.level == 0
+    saved_before(context, domain, RamSaveTimes(1, 10.0, 0.0, 0.0))
+    assert make_plan(context, domain).compressing.level == 0
 
 
 def test_an_old_libvirt_gets_what_it_can_read(world):
@@ -498,7 +501,7 @@ def test_no_overlay_where_a_power_loss_empties_it_or_its_journal(world, what):
     domain = world.add_guest()
     place = getattr(world.paths, what)
     place.mkdir(parents=True, exist_ok=True)
-    world.forgetful[place] = "tmpfs"
+    world.resolver.forgetful[place] = "tmpfs"
     with pytest.raises(RefusedError, match=f"is on tmpfs.*set paths.{what}"):
         planned(world, domain)
     assert planned(world, domain, ram_strategy="auto").strategy is Strategy.MANUAL

@@ -1,21 +1,21 @@
 import errno
+import os
+import select
 import shutil
-import threading
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fakes import images
 from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing, failing_once
 from fakes.leftovers import nothing_left_open
 
 from snaporch import command_log
 from snaporch.bundle.manifest import Role
-from snaporch.bundle.ram_pipe import RamPipe
-from snaporch.bundle.save_image import SaveImageError, SaveImageWriter, read_header
+from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import all_records
-from snaporch.disks import overlay_files
 from snaporch.disks.qemu_img import OverlayError
 from snaporch.errors import (
     AttentionError,
@@ -29,7 +29,7 @@ from snaporch.errors import (
     UnavailableError,
 )
 from snaporch.hypervisor import HypervisorError, StartHookProblem
-from snaporch.journal import Journal, Note, Step, append_note, read_journals
+from snaporch.journal import Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.settle import recover_leftovers
@@ -387,18 +387,19 @@ def test_a_level_recorded_on_the_second_try_is_not_called_a_crash(world):
 
 def test_sealing_that_fails_leaves_level_crash_and_no_bundle(world, monkeypatch):
     world.add_guest()
-    real = SaveImageWriter.finish
+    real = os.fsync
 
-    def fail(writer):
-        real(writer)
-        raise NO_SPACE
+    def sync(descriptor):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "ram.save":
+            raise NO_SPACE
+        real(descriptor)
 
-    monkeypatch.setattr(SaveImageWriter, "finish", fail)
+    monkeypatch.setattr(os, "fsync", sync)
     with pytest.raises(RunFailedError, match="No space left"):
         snapshot(world)
     assert_as_it_was(world)
     (record,) = records(world)
-    assert (record.level, record.state) == (Level.CRASH, BundleState.MISSING)
+    assert (record.level, record.state) == (Level.CRASH, BundleState.NONE)
     assert world.pool.snapshots()[0].properties["level"] == "crash"
 
 
@@ -428,17 +429,14 @@ def test_a_bundle_that_cannot_be_begun_keeps_its_own_exit_code(world):
     assert_as_it_was(world)
 
 
-def test_overlays_that_cannot_be_made_leave_no_trace(world, monkeypatch):
+def test_overlays_that_cannot_be_made_leave_no_trace(world):
     world.add_guest(disks=TWO)
-    made = []
 
-    def make(disk, _size, _owner):
-        if made:
+    def make():
+        if world.hooks.acts().count("overlays.make") == 2:
             raise OverlayError("qemu-img create", "No space left on device")
-        made.append(disk)
-        Path(disk.overlay).touch()
 
-    monkeypatch.setattr(overlay_files, "make_overlay", make)
+    world.hooks.at["overlays.make"] = make
     with pytest.raises(SnaporchError, match="No space left"):
         snapshot(world)
     assert_as_it_was(world)
@@ -454,16 +452,9 @@ def test_a_journal_that_cannot_be_written_stops_the_run_before_anything(world):
 
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("event", ["begin", "end"])
-def test_a_full_disk_under_the_journal_at_any_step(world, monkeypatch, step, event):
+def test_a_full_disk_under_the_journal_at_any_step(world, refuse_line, step, event):
     world.add_guest(disks=TWO)
-    real = Journal._write
-
-    def write(journal, **fields):
-        if (fields.get("event"), fields.get("step")) == (event, step.value):
-            raise NO_SPACE
-        real(journal, **fields)
-
-    monkeypatch.setattr(Journal, "_write", write)
+    refuse_line(f'"event": "{event}", "step": "{step}"')
     with nothing_left_open(), pytest.raises(RunFailedError, match="No space left"):
         snapshot(world)
     assert_as_it_was(world)
@@ -480,34 +471,42 @@ def test_a_failure_that_is_a_bug_is_undone_too(world):
 # -- RAM that cannot be streamed ----------------------------------------------------------------
 
 
-def broken_stream(world, monkeypatch, error):
-    """The writer fails when it gets RAM through the pipe; it can write from a file.
+@pytest.fixture
+def when_reader_has_failed(world):
+    """The guest is not switched to its overlays before it is known that the pipe's reader failed.
 
-    The guest is not switched to its overlays before that is known: it would not be tried again.
+    Saving RAM would not be tried again.
     """
-    real, ended = SaveImageWriter.write, threading.Event()
-    run = RamPipe._run
 
-    def run_and_signal(stream):
-        try:
-            run(stream)
-        finally:
-            ended.set()
+    def wait():
+        pipe = world.paths.runtime / f"{world.guest().uuid}.ram"
+        with suppress(FileNotFoundError):  # the reader, which ended, removed it
+            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                poll = select.poll()
+                poll.register(descriptor, 0)  # an error is reported when there is no reader
+                assert poll.poll(30_000)
+            finally:
+                os.close(descriptor)
 
-    monkeypatch.setattr(RamPipe, "_run", run_and_signal)
-    world.hooks.at["capture.writing"] = lambda: ended.wait(30)
+    def once():
+        del world.hooks.at["capture.writing"]
+        wait()
 
-    def write(writer, block):
-        if writer._trailer:
-            raise error
-        real(writer, block)
-
-    monkeypatch.setattr(SaveImageWriter, "write", write)
+    world.hooks.at["capture.writing"] = once
 
 
-def test_a_stream_that_is_no_image_is_repeated_with_a_file(world, monkeypatch):
+@pytest.fixture
+def full_store(world, ram_store):
+    """The bundle store is full while RAM arrives."""
+    world.add_guest()
+    world.guest().ram = images.qemu_stream(8 << 20)
+    ram_store.error = NO_SPACE
+
+
+def test_a_stream_that_is_no_image_is_repeated_with_a_file(world, when_reader_has_failed):
     world.add_guest(disks=TWO)
-    broken_stream(world, monkeypatch, SaveImageError("libvirt's RAM image", "is strange"))
+    world.hypervisor.garbles_pipes = True
     record = snapshot(world)
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     assert world.hooks.acts().count("hypervisor.capture") == 2
@@ -522,20 +521,19 @@ def test_a_capture_that_fails_once_is_repeated_with_a_file(world):
     assert_as_it_was(world)
 
 
-def test_a_full_store_is_not_retried(world, monkeypatch):
-    world.add_guest()
-    broken_stream(world, monkeypatch, NO_SPACE)
+def test_a_full_store_is_not_retried(world, full_store, when_reader_has_failed):
+    world.with_defaults(compression="none")
     with pytest.raises(RunFailedError, match="No space left on device"):
         snapshot(world)
     assert world.hooks.acts().count("hypervisor.capture") == 1
     assert_as_it_was(world)
 
 
-def test_the_cause_is_reported_and_not_libvirts_broken_pipe(world, monkeypatch):
-    world.add_guest()
-    world.with_defaults(ram_capture="stream")
-    broken_stream(world, monkeypatch, NO_SPACE)
-    with pytest.raises(RunFailedError) as caught:
+def test_the_cause_is_reported_and_not_libvirts_broken_pipe(
+    world, full_store, when_reader_has_failed
+):
+    world.with_defaults(ram_capture="stream", compression="none")
+    with pytest.raises(RunFailedError, match="No space left on device") as caught:
         snapshot(world)
     assert "Broken pipe" not in str(caught.value)
 

@@ -7,7 +7,7 @@ import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.data_files import shared_file
-from snaporch.hypervisor.start_hook import SOURCE, find_hook_problem
+from snaporch.hypervisor.start_hook_check import SOURCE, find_hook_problem
 from snaporch.snapshot.plan import make_plan
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"

@@ -3,26 +3,27 @@
 import errno
 import json
 import os
+import shutil
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
 from fakes import streams
-from fakes.hooks import failing
+from fakes.hooks import KilledError, failing
 
-from snaporch.bundle import page_image, store
 from snaporch.bundle.manifest import Role, read_manifest
-from snaporch.bundle.store import replace_manifest
 from snaporch.catalog.records import all_records
 from snaporch.model import BundleState, Level
 from snaporch.schedule.forecast import make_forecasts
-from snaporch.snapshot import store_pages
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import RAM_PROPERTY, PoolError
 from snaporch.zfs.resolver import NotOnZfsError
 
 SECOND = 2
+WRITING, READING_BACK = "writing what changed in RAM", "reading RAM back"
+"""The steps, by the beginning of what is reported."""
 
 
 @pytest.fixture
@@ -132,11 +133,9 @@ def test_a_dataset_that_cannot_be_made_leaves_the_image(paged):
     stays(paged, snapshot(paged), "no such pool")
 
 
-def test_a_snapshot_that_cannot_be_taken_leaves_the_image(paged, monkeypatch):
-    def no(*_arguments):
-        raise PoolError("zfs snapshot", "out of space")
-
-    monkeypatch.setattr(store_pages, "_snapshot", no)
+def test_a_snapshot_that_cannot_be_taken_leaves_the_image(paged):
+    no = failing(PoolError("zfs snapshot", "out of space"))
+    paged.heard.at[WRITING] = lambda: paged.hooks.at.update({"pool.snapshot": no})
     stays(paged, snapshot(paged), "out of space")
 
 
@@ -156,16 +155,20 @@ def test_an_unknown_stream_leaves_the_image(paged):
 
 
 def test_a_full_disk_leaves_the_image(paged, monkeypatch):
-    def full(*_arguments):
-        raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
+    real = os.pwrite
 
-    monkeypatch.setattr(page_image.PageFile, "put", full)
+    def full(descriptor, data, place):
+        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "pages":
+            raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
+        return real(descriptor, data, place)
+
+    monkeypatch.setattr(os, "pwrite", full)
     stays(paged, snapshot(paged), "/tank/ram/pages: No space left on device")
 
 
 def test_a_pool_without_room_for_all_pages_leaves_the_image(paged, monkeypatch):
     """The guests write to the pool too."""
-    monkeypatch.setattr(store_pages.shutil, "disk_usage", lambda _path: Usage())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage())
     stays(paged, snapshot(paged), "make room in the pool")
     assert not (paged.root / "zfs" / dataset(paged) / "pages").exists()
 
@@ -190,19 +193,9 @@ def test_a_foreign_dataset_is_left_alone(paged):
     assert not (paged.root / "zfs" / dataset(paged)).exists()
 
 
-def test_a_signal_stops_the_move_and_not_the_run(paged, monkeypatch):
-    real = page_image.PageFile.put
-
-    def come(self, place, data):
-        paged.context.interrupt.signum = 15
-        real(self, place, data)
-
-    monkeypatch.setattr(page_image.PageFile, "put", come)
+def test_a_signal_stops_the_move_and_not_the_run(paged):
+    paged.heard.at[WRITING] = lambda: setattr(paged.context.interrupt, "signum", 15)
     stays(paged, snapshot(paged), "SIGTERM")
-
-
-class KilledError(BaseException):
-    """End the process here."""
 
 
 @pytest.mark.parametrize(
@@ -211,20 +204,26 @@ class KilledError(BaseException):
 def test_a_run_killed_at_any_point_leaves_a_whole_snapshot(
     paged, monkeypatch, place, image_is_named
 ):
-    def die(*_arguments, **_options):
+    def unlink(path, *arguments, **options):
+        if path.name == "ram.save":
+            raise KilledError
+        real(path, *arguments, **options)
+
+    def die(*_arguments):
         raise KilledError
 
-    if place == "write":
-        monkeypatch.setattr(page_image.PageFile, "finish", die)
-    elif place == "snapshot":
-        monkeypatch.setattr(store_pages, "replace_manifest", die)
-    else:
-        monkeypatch.setattr(store_pages, "sync_directory", die)
-        monkeypatch.setattr(Path, "unlink", unlink_unless("ram.save"))
-    with pytest.raises(KilledError):
-        snapshot(paged)
-    monkeypatch.undo()
-    paged.install(monkeypatch)
+    real = Path.unlink
+    with monkeypatch.context() as here:
+        if place == "write":
+            paged.heard.at[WRITING] = lambda: paged.hooks.at.update({"pool.snapshot": die})
+        elif place == "snapshot":
+            paged.heard.at[READING_BACK] = lambda: here.setattr(os, "fsync", die)
+        else:
+            here.setattr(Path, "unlink", unlink)
+        with pytest.raises(KilledError):
+            snapshot(paged)
+    paged.heard.at.clear()
+    paged.hooks.at.clear()
     (record,) = all_records(paged.context.store, paged.pool.snapshots())
     assert (record.level, record.state) == (Level.RAM, BundleState.COMPLETE)
     paged.context.store.verify(f"{record.uuid}/{record.run}")
@@ -234,31 +233,18 @@ def test_a_run_killed_at_any_point_leaves_a_whole_snapshot(
     assert ram(second).name == "ram.rest"
 
 
-def unlink_unless(name):
-    real = Path.unlink
-
-    def unlink(self, *arguments, **options):
-        if self.name != name:
-            real(self, *arguments, **options)
-
-    return unlink
-
-
 def test_a_manifest_that_may_have_been_replaced_finds_all_its_parts(paged, monkeypatch):
     """The disk fails when the directory is synced: either manifest may be on it later."""
-    real, calls = store.sync_directory, []
+    real, calls = os.fsync, []
 
-    def fail_second(path):
-        calls.append(path)
-        if len(calls) == SECOND:
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        real(path)
+    def fail_second(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        calls.append(os.path.isdir(path))
+        if calls.count(True) == SECOND:
+            raise OSError(errno.EIO, "Input/output error", path)
+        real(descriptor)
 
-    def arm(*arguments):
-        monkeypatch.setattr(store, "sync_directory", fail_second)
-        replace_manifest(*arguments)
-
-    monkeypatch.setattr(store_pages, "replace_manifest", arm)
+    paged.heard.at[READING_BACK] = lambda: monkeypatch.setattr(os, "fsync", fail_second)
     record = snapshot(paged)
     assert "Input/output error" in paged.heard.notes[-1]
     assert {"ram.save", "ram.rest"} <= set(files(record))
@@ -279,7 +265,7 @@ def test_the_cost_of_the_second_image_comes_from_zfs(paged):
     )
 
 
-def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
+def test_pages_that_cannot_be_read_back_leave_the_image(paged):
     """The contents of the snapshot are checked, not what was written."""
 
     def differently(name, snapshot):
@@ -287,31 +273,29 @@ def test_pages_that_cannot_be_read_back_leave_the_image(paged, monkeypatch):
         for pages in (paged.root / "zfs" / name).glob(f".zfs/snapshot/{snapshot}/pages"):
             pages.write_bytes(pages.read_bytes().replace(b"\x07\x09", b"\x07\x08", 1))
 
-    monkeypatch.setattr(paged.pool, "snapshotted", differently)
+    paged.pool.snapshotted = differently
     stays(paged, snapshot(paged), "it is damaged")
 
 
-def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged, monkeypatch):
-    real = store_pages.split_image
-
-    def and_damage(image, rest, *more):
-        parts = real(image, rest, *more)
+def test_a_rest_that_cannot_be_read_back_leaves_the_image(paged):
+    def damage():
+        (rest,) = paged.paths.bundles.glob("*/*/ram.rest")
         rest.write_bytes(rest.read_bytes()[:-1] + b"?")
-        return parts
 
-    monkeypatch.setattr(store_pages, "split_image", and_damage)
+    paged.heard.at[READING_BACK] = damage
     stays(paged, snapshot(paged), "it is damaged")
 
 
-def test_a_page_snapshot_that_is_destroyed_at_once_leaves_the_image(paged, monkeypatch):
-    real = paged.pool.snapshot
+def test_a_page_snapshot_that_is_destroyed_at_once_leaves_the_image(paged):
+    def destroy(name, snapshot):
+        if name == dataset(paged):
+            paged.hooks.at["pool.snapshots"] = partial(gone, f"{name}@{snapshot}")
 
-    def and_destroy(names, properties):
-        real(names, properties)
-        if names == [f"{dataset(paged)}@s1"]:
-            paged.pool.destroy_snapshots(names)
+    def gone(taken):
+        del paged.hooks.at["pool.snapshots"]
+        paged.pool.destroy_snapshots([taken])
 
-    monkeypatch.setattr(paged.pool, "snapshot", and_destroy)
+    paged.pool.snapshotted = destroy
     stays(paged, snapshot(paged), "destroyed as soon as it was taken")
 
 

@@ -14,18 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from unittest import mock
 from xml.etree.ElementTree import fromstring, tostring
 
 import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
-from fakes.hooks import failing, failing_once
+from fakes.hooks import KilledError, failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.leftovers import nothing_left_open
 
-from snaporch.bundle.ram_pipe import RamPipe
-from snaporch.bundle.save_image import SaveImageWriter
 from snaporch.catalog.records import all_records
+from snaporch.context import Clock, SealingTimes
 from snaporch.errors import (
     AttentionError,
     InterruptedRunError,
@@ -39,11 +37,11 @@ from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.recovery.frozen_window import Window, window_of
 from snaporch.recovery.settle import recover
-from snaporch.snapshot import bundle_parts, run
-from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.snapshot.strategies import quiesced
+from snaporch.snapshot.strategies import make_strategy
+from snaporch.snapshot.strategies.base import RunMaterial
 from snaporch.snapshot.strategies.ram_limits import SealingWatch
 from snaporch.zfs import PoolError
 
@@ -170,13 +168,50 @@ def sigterm(world):
 
 
 class FakeClock:
-    """A clock that a test sets, in place of the ``time`` module."""
+    """A clock that a test sets."""
 
     def __init__(self):
         self.now = 1000.0
 
     def monotonic(self):
         return self.now
+
+    def go_on(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(world):
+    """The clock of the run, set by the test; to be asked for after ``prepare``."""
+    made = FakeClock()
+    world.clock = Clock(monotonic=made.monotonic)
+    return made
+
+
+@contextmanager
+def killed(world, place):
+    """A run is killed at a place, with what it left; then another process acts."""
+    world.hooks.at[place] = world.hooks.kill
+    with pytest.raises(KilledError):
+        yield
+    world.hooks.revive()
+
+
+@contextmanager
+def strategy_of(world, **options):
+    """A strategy that is prepared, as a run does it."""
+    plan = make_plan(
+        world.context, world.hypervisor.domain("web"), SnapshotRequest("s1", **options)
+    )
+    journal = Journal(world.paths.journal, plan.facts)
+    bundle = world.context.store.create(plan.domain.uuid, plan.run)
+    strategy = make_strategy(RunMaterial(world.context, plan, bundle, journal))
+    try:
+        strategy.prepare()
+        yield strategy
+    finally:
+        strategy.abandon()
+        journal.close(settled=True)
 
 
 # -- without failures ---------------------------------------------------------------------------
@@ -280,12 +315,10 @@ def test_two_pools_get_overlays(world):
     assert "hypervisor.commit" in world.hooks.acts()
 
 
-def test_a_pause_is_measured_to_its_end(world, prepare, monkeypatch):
+def test_a_pause_is_measured_to_its_end(world, clock, prepare):
     prepare("quiesced")
-    clock = FakeClock()
-    monkeypatch.setattr(quiesced, "time", clock)
-    world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + 0.25)
-    world.hooks.at["hypervisor.thaw_file_systems"] = lambda: setattr(clock, "now", clock.now + 0.5)
+    world.hooks.at["pool.snapshot tank"] = partial(clock.go_on, 0.25)
+    world.hooks.at["hypervisor.thaw_file_systems"] = partial(clock.go_on, 0.5)
     taken = snapshot(world)
     assert taken.pause_ms == 750
     assert taken.pause_parts == PauseParts(switch=0, snapshot=250, resume=500)
@@ -332,30 +365,19 @@ def test_a_failure_after_the_zfs_snapshots_keeps_them_as_crash(world, prepare, c
 @every_strategy
 @pytest.mark.parametrize("step", Step)
 @pytest.mark.parametrize("event", ["begin", "end"])
-def test_the_journals_disk_is_full_at_a_step(world, prepare, monkeypatch, case, step, event):
+def test_the_journals_disk_is_full_at_a_step(world, prepare, refuse_line, case, step, event):
     prepare(case)
-    real = Journal._write
-
-    def write(journal, **fields):
-        if (fields.get("event"), fields.get("step")) == (event, step.value):
-            raise OSError(28, "No space left on device")
-        real(journal, **fields)
-
-    monkeypatch.setattr(Journal, "_write", write)
+    refuse_line(f'"event": "{event}", "step": "{step}"')
     with nothing_left_open(), pytest.raises(RunFailedError, match="No space left"):
         snapshot(world)
     assert world.is_as_it_was(state=case.state)
 
 
 @pytest.mark.parametrize("case", ["paused", "quiesced"])
-def test_the_journals_disk_is_full_at_a_note(world, prepare, monkeypatch, case):
+def test_the_journals_disk_is_full_at_a_note(world, prepare, refuse_line, case):
     """The guest is not touched if the note cannot be written."""
     prepare(case)
-
-    def full(journal, note):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Journal, "note", full)
+    refuse_line('"event": "note"')
     with pytest.raises(RunFailedError, match="No space left"):
         snapshot(world)
     assert world.hooks.acts() == ["hypervisor.rebase_inactive"]
@@ -414,22 +436,10 @@ def test_a_freeze_by_the_agent_is_never_interrupted(world, prepare):
 # -- killed, then recovered ---------------------------------------------------------------------
 
 
-def end_as_if_killed(monkeypatch):
-    """Have runs end as if killed: no recovery after a failure."""
-
-    def die(_run, journal, error):
-        journal.close(settled=False)
-        return error
-
-    monkeypatch.setattr(run._Run, "_recover", die)
-
-
 @pytest.mark.parametrize(("case", "place"), FAILURES_BEFORE_SNAPSHOTS + FAILURES_AFTER_SNAPSHOTS)
-def test_a_run_killed_anywhere_is_recovered(world, prepare, monkeypatch, case, place):
+def test_a_run_killed_anywhere_is_recovered(world, prepare, case, place):
     case = prepare(case)
-    end_as_if_killed(monkeypatch)
-    world.hooks.at[place] = failing_once(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
+    with killed(world, place):
         snapshot(world)
     recover(world.context, world.guest().uuid)
     assert world.is_as_it_was(state=case.state)
@@ -438,11 +448,9 @@ def test_a_run_killed_anywhere_is_recovered(world, prepare, monkeypatch, case, p
 
 
 @every_strategy
-def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, prepare, monkeypatch, case):
+def test_a_run_killed_when_its_bundle_was_sealed_is_completed(world, prepare, case):
     prepare(case)
-    end_as_if_killed(monkeypatch)
-    world.hooks.at["pool.set_properties"] = failing_once(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
+    with killed(world, "pool.set_properties"):
         snapshot(world)
     assert {s.properties["level"] for s in world.pool.snapshots()} == {"crash"}
     said = recover(world.context, world.guest().uuid)
@@ -508,20 +516,16 @@ def test_a_guest_that_the_admin_suspends_or_resumes_before_the_freeze_stays_so(
 
 
 @pytest.fixture
-def when_freeze_begins(world, monkeypatch):
-    """Run an action when the journal has the begin of the freeze."""
+def when_freeze_begins(world):
+    """Run an action when the journal has the begin of the freeze, and the guest is checked."""
 
     def arrange(act):
-        original = Journal.step
+        def look():
+            if any(Note.SAVING in each.notes for each in read_journals(world.paths.journal)):
+                del world.hooks.at["hypervisor.find"]
+                act()
 
-        @contextmanager
-        def step(journal, name):
-            with original(journal, name):
-                if name is Step.FREEZE:
-                    act()
-                yield
-
-        monkeypatch.setattr(Journal, "step", step)
+        world.hooks.at["hypervisor.find"] = look
 
     return arrange
 
@@ -613,17 +617,15 @@ def test_a_guest_that_the_admin_suspends_while_ram_is_saved_stays_suspended(worl
 
 
 @pytest.mark.parametrize("case", RAM_OF_RUNNING_GUESTS)
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("kill", [False, True])
 def test_a_guest_that_the_admin_suspends_stays_suspended_after_a_failure(
-    world, prepare, case, killed
+    world, prepare, case, kill
 ):
     case = prepare(case)
     world.hooks.at["capture.writing"] = partial(world.hypervisor.suspend, world.guest().uuid)
-    if killed:
-        with mock.patch.object(run._Run, "_recover", lambda _s, _j, error: error):
-            world.hooks.at["pool.snapshot tank"] = failing(KeyboardInterrupt())
-            with pytest.raises(KeyboardInterrupt):
-                snapshot(world)
+    if kill:
+        with killed(world, "pool.snapshot tank"):
+            snapshot(world)
         recover(world.context, world.guest().uuid)
     else:
         world.hooks.at["pool.snapshot tank"] = failing(PoolError("tank", "is full"))
@@ -712,25 +714,19 @@ def test_a_guest_that_is_thawed_during_the_zfs_snapshots(world, prepare):
 
 
 @pytest.mark.parametrize(("late", "level"), [(0.4, Level.QUIESCED), (0.6, Level.CRASH)])
-def test_a_freeze_longer_than_its_budget_is_recorded_as_crash(
-    world, prepare, monkeypatch, late, level
-):
+def test_a_freeze_longer_than_its_budget_is_recorded_as_crash(world, clock, prepare, late, level):
     prepare("quiesced", quiesce_budget="500ms")
-    clock = FakeClock()
-    monkeypatch.setattr(quiesced, "time", clock)
-    world.hooks.at["pool.snapshot tank"] = lambda: setattr(clock, "now", clock.now + late)
+    world.hooks.at["pool.snapshot tank"] = partial(clock.go_on, late)
     assert snapshot(world).level is level
     reported = any("more than 500 ms" in text for text in world.heard.notes)
     assert reported == (level is Level.CRASH)
     assert world.is_as_it_was()
 
 
-def test_the_budget_counts_from_before_the_freeze(world, prepare, monkeypatch):
+def test_the_budget_counts_from_before_the_freeze(world, clock, prepare):
     """The first file system may be frozen long before the agent has frozen the last."""
     prepare("quiesced", quiesce_budget="500ms")
-    clock = FakeClock()
-    monkeypatch.setattr(quiesced, "time", clock)
-    world.hooks.at["agent.frozen"] = lambda: setattr(clock, "now", clock.now + 1)
+    world.hooks.at["agent.frozen"] = partial(clock.go_on, 1)
     assert snapshot(world).level is Level.CRASH
 
 
@@ -786,12 +782,11 @@ def test_an_overlay_that_another_domain_uses_is_not_removed_after_the_commit(wor
 
 
 @every_strategy
-def test_volumes_are_flushed_while_the_guest_is_frozen(world, prepare, case, monkeypatch):
+def test_volumes_are_flushed_while_the_guest_is_frozen(world, prepare, case):
     """What QEMU wrote may still be in the host's cache of the device."""
     case = prepare(case)
-    monkeypatch.setattr(run.stat, "S_ISBLK", lambda _mode: True)
     flush = "flush"
-    monkeypatch.setattr(run, "flush_device", lambda path: world.hooks.act(flush, Path(path).name))
+    world.context.flush_volume = lambda path: world.hooks.act(flush, Path(path).name)
     snapshot(world)
     flushed = [line for line in world.hooks.log if line.startswith(flush)]
     assert flushed == ["flush web-vda.img", "flush web-vdb.img"]
@@ -891,12 +886,10 @@ def test_no_ram_is_saved_beside_a_job_that_began_after_the_plan(world, prepare, 
     assert world.guest().state is DomainState.RUNNING
 
 
-def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, prepare, monkeypatch):
+def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, prepare):
     prepare("overlay")
     world.guest().writes_fast = True
-    end_as_if_killed(monkeypatch)
-    world.hooks.at["commit.suspended"] = failing_once(KeyboardInterrupt())
-    with pytest.raises(KeyboardInterrupt):
+    with killed(world, "commit.suspended"):
         snapshot(world)
     assert world.guest().state is DomainState.PAUSED
     recover(world.context, world.guest().uuid)
@@ -907,13 +900,9 @@ def test_a_run_killed_while_its_commit_had_suspended_the_guest(world, prepare, m
 
 
 @pytest.fixture
-def slow_ram(world, monkeypatch):
+def slow_ram(world, clock):
     """Saving RAM takes longer than its budget."""
-    from snaporch.snapshot.strategies import ram_limits
-
-    clock = FakeClock()
-    monkeypatch.setattr(ram_limits, "time", clock)
-    world.hooks.at["capture.writing"] = lambda: setattr(clock, "now", clock.now + 60)
+    world.hooks.at["capture.writing"] = partial(clock.go_on, 60)
     return clock
 
 
@@ -990,15 +979,10 @@ def test_a_guest_that_runs_on_overlays_is_no_longer_noted_as_suspended(
     assert world.is_as_it_was()
 
 
-def test_a_guest_that_libvirt_has_not_resumed_is_not_noted_as_resumed(
-    world, prepare, slow_ram, monkeypatch
-):
+def test_a_guest_that_libvirt_has_not_resumed_is_not_noted_as_resumed(world, prepare, slow_ram):
     """Recovery resumes it."""
     prepare("overlay", ram_time_budget="30s")
-    let_run, missed = world.hypervisor._let_run, []
-    monkeypatch.setattr(
-        world.hypervisor, "_let_run", lambda guest: let_run(guest) if missed else missed.append(1)
-    )
+    world.guest().misses_resume = True
     seen = []
     world.hooks.at["pool.snapshot tank"] = lambda: seen.append(notes(world))
     with pytest.raises(RunFailedError):
@@ -1024,8 +1008,9 @@ def test_a_budget_of_bytes(world, prepare):
 @pytest.mark.parametrize("case", ["overlay", "manual"])
 def test_a_run_fails_if_no_ram_arrives(world, prepare, slow_ram, case):
     prepare(case, ram_time_budget="0s")
-    world.hooks.at["capture.writing"] = lambda: setattr(slow_ram, "now", slow_ram.now + 200)
-    with mock.patch.object(RamCapture, "arrived_bytes", 0), pytest.raises(RunFailedError) as caught:
+    world.guest().ram = b"QEVM"  # which may be the end, and is not counted before it is known
+    world.hooks.at["capture.writing"] = partial(slow_ram.go_on, 200)
+    with pytest.raises(RunFailedError) as caught:
         snapshot(world)
     assert "no RAM has arrived for 120 s" in str(caught.value)
     assert world.is_as_it_was()
@@ -1036,29 +1021,20 @@ def test_a_run_fails_if_no_ram_arrives(world, prepare, slow_ram, case):
 
 
 @pytest.fixture
-def sealing(world, monkeypatch):
+def sealing(world, clock, ram_store):
     """A store that takes nothing more; time passes at every check, and the checks are recorded."""
-    from snaporch.snapshot.strategies import ram_limits
+    looks = []
 
-    clock, looks = FakeClock(), []
-    monkeypatch.setattr(ram_limits, "time", clock)
-    monkeypatch.setattr(bundle_parts, "_TICK_SECONDS", 0)
+    def look():
+        looks.append(clock.now)
+        clock.go_on(10)
+        return clock.now
 
-    class Stuck:
-        succeeded = False
+    def begin():
+        world.context.clock = Clock(monotonic=look)
 
-        def __init__(self, _finish):
-            pass
-
-        def start(self):
-            pass
-
-        def ended_within(self, _seconds):
-            looks.append(clock.now)
-            clock.now += 10
-            return False
-
-    monkeypatch.setattr(bundle_parts, "_Sealing", Stuck)
+    world.sealing_times = SealingTimes(tick=0, abort=0)
+    world.heard.at["sealing the bundle"] = begin
     return looks
 
 
@@ -1085,13 +1061,13 @@ def test_after_a_signal_sealing_fails_earlier(world, prepare, sealing):
     assert world.is_as_it_was()
 
 
-def test_a_hanging_store_does_not_keep_the_guest_paused(world, prepare, monkeypatch):
+def test_a_hanging_store_does_not_keep_the_guest_paused(world, prepare, ram_store):
     """If the run fails while the guest is frozen."""
     prepare("manual", compression="none")
-    gate, stuck_at, resumed_at = threading.Event(), [], []
-    monkeypatch.setattr(SaveImageWriter, "_raw_write", lambda *_: gate.wait(60))
+    stuck_at, resumed_at = [], []
 
     def fail():
+        assert ram_store.reached.wait(60)
         stuck_at.append(time.monotonic())
         raise PoolError("tank", "is suspended")
 
@@ -1099,38 +1075,29 @@ def test_a_hanging_store_does_not_keep_the_guest_paused(world, prepare, monkeypa
     world.hooks.at["hypervisor.resume"] = lambda: resumed_at.append(time.monotonic())
     with pytest.raises(RunFailedError):
         snapshot(world)
-    gate.set()
     assert resumed_at[0] - stuck_at[0] < 5
 
 
-def test_the_times_of_saving_ram_end_with_the_capture(world, prepare, monkeypatch):
+def test_the_times_of_saving_ram_end_with_the_capture(world, prepare):
     """Waiting after the capture must not count as the compressor's time."""
     prepare("overlay")
-    paces = []
-    real = RamPipe.end_measurement
-
-    def end_measurement(stream):
-        real(stream)
-        paces.append((len(world.hooks.acts()), stream.pace))
-
-    monkeypatch.setattr(RamPipe, "end_measurement", end_measurement)
-    monkeypatch.setattr(
-        RamPipe, "enlarge_buffers", lambda _: None
-    )  # as if the pause were not reported
-    snapshot(world)
-    first, last = paces[0], paces[-1]
-    assert first[0] < last[0]
-    assert first[1] == last[1]
+    world.hypervisor.reports_pauses = False
+    with strategy_of(world) as strategy:
+        strategy.freeze()
+        captured = strategy._capture._stream.pace
+        strategy.release()
+        assert strategy.ram_part().pace == captured
 
 
-def test_after_a_signal_sealing_that_progresses_is_finished(world, prepare, monkeypatch):
+def test_after_a_signal_sealing_that_progresses_is_finished(world, clock, prepare):
     """However long it takes, also after a signal."""
     prepare("overlay")
-    watch = SealingWatch("web", world.context.interrupt)
+    watch = SealingWatch("web", world.context.interrupt, clock.monotonic)
     sigterm(world)()
     for stored in range(100):
+        clock.go_on(60)
         watch.check(stored)
-    monkeypatch.setattr(watch, "_moved", watch._moved - 31)
+    clock.go_on(31)
     with pytest.raises(InterruptedRunError):
         watch.check(99)
 
@@ -1188,59 +1155,54 @@ def test_a_downtime_limit_of_none_is_left_alone(world, prepare):
     assert seen == [300]
 
 
-@pytest.fixture
-def streams(monkeypatch):
-    """The rate of each capture, with the capture."""
-    made = []
-    real = RamCapture.limit
-
-    def limit(capture, rate):
-        real(capture, rate)
-        made.append((rate, capture))
-
-    monkeypatch.setattr(RamCapture, "limit", limit)
-    return made
-
-
-def test_a_rate_ends_when_the_guest_is_paused(world, prepare, streams):
+def test_a_rate_ends_when_the_guest_is_paused(world, prepare):
     prepare("overlay", ram_rate=1)
     limits = []
-    for place in ("capture.writing", "capture.switched"):
-        world.hooks.at[place] = lambda: limits.append(streams[0][1].is_limited)
-    snapshot(world)  # the fake stops the guest in the middle of its RAM, as a suspension would
+    with strategy_of(world) as strategy:
+        for place in ("capture.writing", "capture.switched"):
+            world.hooks.at[place] = lambda: limits.append(strategy._capture.is_limited)
+        # the fake stops the guest in the middle of its RAM, as a suspension would
+        strategy.freeze()
     assert limits == [True, False]
 
 
-def test_a_rate_on_the_command_line(world, prepare, streams):
+@pytest.mark.parametrize(("rate", "limited"), [(0, False), (5, True), (None, True)])
+def test_a_rate_on_the_command_line(world, prepare, rate, limited):
     prepare("overlay", ram_rate=1)
-    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1", rate=0))
-    assert [rate for rate, _ in streams] == [0]
+    with strategy_of(world, rate=rate) as strategy:
+        assert strategy._capture.is_limited == limited
+        assert strategy._capture._throttle._bytes_per_second == (1 if rate is None else rate) << 20
 
 
-def test_a_rate_is_raised_if_the_budget_needs_it(world, prepare, streams, monkeypatch):
+def test_a_rate_is_raised_if_the_budget_needs_it(world, prepare):
     prepare("overlay", ram_rate=1, ram_time_budget="10s")
-    monkeypatch.setattr(world.hypervisor, "ram_in_use", lambda _uuid: 100 << 20)
-    snapshot(world)
-    assert [rate for rate, _ in streams] == [20]
+    world.guest().ram_bytes = 100 << 20
+    with strategy_of(world) as strategy:
+        assert strategy._capture._throttle._bytes_per_second == 20 << 20
     assert any("saving RAM at 20 MiB/s" in text for text in world.heard.notes)
 
 
-def test_the_rate_is_lifted_if_ram_changes_faster(world, prepare, streams):
+def test_the_rate_is_lifted_if_ram_changes_faster(world, prepare):
     prepare("overlay", ram_rate=1000, downtime_limit="40ms")
-    lifted = []
-    real = RamCapture.lift_limit
+    world.guest().ram_bytes = 1
+    world.hypervisor.reports_pauses = False  # a pause lifts it, too
+    with strategy_of(world) as strategy:
+        capture, arrived = strategy._capture, threading.Event()
+        write = capture._writer.write
 
-    def lift_limit(capture):
-        lifted.append(world.guest().job)
-        real(capture)
+        def counted(data):
+            write(data)
+            if capture.arrived_bytes > 2:
+                arrived.set()
 
-    with (
-        mock.patch.object(RamCapture, "arrived_bytes", 1 << 40),
-        mock.patch.object(RamCapture, "lift_limit", lift_limit),
-    ):
-        snapshot(world)
-    assert len(lifted) == 1
-    assert any("changes faster than the rate" in text for text in world.heard.notes)
+        capture._writer.write = counted
+        world.hooks.at["capture.writing"] = lambda: arrived.wait(30)
+        assert capture.is_limited
+        strategy.freeze()
+        assert not capture.is_limited
+        strategy.release()
+        strategy.ram_part()
+    assert len([text for text in world.heard.notes if "changes faster than the rate" in text]) == 1
     assert world.guest().downtime_limit == 300
 
 

@@ -8,18 +8,18 @@ import pytest
 from fakes.schedule import HOURLY, NOW
 
 from snaporch.config import StatusOptions
-from snaporch.context import Interrupt
+from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal, Note, Step
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, record_check
 from snaporch.model import DomainState, Level, iso
-from snaporch.restore.start_lock import with_start_bar
-from snaporch.schedule.failures import FailedAttempt, write_failed
+from snaporch.restore.start_bar import with_start_bar
+from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
 from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.recurrence import times
 from snaporch.snapshot.plan import make_plan
 from snaporch.status.collect import collect_status, usage
 from snaporch.status.problems import find_problems
-from snaporch.zfs import ForeignMount
+from snaporch.zfs import BlockingMount
 
 
 def policy(status, domain=0):
@@ -128,10 +128,11 @@ def test_a_run_under_way(scheduled, standing, opened, steps, phase, window):
     assert run.since - datetime.now(UTC) < timedelta(seconds=1)
 
 
-def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opened):
+@pytest.mark.parametrize("content", ['{"format": 99}\n', "garbage\n"])
+def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opened, content):
     opened(Step.PREPARE)
     strange = scheduled.context.config.paths.journal / "zz.jsonl"
-    strange.write_text('{"format": 99}\n')
+    strange.write_text(content)
     run, other = standing().runs
     assert not run.held
     assert (other.kind, other.path) == ("", str(strange))
@@ -215,6 +216,19 @@ def test_the_scheduler_that_runs_is_shown(scheduled, standing):
         scheduler = standing().scheduler
     assert (scheduler.holder.doing, scheduler.holder.pid) == ("daemon", os.getpid())
     assert scheduler.there
+    assert scheduler.refresh == scheduled.context.config.schedule.refresh
+
+
+def test_the_daemons_last_check_is_shown(scheduled, standing):
+    runtime = scheduled.context.config.paths.runtime
+    with domain_lock(runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()):
+        assert standing().scheduler.holder.checked == ""
+        for at in (NOW, NOW + timedelta(hours=1)):
+            record_check(runtime, at)
+            scheduler = standing().scheduler
+            assert (scheduler.holder.doing, scheduler.checked) == ("daemon", at)
+    record_check(runtime, NOW)  # the daemon does not hold the lock
+    assert standing().scheduler.checked is None
 
 
 def test_the_store_is_measured(tmp_path):
@@ -364,8 +378,8 @@ def test_a_store_that_is_not_mounted(scheduled, standing):
 
 def test_snapshots_that_are_mounted_elsewhere(scheduled, standing):
     scheduled.hours_ago(1)
-    ours = ForeignMount("tank/web@of-others", "the guest db")
-    scheduled.world.pool.foreign = [ours, ForeignMount("tank/home@x", "backup (process 7)")]
+    ours = BlockingMount("tank/web@of-others", "the guest db")
+    scheduled.world.pool.foreign = [ours, BlockingMount("tank/home@x", "backup (process 7)")]
     assert standing().mounted == (ours,)
     assert standing().as_json()["mounted"] == [
         {"snapshot": "tank/web@of-others", "by": "the guest db"}

@@ -4,12 +4,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from fakes.standing import NOW, RUN, TAKEN, WELL, with_domain, with_policy
+from fakes.status_example import NOW, RUN, TAKEN, WELL, with_domain, with_policy
 from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
-from snaporch.schedule.failures import FailedAttempt
+from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.metrics import as_text, registry, write_textfile
 from snaporch.status.model import Problem, ProblemGrade

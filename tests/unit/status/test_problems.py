@@ -4,15 +4,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from fakes.standing import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
+from fakes.status_example import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
 
 from snaporch.config import StatusOptions
-from snaporch.model import BundleState, VerificationResult, VerifyDepth
-from snaporch.schedule.failures import FailedAttempt
+from snaporch.model import BundleState, Level, VerificationResult, VerifyDepth, iso
+from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState
 from snaporch.status.problems import find_problems, worst_grade
-from snaporch.zfs import ForeignMount
+from snaporch.zfs import BlockingMount
 
 FAILED = replace(NEXT, failed=FailedAttempt(NOW, "no such luck"))
 DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
@@ -20,6 +20,7 @@ JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
 FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
 LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
 INACTIVE = SchedulerState(None, {"snaporch.service": "inactive"})
+STARTING = replace(WELL.scheduler.holder, checked="")
 HALF = replace(RECORD, state=BundleState.MISSING)
 BROKEN = replace(
     RECORD, verified=VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED)
@@ -27,7 +28,7 @@ BROKEN = replace(
 FINE = replace(RECORD, verified=VerificationResult(NOW, passed=True, reached=VerifyDepth.RESUMED))
 
 
-MOUNT = ForeignMount("tank/web@s", "the guest db")
+MOUNT = BlockingMount("tank/web@s", "the guest db")
 TRIED = FailedAttempt(NOW, "nas: away")
 
 
@@ -39,6 +40,12 @@ def with_replica(last=None, since=NOW, failed=None):
 def filled(percent):
     store = WELL.store
     return replace(WELL, store=replace(store, free_bytes=store.size_bytes * (100 - percent) // 100))
+
+
+def late(**ago):
+    """A daemon whose last check is so old."""
+    holder = replace(WELL.scheduler.holder, checked=iso(NOW - timedelta(**ago)))
+    return replace(WELL, scheduler=replace(WELL.scheduler, holder=holder))
 
 
 def codes(status, **limits):
@@ -53,6 +60,8 @@ def codes(status, **limits):
         WELL,
         replace(WELL, runs=(RUN,)),
         replace(WELL, scheduler=INACTIVE),  # nothing is due
+        late(minutes=35),
+        replace(WELL, scheduler=SchedulerState(replace(STARTING, doing="run-due"))),
         replace(
             with_policy(next=DUE),
             scheduler=SchedulerState(None, {"snaporch-run-due.timer": "active"}),
@@ -91,13 +100,18 @@ def test_nothing_needs_attention(status):
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
         (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays=("/o/r",)), ("unknown-overlay", "warning")),
+        (late(minutes=35, seconds=1), ("check-late", "warning")),
+        (
+            replace(WELL, scheduler=replace(WELL.scheduler, holder=STARTING)),
+            ("check-late", "warning"),
+        ),
         (replace(with_policy(next=DUE), scheduler=INACTIVE), ("scheduler-inactive", "warning")),
         (replace(with_policy(next=FIRST), scheduler=INACTIVE), ("scheduler-inactive", "warning")),
         (with_policy(next=LONG), ("never", "critical")),
         (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
         (with_domain(lost="hourly"), ("no-policy", "critical")),
         (replace(WELL, unused=("hourly",)), ("unused-policy", "warning")),
-        (replace(WELL, strangers=(("policy.p", "wbe"),)), ("no-such-domain", "warning")),
+        (replace(WELL, unknown_domains=(("policy.p", "wbe"),)), ("no-such-domain", "warning")),
         (
             replace(
                 WELL,
@@ -142,6 +156,16 @@ def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
     assert problem.text.endswith("run: snaporch recover u")
 
 
+def test_an_interrupted_run_is_not_reported_as_a_missing_bundle():
+    bare = with_domain(last=replace(RECORD, state=BundleState.NONE, level=Level.CRASH))
+    (problem,) = find_problems(bare, StatusOptions())
+    assert problem.code == "incomplete"
+    assert problem.text.endswith(
+        "is only crash-consistent: its run was interrupted, or the guest was not frozen"
+    )
+    assert codes(replace(bare, runs=(replace(RUN, held=False),))) == [("interrupted", "critical")]
+
+
 def test_texts_of_interrupted_and_missed_snapshots():
     (problem,) = find_problems(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
     assert problem.text == "a snapshot was interrupted while frozen; run: snaporch recover u"
@@ -159,10 +183,10 @@ def test_snapshots_that_are_mounted_are_counted():
 
 
 def test_every_code_is_documented():
-    page = (Path(__file__).parents[3] / "docs" / "status.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 22
+    assert len(found) == 23
     for code in found:
         assert f"`{code}`" in page
 

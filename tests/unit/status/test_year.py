@@ -22,12 +22,12 @@ from fakes.schedule import Scheduled
 from fakes.world import World
 
 from snaporch.errors import ExitCode, SnaporchError, UnavailableError
-from snaporch.schedule import failures
+from snaporch.schedule import failed_attempts
 from snaporch.schedule.apply_retention import apply_retention
-from snaporch.schedule.failures import read_failed, write_failed
+from snaporch.schedule.failed_attempts import read_failed, write_failed
 from snaporch.schedule.forecast import make_forecasts, record_carried_out
-from snaporch.schedule.run_due import changed_by, due_captures
-from snaporch.schedule.subprocesses import CaptureOutcome
+from snaporch.schedule.run_due import changed_by, due_snapshots
+from snaporch.schedule.subprocesses import SnapshotJobResult
 from snaporch.status.collect import collect_status
 from snaporch.status.problems import find_problems
 
@@ -95,9 +95,9 @@ class Host:
         monkeypatch.setattr(
             "snaporch.schedule.forecast.read_zone_again", lambda: None
         )  # named above
-        write = failures._write
+        write = failed_attempts._write
         monkeypatch.setattr(
-            failures, "_write", lambda place, *what: self.write(write, place, *what)
+            failed_attempts, "_write", lambda place, *what: self.write(write, place, *what)
         )
 
     def units(self):
@@ -220,9 +220,9 @@ class Host:
             self.record_first_runs(forecasts)
         except SnaporchError:
             return
-        for capture in due_captures(context, forecasts, self.now):
-            if wanted(capture.policy):
-                self.take(capture)
+        for job in due_snapshots(context, forecasts, self.now):
+            if wanted(job.policy):
+                self.take(job)
         if self.by == "timer":
             apply_retention(context, make_forecasts(context, self.now), self.now)
 
@@ -232,17 +232,17 @@ class Host:
             known = self.since[policy]
             self.since[policy] = min(known or self.now, self.now) if self.name == "web" else None
 
-    def take(self, capture):
+    def take(self, job):
         paths, text, status = self.scheduled.context.config.paths, "taken", ExitCode.OK
         try:
             if self.is_full:
                 raise UnavailableError("store", "No space left on device")
-            record = self.scheduled.taken(self.now, capture.policy, level="crash")
-            self.taken[capture.policy].append((self.now, record))
+            record = self.scheduled.taken(self.now, job.policy, level="crash")
+            self.taken[job.policy].append((self.now, record))
         except SnaporchError as error:
             text, status = error.line(), error.exit_code
         known = read_failed(paths.schedule, spare=paths.runtime)
-        changed = changed_by(known, [CaptureOutcome(capture, int(status), text)], self.now)
+        changed = changed_by(known, [SnapshotJobResult(job, int(status), text)], self.now)
         try:
             write_failed(paths.schedule, changed, spare=paths.runtime)
         except UnavailableError:

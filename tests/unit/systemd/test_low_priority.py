@@ -1,46 +1,55 @@
 """What is left to do after the release, behind everything else on the host."""
 
 import os
-import subprocess
 
 import pytest
 
+from snaporch.default_paths import HostPaths
 from snaporch.systemd import low_priority
 
 
 @pytest.fixture
-def commands(monkeypatch):
-    """What would have been run."""
-    called = []
+def host(tmp_path):
+    """A host with systemd, and this process with the threads 7 and 8."""
+    host = HostPaths(proc=tmp_path / "proc", run=tmp_path / "run")
+    for thread in ("7", "8"):
+        (host.proc / "self/task" / thread).mkdir(parents=True)
+    (host.run / "systemd/system").mkdir(parents=True)
+    return host
 
-    def run(command, **_options):
-        called.append(list(command))
-        return subprocess.CompletedProcess(command, 1)
 
-    monkeypatch.setattr(low_priority.subprocess, "run", run)
-    monkeypatch.setattr(os, "listdir", lambda _path: ["7", "8"])
+@pytest.fixture
+def commands(monkeypatch, tmp_path):
+    """Returns the priorities that were set, and the programs that were run, which fail."""
+    programs, log, nice = tmp_path / "bin", tmp_path / "log", []
+    programs.mkdir()
+    for name in ("ionice", "busctl"):
+        (programs / name).write_text(f'#!/bin/sh\n(echo {name} "$@") >> {log}\nexit 1\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
     monkeypatch.setattr(os, "getpriority", lambda _which, thread: {7: 0, 8: 15}[thread])
-    monkeypatch.setattr(
-        os, "setpriority", lambda _which, thread, nice: called.append(["nice", thread, nice])
-    )
-    return called
+    monkeypatch.setattr(os, "setpriority", lambda _which, *words: nice.append(["nice", *words]))
+
+    def found():
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [*nice, *(line.split(" ") for line in lines)]
+
+    return found
 
 
-def test_without_systemd_by_nice_and_ionice_of_each_thread(commands, monkeypatch, tmp_path):
+def test_without_systemd_by_nice_and_ionice_of_each_thread(commands, host):
     """None of them comes forward by it."""
-    monkeypatch.setattr(low_priority, "SYSTEMD", tmp_path / "none")
-    low_priority.lower_priority("seal")
-    assert commands == [
-        ["nice", 7, 10],
-        ["nice", 8, 15],
-        ["ionice", "-c", "3", "-p", "7", "8"],
-    ]
+    (host.run / "systemd/system").rmdir()
+    low_priority.lower_priority("seal", host)
+    *nice, (*how, one, other) = commands()
+    assert sorted(nice) == [["nice", 7, 10], ["nice", 8, 15]]
+    assert how == ["ionice", "-c", "3", "-p"]
+    assert {one, other} == {"7", "8"}
 
 
-def test_under_systemd_in_a_slice_of_its_own(commands, monkeypatch, tmp_path):
-    monkeypatch.setattr(low_priority, "SYSTEMD", tmp_path)
-    low_priority.lower_priority("seal")
-    words = commands[-1]
+def test_under_systemd_in_a_slice_of_its_own(commands, host):
+    low_priority.lower_priority("seal", host)
+    words = commands()[-1]
     assert words[:6] == ["busctl", "--quiet", "call", *low_priority._MANAGER]
     assert words[6:8] == ["StartTransientUnit", "ssa(sv)a(sa(sv))"]
     count = int(words[10])
@@ -51,23 +60,20 @@ def test_under_systemd_in_a_slice_of_its_own(commands, monkeypatch, tmp_path):
     assert words[-1] == "0"
 
 
-def test_a_host_that_cannot_is_no_error(monkeypatch, tmp_path):
-    def absent(*_command, **_options):
-        raise FileNotFoundError
+def test_a_host_that_cannot_is_no_error(monkeypatch, tmp_path, host):
+    """There are no such threads (PID_MAX_LIMIT), and the programs are not installed."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    threads = host.proc / "self/task"
+    for number in (7, 8):
+        (threads / str(number)).rename(threads / str((1 << 22) + number))
+    low_priority.lower_priority("seal", host)
 
-    monkeypatch.setattr(low_priority, "SYSTEMD", tmp_path)
-    monkeypatch.setattr(os, "setpriority", absent)
-    monkeypatch.setattr(low_priority.subprocess, "run", absent)
-    low_priority.lower_priority("seal")
 
-
-def test_not_into_a_scope_where_its_own_unit_is_around_it(commands, monkeypatch, tmp_path):
-    monkeypatch.setattr(low_priority, "SYSTEMD", tmp_path)
-    group = tmp_path / "cgroup"
-    monkeypatch.setattr(low_priority, "_CGROUP", group)
+def test_not_into_a_scope_where_its_own_unit_is_around_it(commands, host):
+    group = host.proc / "self/cgroup"
     group.write_text("0::/snaporch.slice/snaporch-verify.service\n")
-    low_priority.lower_priority("verify")
-    assert [words[0] for words in commands] == ["nice", "nice", "ionice"]
+    low_priority.lower_priority("verify", host)
+    assert [words[0] for words in commands()] == ["nice", "nice", "ionice"]
     group.write_text("0::/snaporch.slice/snaporch.service\n")
-    low_priority.lower_priority("verify")
-    assert commands[-1][0] == "busctl"
+    low_priority.lower_priority("verify", host)
+    assert commands()[-1][0] == "busctl"

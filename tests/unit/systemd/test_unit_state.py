@@ -1,3 +1,4 @@
+from snaporch.default_paths import HostPaths
 from snaporch.systemd import unit_state
 
 SHOWN = """LoadState=loaded
@@ -15,12 +16,11 @@ def test_units_that_exist():
     assert unit_state.parse("") == {}
 
 
-def test_without_systemd_there_are_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(unit_state, "SYSTEMD", tmp_path / "no")
-    assert unit_state.unit_states() == {}
+def test_without_systemd_there_are_none(tmp_path):
+    assert unit_state.unit_states(HostPaths(run=tmp_path)) == {}
 
 
 def test_a_systemctl_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(unit_state, "SYSTEMD", tmp_path)
+    (tmp_path / "systemd/system").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert unit_state.unit_states() == {}
+    assert unit_state.unit_states(HostPaths(run=tmp_path)) == {}

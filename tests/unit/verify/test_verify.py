@@ -26,7 +26,14 @@ from snaporch.errors import (
 )
 from snaporch.extract import disk_reader
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
-from snaporch.model import BundleState, DatasetKind, DomainState, Level, VerifyDepth
+from snaporch.model import (
+    BundleState,
+    DatasetKind,
+    DomainState,
+    Level,
+    VerifyDepth,
+    VerifyStep,
+)
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import find_records
 from snaporch.show import describe
@@ -301,11 +308,83 @@ def test_a_missing_or_wrong_zfs_snapshot_fails(world, how):
     assert "flash/web@s1" in outcome.failure.line()
 
 
+def test_a_part_that_has_grown_has_the_wrong_size(original, world):
+    with (Path(original.record.bundle) / "domain.xml").open("ab") as stream:
+        stream.write(b"\n\n")
+    reason = "domain.xml of its bundle is missing, or of the wrong size"
+    assert check(world).failure.reason == reason
+    assert record(world).state is BundleState.INCOMPLETE
+
+
 def test_a_failed_result_replaces_a_passed_one(original, world):
     assert check(world).passed
     break_bundle(original, "flipped")
     check(world)
     assert not record(world).verified.passed
+
+
+def failed_steps(world):
+    verified = record(world).verified
+    assert verified.passed is not bool(verified.failed_steps)
+    return verified.failed_steps
+
+
+def test_a_failed_script_stays_failed_until_a_script_passes(original, world, tmp_path):
+    check(world, script=script(tmp_path, "exit 3"))
+    first = record(world).verified
+    for options in ({"run": False}, {}):
+        outcome = check(world, **options)
+        assert not outcome.passed
+        assert outcome.failure.line() == (
+            "web@s1: what was checked now is right, but it failed before in: script; "
+            "snaporch verify --script PATH web@s1"
+        )
+        assert failed_steps(world) == (VerifyStep.SCRIPT,)
+    assert record(world).verified.at >= first.at
+    assert check(world, script=script(tmp_path, "exit 0")).passed
+    assert failed_steps(world) == ()
+
+
+def test_ram_that_cannot_be_resumed_stays_failed_until_a_clone_runs(original, world):
+    world.hooks.at["hypervisor.restore"] = failing(HypervisorError("ram", "load of migration"))
+    check(world)
+    del world.hooks.at["hypervisor.restore"]
+    assert not check(world, run=False).passed
+    assert failed_steps(world) == (VerifyStep.CLONE,)
+    assert check(world).passed
+
+
+def test_a_lesser_failure_does_not_hide_a_deeper_one(original, world, tmp_path):
+    kept = (Path(original.record.bundle) / "ram.save").read_bytes()
+    check(world, script=script(tmp_path, "exit 3"))
+    break_bundle(original, "flipped")
+    check(world, run=False)
+    assert record(world).state is BundleState.DAMAGED
+    assert failed_steps(world) == (VerifyStep.CHECKSUMS, VerifyStep.SCRIPT)
+    (Path(original.record.bundle) / "ram.save").write_bytes(kept)
+    check(world, run=False)
+    assert record(world).state is BundleState.COMPLETE
+    assert failed_steps(world) == (VerifyStep.SCRIPT,)
+
+
+def test_a_disk_that_could_not_be_read_stays_failed_until_it_is_read(world, shown, monkeypatch):
+    def damaged(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    shown(b"x")
+    with monkeypatch.context() as patch:
+        patch.setattr(disk_reader.os, "pread", damaged)
+        check(world, disks=True, run=False)
+    assert failed_steps(world) == (VerifyStep.DISKS,)
+    assert not check(world).passed
+    assert check(world, disks=True, run=False).passed
+
+
+def test_a_failure_on_one_zfs_snapshot_only_counts(original, world, tmp_path):
+    """Writing the result was interrupted."""
+    check(world, script=script(tmp_path, "exit 3"))
+    world.pool.set_properties(["flash/web@s1"], {"snaporch:verified": ""})
+    assert not check(world, run=False).passed
 
 
 def test_a_damaged_bundle_is_not_shown_as_ram_until_it_passes(original, world):
@@ -465,7 +544,7 @@ def test_missing_scripts_and_directories_are_refused_first(tmp_path, what):
 
 
 def test_without_memory_there_is_no_result(world):
-    world.memory = 0
+    world.set_memory(0)
     with pytest.raises(RefusedError, match="of memory"):
         check(world)
     assert record(world).verified is None
@@ -550,9 +629,11 @@ def test_no_result_while_its_ram_is_moved_into_pages(world, monkeypatch, moment)
             store_as_pages(world.context, moves.pop())
 
     if moment == "sums":
-        monkeypatch.setattr(store, "sha256_of", lambda path: (move(), read(path))[1])
+        monkeypatch.setattr(
+            store, "sha256_of", lambda path, on_read: (move(), read(path, on_read))[1]
+        )
     else:
-        monkeypatch.setattr(BundleStore, "damage", lambda own, ref: (damage(own, ref), move())[0])
+        monkeypatch.setattr(BundleStore, "damage", lambda *each: (damage(*each), move())[0])
     with pytest.raises((BusyError, UnavailableError), match="verify it again"):
         check(world, "web@s2")
     assert not moves

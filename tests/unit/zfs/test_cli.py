@@ -1,9 +1,11 @@
+import os
 import subprocess
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime
 
 import pytest
 from fakes import zfs_get
+from fakes.log import recorded_commands
 
 from snaporch.errors import UnavailableError
 from snaporch.model import Dataset, DatasetKind
@@ -14,7 +16,7 @@ from snaporch.zfs.property_listing import Listing
 
 
 @pytest.fixture
-def zfs(monkeypatch):
+def zfs():
     """A ``zfs`` that answers by its first words, else from a table; unasked ones fail the test."""
     answers, asked, table = {}, [], {}
 
@@ -28,8 +30,7 @@ def zfs(monkeypatch):
         text = zfs_get.answer(words[1:], table)
         return subprocess.CompletedProcess(words, 0, text.encode("utf-8", "surrogateescape"), b"")
 
-    monkeypatch.setattr(cli.subprocess, "run", run)
-    pool = ZfsCommand("zfs")
+    pool = ZfsCommand("zfs", run)
     return pool, answers, asked, table
 
 
@@ -44,16 +45,13 @@ def born(guid=1, txg=2, creation=3, **marks):
 
 
 @pytest.mark.parametrize(("answer", "result"), [("", "ok"), ((1, "no such pool"), "failed")])
-def test_each_command_is_logged(zfs, monkeypatch, answer, result):
+def test_each_command_is_logged(zfs, answer, result):
     pool, answers, _, _ = zfs
     answers["destroy"] = answer
-    logged = []
-    monkeypatch.setattr(cli.LoggedCommand, "end", lambda each: logged.append(vars(each)))
-    with suppress(PoolError):
+    with recorded_commands() as log, suppress(PoolError):
         pool.destroy_bookmark("tank#a")
-    (line,) = logged
-    assert line["_words"] == ("zfs", "destroy", "tank#a")
-    assert line["_result"].startswith(result)
+    (line,) = log.lines
+    assert line.startswith(f"zfs destroy 'tank#a': {result}")
 
 
 def test_a_snapshot_with_all_properties(zfs):
@@ -69,9 +67,13 @@ def test_a_snapshot_with_all_properties(zfs):
         "ram": "u/r",
         "ram-pools": "tank",
         "replicated": "nas,usb",
+        "dropped": "tape",
         "torn": "yes",
         "domain": "Bär x",
         "unchanged": "2026-01-02T03:04:05Z",
+        "copy": "nas",
+        "kept": "2026-01-02T03:04:05Z",
+        "note": "before the\tupgrade",
     }
     assert sorted(marks) == sorted(cli.PROPERTIES)
     table["tank/vm one@s 1"] = born(2**64 - 1, 77, 1748779200, **marks)
@@ -320,21 +322,32 @@ def test_without_names_there_are_no_chunks():
 
 
 @pytest.mark.parametrize(
-    ("which", "device", "permitted", "message"),
+    ("missing", "message"),
     [
-        (None, True, True, "apt install zfsutils-linux"),
-        ("/sbin/zfs", False, True, "modprobe zfs"),
-        ("/sbin/zfs", True, False, "run snaporch as root"),
+        ("command", "apt install zfsutils-linux"),
+        ("device", "modprobe zfs"),
+        ("permission", "run snaporch as root"),
+        (None, None),
     ],
 )
 def test_a_host_without_zfs_is_reported_with_the_missing_part(
-    monkeypatch, which, device, permitted, message
+    monkeypatch, tmp_path, missing, message
 ):
-    monkeypatch.setattr(cli.shutil, "which", lambda *_args, **_options: which)
-    monkeypatch.setattr(cli.os.path, "exists", lambda _path: device)
-    monkeypatch.setattr(cli.os, "access", lambda *_args: permitted)
-    with pytest.raises(UnavailableError, match=message):
-        ZfsCommand.open()
+    for name in ("bin", "dev"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if missing != "command":
+        (tmp_path / "bin" / "zfs").touch(0o755)
+    if missing != "device":
+        (tmp_path / "dev" / "zfs").touch()
+    if missing == "permission":  # which root always has
+        real = os.access
+        monkeypatch.setattr(
+            os, "access", lambda path, *how: path != tmp_path / "dev/zfs" and real(path, *how)
+        )
+    said = pytest.raises(UnavailableError, match=message) if missing else nullcontext()
+    with said:
+        ZfsCommand.open(tmp_path / "dev", str(tmp_path / "bin"))
 
 
 def test_a_command_that_cannot_be_run_is_an_error(tmp_path):
@@ -367,6 +380,25 @@ def test_an_increment_is_on_stable_storage(tmp_path, to_disk):
     script.chmod(0o755)
     ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs")
     assert to_disk == ["000.zfs"]
+
+
+def test_an_increment_reports_what_is_written_while_it_is_written(tmp_path):
+    """``zfs send`` ends only after its first bytes were reported."""
+    script, gate = tmp_path / "zfs", tmp_path / "gate"
+    os.mkfifo(gate)
+    script.write_text(
+        f"#!/bin/sh\n[ $1 = get ] && echo off && exit\nprintf stream; read x <{gate}\n"
+    )
+    script.chmod(0o755)
+    amounts = []
+
+    def on_written(count):
+        amounts.append(count)
+        if count:
+            gate.write_text("\n")
+
+    ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs", on_written)
+    assert amounts[-1] == 6
 
 
 def test_an_increment_that_fails_leaves_no_file(tmp_path):
@@ -418,3 +450,14 @@ def test_a_hold_tag_of_several_lines_is_not_read_as_another(zfs):
     pool, answers, _, _ = zfs
     answers["holds"] = "t@s\tkeep\tnow\nt@s\ttwo\nlines\tnow\nt@s\ta\tb\tnow\n"
     assert pool.holds("t@s") == ["keep"]
+
+
+def test_what_destroying_frees_is_asked_for_each_dataset_at_once(zfs):
+    pool, answers, asked, _ = zfs
+    answers["destroy -nvp tank/a@x,y"] = "destroy\ttank/a@x\ndestroy\ttank/a@y\nreclaim\t1024\n"
+    answers["destroy -nvp tank/b@x"] = "destroy\ttank/b@x\nreclaim\t1\n"
+    assert pool.reclaimable(["tank/a@x", "tank/b@x", "tank/a@y"]) == 1025
+    assert len(asked) == 2
+    answers["destroy -nvp tank/c@x"] = "destroy\ttank/c@x\n"
+    with pytest.raises(PoolError, match="gives no number"):
+        pool.reclaimable(["tank/c@x"])

@@ -4,7 +4,7 @@ import pytest
 
 from snaporch.zfs import MountedError, PoolError
 from snaporch.zfs.cli import ZfsCommand
-from snaporch.zfs.mount_users import ForeignMount, foreign_mounts
+from snaporch.zfs.mount_users import BlockingMount, blocking_mounts
 
 HELD = "tank/web@x"
 AUTOMOUNT = "/tank/web/.zfs/snapshot/x"
@@ -43,32 +43,32 @@ def test_a_guest_is_named_and_its_helpers_are_not(proc):
     for pid in ("20", "22"):
         proc.add(pid, "guest", (HELD, AUTOMOUNT, ""))
     proc.add("21", "guest", (HELD, AUTOMOUNT, ""), cmdline=QEMU)
-    assert foreign_mounts([HELD], proc.root) == [ForeignMount(HELD, "the guest a,b", "u-1")]
+    assert blocking_mounts([HELD], proc.root) == [BlockingMount(HELD, "the guest a,b", "u-1")]
 
 
 def test_another_process_is_named_with_its_number(proc):
     proc.add("33", "box", ("tank/web", "/tank/web", ""), (HELD, AUTOMOUNT, ""), comm="backup me")
-    found = [ForeignMount(HELD, "backup me (process 33)")]
-    assert foreign_mounts([HELD], proc.root) == foreign_mounts(None, proc.root) == found
-    assert foreign_mounts(["tank/other@x"], proc.root) == []
+    found = [BlockingMount(HELD, "backup me (process 33)")]
+    assert blocking_mounts([HELD], proc.root) == blocking_mounts(None, proc.root) == found
+    assert blocking_mounts(["tank/other@x"], proc.root) == []
 
 
 @pytest.mark.parametrize("optional", ["shared:5 ", "master:5 "])
 def test_mounts_that_follow_the_hosts_do_not_block(proc, optional):
     proc.add("33", "box", (HELD, AUTOMOUNT, optional))
-    assert foreign_mounts(None, proc.root) == []
+    assert blocking_mounts(None, proc.root) == []
 
 
 def test_of_the_hosts_own_mounts_zfs_takes_its_back(proc):
     proc.add("33", "host", (HELD, AUTOMOUNT, ""), ("tank/web@y", "/mnt", ""), ("tank", "/t", ""))
     names = [HELD, "tank/web@y", "tank"]
-    assert foreign_mounts(names, proc.root) == [ForeignMount("tank/web@y", "this host, at /mnt")]
+    assert blocking_mounts(names, proc.root) == [BlockingMount("tank/web@y", "this host, at /mnt")]
 
 
 def test_a_process_that_ends_meanwhile(proc):
     proc.add("33", "box", (HELD, AUTOMOUNT, ""))
     (proc.root / "33" / "mountinfo").unlink()
-    assert foreign_mounts(None, proc.root) == []
+    assert blocking_mounts(None, proc.root) == []
 
 
 class Failing(ZfsCommand):
@@ -81,17 +81,17 @@ class Failing(ZfsCommand):
     def _run(self, *arguments):
         raise PoolError("zfs destroy", "dataset is busy")
 
-    def foreign_mounts(self, names=None):
+    def blocking_mounts(self, names=None):
         return [each for each in self.mounts if each.name in names]
 
 
 def test_the_error_of_destroying_names_the_mounting_program():
     with pytest.raises(MountedError, match="tank/web is mounted by the guest db; it can"):
-        Failing(ForeignMount("tank/web", "the guest db")).destroy_dataset("tank/web")
+        Failing(BlockingMount("tank/web", "the guest db")).destroy_dataset("tank/web")
 
 
 def test_another_reason_is_reported_unchanged():
     with pytest.raises(PoolError) as caught:
-        Failing(ForeignMount("tank/other", "the guest db")).destroy_dataset("tank/web")
+        Failing(BlockingMount("tank/other", "the guest db")).destroy_dataset("tank/web")
     assert type(caught.value) is PoolError
     assert "dataset is busy" in str(caught.value)

@@ -13,9 +13,16 @@ class ZFSError(Exception):
 
 
 @pytest.fixture
+def host(monkeypatch, tmp_path):
+    """The directory of devices of a host with a ``zfs``."""
+    (tmp_path / "zfs").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
 def lzc(monkeypatch):
-    """A libzfs_core that can be imported, on a host with a ``zfs``."""
-    monkeypatch.setattr(ZfsCommand, "open", lambda: ZfsCommand("zfs"))
+    """A libzfs_core that can be imported."""
     monkeypatch.delitem(sys.modules, "snaporch.zfs.lzc", raising=False)
     library = ModuleType("libzfs_core")
     library.exceptions = ModuleType("libzfs_core.exceptions")
@@ -26,19 +33,19 @@ def lzc(monkeypatch):
     return loaded
 
 
-def test_libzfs_core_is_used_for_changes(lzc):
-    assert type(open_pool()).__name__ == "LibZfsCore"
+def test_libzfs_core_is_used_for_changes(lzc, host):
+    assert type(open_pool(dev=host)).__name__ == "LibZfsCore"
     lzc.assert_called_once_with({})  # this loads the libraries, and creates no hold
 
 
-def test_libzfs_core_is_not_imported_for_listings(lzc):
-    assert type(open_pool(read_only=True)) is ZfsCommand
+def test_libzfs_core_is_not_imported_for_listings(lzc, host):
+    assert type(open_pool(read_only=True, dev=host)) is ZfsCommand
     assert "snaporch.zfs.lzc" not in sys.modules
 
 
-def test_without_libzfs_core_the_command_is_used(lzc, monkeypatch):
+def test_without_libzfs_core_the_command_is_used(lzc, host, monkeypatch):
     monkeypatch.setitem(sys.modules, "libzfs_core", None)
-    assert type(open_pool()) is ZfsCommand
+    assert type(open_pool(dev=host)) is ZfsCommand
 
 
 @pytest.mark.parametrize(
@@ -49,7 +56,7 @@ def test_without_libzfs_core_the_command_is_used(lzc, monkeypatch):
         ZFSError("libzfs_core initialization failed"),
     ],
 )
-def test_if_its_libraries_cannot_be_loaded_the_command_is_used(lzc, error):
+def test_if_its_libraries_cannot_be_loaded_the_command_is_used(lzc, host, error):
     """pyzfs detects this at the first call, which comes before any guest is frozen."""
     lzc.side_effect = error
-    assert type(open_pool()) is ZfsCommand
+    assert type(open_pool(dev=host)) is ZfsCommand

@@ -1,6 +1,8 @@
+import fcntl
 import os
 import re
 import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,11 +10,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snaporch.default_paths import HostPaths
 from snaporch.model import Dataset, DatasetKind
 from snaporch.zfs import resolver
-from snaporch.zfs.resolver import Mount, NotOnZfsError, parse_mount, read_mounts, resolve
+from snaporch.zfs.resolver import (
+    Mount,
+    NotOnZfsError,
+    Resolver,
+    parse_mount,
+    read_mounts,
+    resolve,
+)
 
 LINE = "42 28 0:37 / /tank/web rw,relatime shared:1 - zfs tank/web rw,xattr,posixacl"
+
+
+@dataclass(frozen=True)
+class WithMounts(Resolver):
+    """A resolver of a host with these mounts."""
+
+    table: list[Mount] = field(default_factory=list)
+
+    def mounts(self):
+        return self.table
 
 
 def escaped(name):
@@ -80,51 +100,46 @@ def image(tmp_path):
 
 
 @pytest.fixture
-def mounted(image, monkeypatch):
-    """Sets the file system with the image's device number."""
+def mounted(image):
+    """Makes a resolver of a host with this file system where the image is."""
 
-    def say(filesystem, source):
+    def make(filesystem, source):
         number = image.stat().st_dev
         device = f"{os.major(number)}:{os.minor(number)}"
         mounts = [Mount("0:1", "/", "ext4", "/dev/x"), Mount(device, "/m", filesystem, source)]
-        monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
+        return WithMounts(table=mounts)
 
-    return say
+    return make
 
 
 def test_a_file_is_on_the_dataset_its_device_number_is_mounted_from(image, mounted):
-    mounted("zfs", "tank/vm one")
-    assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.FILESYSTEM)
+    found = mounted("zfs", "tank/vm one").resolve(str(image))
+    assert found == Dataset("tank/vm one", DatasetKind.FILESYSTEM)
 
 
 def test_a_link_is_followed_to_where_the_bytes_are(image, mounted, tmp_path):
-    mounted("zfs", "tank/web")
     (tmp_path / "link").symlink_to(image)
-    assert resolve(str(tmp_path / "link")).name == "tank/web"
+    assert mounted("zfs", "tank/web").resolve(str(tmp_path / "link")).name == "tank/web"
 
 
 def test_a_file_elsewhere_is_reported_with_its_file_system(image, mounted):
-    mounted("btrfs", "/dev/sda1")
     with pytest.raises(NotOnZfsError, match="not on ZFS but on btrfs"):
-        resolve(str(image))
+        mounted("btrfs", "/dev/sda1").resolve(str(image))
 
 
 def test_a_file_in_a_snapshot_cannot_be_snapshotted(image, mounted):
-    mounted("zfs", "tank/web@yesterday")
     with pytest.raises(NotOnZfsError, match="read-only snapshot tank/web@yesterday"):
-        resolve(str(image))
+        mounted("zfs", "tank/web@yesterday").resolve(str(image))
 
 
 def test_a_file_system_that_is_mounted_by_the_access(image, mounted):
-    mounted("zfs", "tank/web")
     before = [Mount("0:1", "/", "ext4", "/dev/x")]
-    assert resolve(str(image), before).name == "tank/web"
+    assert mounted("zfs", "tank/web").resolve(str(image), before).name == "tank/web"
 
 
-def test_a_file_whose_mount_is_not_seen(image, monkeypatch):
-    monkeypatch.setattr(resolver, "read_mounts", list)
+def test_a_file_whose_mount_is_not_seen(image):
     with pytest.raises(NotOnZfsError, match="no mount has its device number"):
-        resolve(str(image))
+        WithMounts().resolve(str(image))
 
 
 def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
@@ -152,7 +167,7 @@ def touched(monkeypatch, tmp_path):
                 seen.append(str(path))
             return real(path, *more, **options)
 
-        monkeypatch.setattr(resolver.os, name, call)
+        monkeypatch.setattr(os, name, call)
 
     for name in ("stat", "lstat", "readlink", "open"):
         watch(name)
@@ -163,8 +178,9 @@ KINDS = ["nfs4", "fuse", "fuse.sshfs", "fuseblk", "cifs", "9p"]
 
 
 @pytest.mark.parametrize("filesystem", KINDS)
-@pytest.mark.parametrize("find", [resolve, resolver.resolve_nearest])
-def test_file_systems_of_servers_are_not_accessed(tmp_path, touched, filesystem, find):
+@pytest.mark.parametrize("function", ["resolve", "resolve_nearest"])
+def test_file_systems_of_servers_are_not_accessed(tmp_path, touched, filesystem, function):
+    find = getattr(Resolver(stat=os.stat), function)
     (tmp_path / "dead").mkdir()
     (tmp_path / "dead" / "disk.img").touch()
     (tmp_path / "link").symlink_to("dead/disk.img")
@@ -198,7 +214,7 @@ def test_a_mount_below_a_servers_file_system_decides(tmp_path, touched, filesyst
     device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
     zfs = Mount(device, str(image.parent), "zfs", "tank/web", 3, 2)
     table = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path / "dead", filesystem), zfs]
-    assert resolve(str(image), table).name == "tank/web"
+    assert Resolver(stat=os.stat).resolve(str(image), table).name == "tank/web"
     assert resolver.real_path(str(image), table) == str(image)
     touched.clear()
     for other in ("dead/some", "dead/some/other/disk.img", "dead/some/../some/vm/disk.img"):
@@ -223,180 +239,215 @@ def test_a_real_path_is_the_kernels(tmp_path):
 
 
 def test_a_missing_image_would_be_in_its_directorys_dataset(image, mounted, tmp_path):
-    mounted("zfs", "tank/web")
-    assert resolver.resolve_nearest(str(tmp_path / "none" / "disk.img")).name == "tank/web"
+    nearest = mounted("zfs", "tank/web").resolve_nearest(str(tmp_path / "none" / "disk.img"))
+    assert nearest.name == "tank/web"
 
 
 # -- block devices ------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def device(image, monkeypatch):
-    """Makes the image a block device that reports its volume."""
+def sysfs(tmp_path):
+    """A sysfs with the volume 230:16 and its partition 230:17, and the device mapper 254:0."""
+    devices, blocks = tmp_path / "sys/devices", tmp_path / "sys/dev/block"
+    disk = devices / "zd16"
+    (disk / "zd16p1").mkdir(parents=True)
+    (disk / "zd16p1" / "partition").write_text("1\n")
+    (disk / "slaves").mkdir()
+    (devices / "dm-0" / "slaves" / "zd16").mkdir(parents=True)
+    blocks.mkdir(parents=True)
+    (blocks / "230:16").symlink_to(disk)
+    (blocks / "230:17").symlink_to(disk / "zd16p1")
+    (blocks / "254:0").symlink_to(devices / "dm-0")
+    return tmp_path / "sys"
 
-    def answers(name):
-        status = SimpleNamespace(st_mode=stat.S_IFBLK | 0o660, st_rdev=os.makedev(230, 16))
-        monkeypatch.setattr(resolver.os, "stat", lambda _path: status)
-        monkeypatch.setattr(resolver, "_whole_disk", lambda _rdev: None)
 
-        def ioctl(_descriptor, request, _buffer):
-            assert request == 0x8100127D
-            if name is None:
-                raise OSError(25, "Inappropriate ioctl for device")
-            return name.encode().ljust(256, b"\0")
+@pytest.fixture
+def device(sysfs, tmp_path):
+    """Makes a resolver to which all files are this block device, and which asks devices so."""
 
-        monkeypatch.setattr(resolver.fcntl, "ioctl", ioctl)
+    def make(number, ask_volume):
+        status = SimpleNamespace(st_mode=stat.S_IFBLK | 0o660, st_rdev=os.makedev(*number))
+        host = HostPaths(sys=sysfs, dev=tmp_path / "dev")
+        return Resolver(host, stat=lambda _path: status, ask_volume=ask_volume)
 
-    return answers
+    return make
 
 
 def test_a_device_is_asked_for_its_volume(image, device):
-    device("tank/vm one")
-    assert resolve(str(image)) == Dataset("tank/vm one", DatasetKind.VOLUME)
+    asked = device((230, 16), {str(image): "tank/vm one"}.__getitem__)
+    assert asked.resolve(str(image)) == Dataset("tank/vm one", DatasetKind.VOLUME)
+    assert asked.partition_number(str(image)) is None
+
+
+@pytest.mark.parametrize("name", ["tank/vm one", "x" * 255])
+def test_the_kernel_is_asked_by_the_request_of_zvol_id(image, monkeypatch, name):
+    def ioctl(descriptor, request, buffer):
+        assert os.readlink(f"/proc/self/fd/{descriptor}") == str(image)
+        assert (request, len(buffer)) == (0x8100127D, 256)
+        return name.encode().ljust(256, b"\0")
+
+    monkeypatch.setattr(fcntl, "ioctl", ioctl)
+    assert Resolver().ask_volume(str(image)) == name
 
 
 def test_a_device_that_does_not_understand_the_question_is_no_volume(image, device):
-    device(None)
+    """As any file, whose file system does not know the request."""
     with pytest.raises(NotOnZfsError, match="not a ZFS volume"):
-        resolve(str(image))
+        device((230, 16), Resolver().ask_volume).resolve(str(image))
 
 
 def test_the_device_of_a_snapshot_cannot_be_snapshotted(image, device):
-    device("tank/vol@old")
     with pytest.raises(NotOnZfsError, match="read-only snapshot tank/vol@old"):
-        resolve(str(image))
+        device((230, 16), lambda _node: "tank/vol@old").resolve(str(image))
 
 
-def test_a_partition_is_on_its_whole_disk(monkeypatch, tmp_path):
-    disk = tmp_path / "devices" / "zd16"
-    (disk / "zd16p1").mkdir(parents=True)
-    (disk / "zd16p1" / "partition").touch()
-    (tmp_path / "230:17").symlink_to(disk / "zd16p1")
-    (tmp_path / "230:16").symlink_to(disk)
-    monkeypatch.setattr(
-        resolver, "Path", lambda path: tmp_path / Path(path).name if "/sys" in path else Path(path)
-    )
-    assert resolver._whole_disk(os.makedev(230, 17)) == "/dev/zd16"
-    assert resolver._whole_disk(os.makedev(230, 16)) is None
-
-
-def test_the_whole_disk_is_asked_for_its_volume(image, monkeypatch, tmp_path):
+def test_the_whole_disk_of_a_partition_is_asked_for_its_volume(image, device, tmp_path):
     """A partition's node does not know the request."""
-    whole = tmp_path / "whole"
-    whole.touch()
+    asked = device((230, 17), {str(tmp_path / "dev" / "zd16"): "tank/whole"}.__getitem__)
+    assert asked.resolve(str(image)) == Dataset("tank/whole", DatasetKind.VOLUME)
+    assert asked.partition_number(str(image)) == 1
 
-    def ioctl(descriptor, _request, _buffer):
-        asked = os.readlink(f"/proc/self/fd/{descriptor}")
-        return f"tank/{os.path.basename(asked)}".encode()
 
-    monkeypatch.setattr(resolver.fcntl, "ioctl", ioctl)
-    monkeypatch.setattr(resolver, "_whole_disk", lambda _rdev: str(whole))
-    assert resolver._volume_name(str(image), os.makedev(230, 17)) == "tank/whole"
+def test_a_device_over_a_volume_is_not_the_volume(image, device):
+    """Device mapper passes on the request for the volume."""
+    over = device((254, 0), lambda _node: pytest.fail("was asked, and would answer"))
+    with pytest.raises(NotOnZfsError, match="a device over zd16, not a ZFS volume or a partition"):
+        over.resolve(str(image))
 
 
 def test_flushing_reaches_the_device(image, monkeypatch):
     flushed = []
-    monkeypatch.setattr(
-        resolver.os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}"))
-    )
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.readlink(f"/proc/self/fd/{fd}")))
     resolver.flush_device(str(image))
     assert flushed == [str(image)]
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_only_devices_need_a_flush(image, monkeypatch, device):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    monkeypatch.setattr(stat, "S_ISBLK", lambda _mode: device)
+    resolver.flush_volume(str(image))
+    assert len(flushed) == device
 
 
 # -- mount points and nodes ---------------------------------------------------------------------
 
 
-def test_a_mount_point_is_that_of_the_dataset_itself(monkeypatch):
+def test_a_mount_point_is_that_of_the_dataset_itself():
     mounts = [
         Mount("0:1", "/tank", "zfs", "tank"),
         Mount("0:2", "/srv/my images", "zfs", "tank/web"),
         Mount("0:3", "/elsewhere", "tmpfs", "tank/other"),
     ]
-    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
-    assert str(resolver.mount_point_of("tank/web")) == "/srv/my images"
+    host = WithMounts(table=mounts)
+    assert str(host.mount_point_of("tank/web")) == "/srv/my images"
     for name in ("tank/other", "tank/w"):
         with pytest.raises(NotOnZfsError, match="is not mounted; zfs mount"):
-            resolver.mount_point_of(name)
+            host.mount_point_of(name)
 
 
-def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted(monkeypatch):
+def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted():
     mounts = [
         mount(2, 1, "/srv/part", source="tank/web", root="/images"),
         mount(3, 1, "/tank/web", source="tank/web"),
     ]
-    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
-    assert str(resolver.mount_point_of("tank/web")) == "/tank/web"
+    host = WithMounts(table=mounts)
+    assert str(host.mount_point_of("tank/web")) == "/tank/web"
     for path in ("/tank/web/images/disk.img", "/srv/part/disk.img"):
         dataset = Dataset("tank/web", DatasetKind.FILESYSTEM)
-        assert resolver.inside(path, dataset) == "images/disk.img"
+        assert host.inside(path, dataset) == "images/disk.img"
     mounts.pop()
     with pytest.raises(NotOnZfsError, match="is not mounted"):
-        resolver.mount_point_of("tank/web")
+        host.mount_point_of("tank/web")
+
+
+class Nodes:
+    """Links to nodes of volumes; each is a block device that reports the volume it is set to."""
+
+    def __init__(self, root):
+        self._links = root / "zvol"
+        self._volumes = {}
+        self.settled = 0
+        self.at_settling = self.at_waiting = lambda: None
+        self.resolver = Resolver(
+            HostPaths(dev=root),
+            stat=self._stat,
+            ask_volume=self._volumes.__getitem__,
+            settle_udev=self._settle,
+            sleep=lambda _seconds: self.at_waiting(),
+        )
+
+    def add(self, name, volume):
+        """Adds the link NAME to the node of VOLUME."""
+        link = self._links / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.touch()
+        self._volumes[str(link)] = volume
+        return link
+
+    def _stat(self, path):
+        os.stat(path)
+        return SimpleNamespace(st_mode=stat.S_IFBLK, st_rdev=os.makedev(230, 16))
+
+    def _settle(self, _seconds):
+        self.settled += 1
+        self.at_settling()
 
 
 @pytest.fixture
-def links(tmp_path, monkeypatch):
-    """A directory of links to nodes; tests set the volume that each reports, by the link's name."""
-    said = {}
-    monkeypatch.setattr(resolver, "_LINKS", tmp_path)
-    monkeypatch.setattr(resolver, "_NODE_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(resolver, "_settle_udev", lambda _seconds: None)
-    monkeypatch.setattr(resolver.Path, "is_block_device", lambda path: path.exists())
-    monkeypatch.setattr(resolver, "resolve", lambda path: said[path])
-    (tmp_path / "tank").mkdir()
-
-    def link(name, volume):
-        (tmp_path / name).touch()
-        said[str(tmp_path / name)] = Dataset(volume, DatasetKind.VOLUME)
-
-    return link
+def nodes(tmp_path):
+    return Nodes(tmp_path)
 
 
-def test_the_node_of_a_volume(links):
-    links("tank/vm+one", "tank/vm one")
-    assert resolver.volume_node("tank/vm one", seconds=5).name == "vm+one"
+def test_the_node_of_a_volume(nodes):
+    nodes.add("tank/vm+one", "tank/vm one")
+    assert nodes.resolver.volume_node("tank/vm one", seconds=5).name == "vm+one"
 
 
-def test_a_node_of_another_volume_is_not_used(links):
-    links("tank/vol", "tank/old")
+def test_a_node_of_another_volume_is_not_used(nodes):
+    nodes.add("tank/vol", "tank/old")
     with pytest.raises(NotOnZfsError, match="no device node after 0 s"):
-        resolver.volume_node("tank/vol", seconds=0.05)
+        nodes.resolver.volume_node("tank/vol", seconds=0.05)
 
 
-def test_a_node_that_comes_late_is_waited_for(links, monkeypatch):
-    asked = []
-
-    def sleep(_seconds):
-        asked.append(1)
-        if len(asked) == 3:
-            links("tank/vol", "tank/vol")
-
-    monkeypatch.setattr(resolver.time, "sleep", sleep)
-    assert resolver.volume_node("tank/vol", seconds=60).name == "vol"
+def test_a_file_in_the_place_of_a_node_is_not_used(tmp_path):
+    (tmp_path / "zvol/tank").mkdir(parents=True)
+    (tmp_path / "zvol/tank/vol").touch()
+    number = os.stat(tmp_path).st_dev
+    mounts = [Mount(f"{os.major(number)}:{os.minor(number)}", "/", "zfs", "tank/vol")]
+    host = WithMounts(HostPaths(dev=tmp_path), table=mounts)
+    with pytest.raises(NotOnZfsError, match="no device node after 0 s"):
+        host.volume_node("tank/vol", seconds=0.05)
 
 
-def test_a_link_that_disappears_and_returns_is_awaited(links, monkeypatch):
-    links("tank/vol", "tank/vol")
-    path = resolver._LINKS / "tank" / "vol"
-    settled = []
+def test_a_node_that_comes_late_is_waited_for(nodes):
+    waited = []
 
-    def settle(_seconds):
-        settled.append(1)
-        if len(settled) == 1:
-            path.unlink()
+    def wait():
+        waited.append(1)
+        if len(waited) == 3:
+            nodes.add("tank/vol", "tank/vol")
 
-    monkeypatch.setattr(resolver, "_settle_udev", settle)
-    monkeypatch.setattr(resolver.time, "sleep", lambda _seconds: path.touch())
-    assert resolver.volume_node("tank/vol", seconds=60) == path
-    assert len(settled) == 2
+    nodes.at_waiting = wait
+    assert nodes.resolver.volume_node("tank/vol", seconds=60).name == "vol"
+    assert len(waited) == 3
+
+
+def test_a_link_that_disappears_and_returns_is_awaited(nodes):
+    link = nodes.add("tank/vol", "tank/vol")
+    nodes.at_settling = lambda: nodes.settled == 1 and link.unlink()
+    nodes.at_waiting = link.touch
+    assert nodes.resolver.volume_node("tank/vol", seconds=60) == link
+    assert nodes.settled == 2
 
 
 @pytest.mark.parametrize(
     ("kind", "expected"), [("tmpfs", "tmpfs"), ("ramfs", "ramfs"), ("ext4", "")]
 )
-def test_file_systems_that_a_power_loss_empties(monkeypatch, tmp_path, kind, expected):
+def test_file_systems_that_a_power_loss_empties(tmp_path, kind, expected):
     device = os.stat(tmp_path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     mounts = [Mount("0:9", "/else", "tmpfs", "x"), Mount(number, "/", kind, "y")]
-    monkeypatch.setattr(resolver, "read_mounts", lambda: mounts)
-    assert resolver.volatile_file_system(tmp_path) == expected
+    assert WithMounts(table=mounts).volatile_file_system(tmp_path) == expected

@@ -2,15 +2,14 @@
 
 import os
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from snaporch.default_paths import HostPaths
 from snaporch.model import Dataset, DatasetKind
-from snaporch.zfs import resolver
-from snaporch.zfs.resolver import Mount, NotOnZfsError, read_mounts, resolve
+from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver, read_mounts
 
 # The bytes of file names: any but "/" and NUL; hostile ones more often.
 PART = st.one_of(
@@ -41,16 +40,16 @@ def line(number, place, kind, source, optional=(), root=b"/"):
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     """A mountinfo file, in the place of the kernel's."""
-    path = tmp_path_factory.mktemp("proc") / "mountinfo"
-    with mock.patch.object(resolver, "read_mounts", side_effect=lambda: read_mounts(path)):
-        yield path
+    path = tmp_path_factory.mktemp("proc") / "self" / "mountinfo"
+    path.parent.mkdir()
+    return path
 
 
-def resolve_on(number):
+def resolve_on(table, number):
     """Resolve a file that lies on the mount with this device number."""
     status = SimpleNamespace(st_mode=0o100600, st_dev=os.makedev(0, number))
-    with mock.patch.object(resolver.os, "stat", return_value=status):
-        return resolve("/any/path")
+    host = HostPaths(proc=table.parents[1])
+    return Resolver(host, stat=lambda _path: status).resolve("/any/path")
 
 
 quick = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -67,10 +66,10 @@ def test_every_mount_is_found_by_its_number_alone(table, mounts, optional, rando
     table.write_bytes(b"".join(lines))
     for number, (_, (kind, source)) in enumerate(mounts, 1):
         if kind == b"zfs":
-            assert resolve_on(number) == Dataset(source.decode(), DatasetKind.FILESYSTEM)
+            assert resolve_on(table, number) == Dataset(source.decode(), DatasetKind.FILESYSTEM)
         else:
             with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {kind.decode()}"):
-                resolve_on(number)
+                resolve_on(table, number)
 
 
 @quick
@@ -81,8 +80,8 @@ def test_a_dataset_mounted_inside_another_is_itself(table, above, below, outer, 
     table.write_bytes(
         line(1, above, b"zfs", outer.encode()) + line(2, inside, b"zfs", inner.encode())
     )
-    assert resolve_on(1).name == outer
-    assert resolve_on(2).name == inner
+    assert resolve_on(table, 1).name == outer
+    assert resolve_on(table, 2).name == inner
 
 
 @quick
@@ -91,7 +90,7 @@ def test_bind_mounts_of_a_dataset_are_that_dataset(table, binds, name):
     table.write_bytes(
         b"".join(line(7, place, b"zfs", name.encode(), root=root) for root, place in binds)
     )
-    assert resolve_on(7).name == name
+    assert resolve_on(table, 7).name == name
 
 
 @quick
@@ -101,7 +100,7 @@ def test_mounts_over_other_places_do_not_matter(table, place, hidden, visible):
     table.write_bytes(
         line(1, place, b"zfs", hidden.encode()) + line(2, place, b"zfs", visible.encode())
     )
-    assert resolve_on(1).name == hidden
+    assert resolve_on(table, 1).name == hidden
 
 
 @quick
@@ -109,7 +108,7 @@ def test_mounts_over_other_places_do_not_matter(table, place, hidden, visible):
 def test_a_snapshot_is_never_taken_for_its_dataset(table, place, name, snapshot):
     table.write_bytes(line(1, place, b"zfs", f"{name}@{snapshot}".encode()))
     with pytest.raises(NotOnZfsError, match="read-only snapshot"):
-        resolve_on(1)
+        resolve_on(table, 1)
 
 
 @quick

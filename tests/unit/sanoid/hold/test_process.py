@@ -28,7 +28,7 @@ def records(world):
 
 @pytest.fixture
 def sanoid():
-    """A process that is sanoid to the holder."""
+    """A process that is sanoid to the hold process."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     yield process
     process.kill()

@@ -6,7 +6,7 @@ from snaporch.model import Strategy
 from snaporch.sanoid.hooks.freeze_order import (
     FreezeEstimate,
     FreezeProgress,
-    find_misfit,
+    find_conflict,
     next_to_freeze,
 )
 
@@ -78,43 +78,45 @@ def test_equal_paused_guests_start_together_whatever_jobs_is():
 def test_all_ram_must_be_saved_before_the_first_guest_is_released(count, jobs, fits):
     """Each takes 10 s, and each is held for 90 s."""
     estimates = {f"g{number}": estimate() for number in range(count)}
-    misfit = find_misfit(estimates, jobs)
-    assert (misfit is None) is fits
-    if misfit:
-        assert "takes about 110 s" in misfit.reason
-        assert 'hook_deadline = "110s"' in misfit.step
+    conflict = find_conflict(estimates, jobs)
+    assert (conflict is None) is fits
+    if conflict:
+        assert "takes about 110 s" in conflict.reason
+        assert 'hook_deadline = "110s"' in conflict.step
 
 
-def test_the_guest_with_the_most_ram_is_the_misfit():
+def test_the_guest_with_the_most_ram_is_in_conflict():
     estimates = {"a": estimate(seconds=50), "b": estimate(seconds=200), "c": estimate("paused")}
-    misfit = find_misfit(estimates, 1)
-    assert misfit is not None
-    assert misfit.guest == "b"
+    conflict = find_conflict(estimates, 1)
+    assert conflict is not None
+    assert conflict.guest == "b"
 
 
 def test_a_guest_that_can_take_overlays_gives_way():
     giver = replace(estimate("manual", seconds=100, patience=58), yields_to_other_program=True)
     guests = {"long": estimate("manual", seconds=200), "short": estimate("manual", seconds=90)}
-    misfit = find_misfit(guests | {"giver": giver}, 1)
-    assert misfit is not None
-    assert misfit.guest == "giver"
+    conflict = find_conflict(guests | {"giver": giver}, 1)
+    assert conflict is not None
+    assert conflict.guest == "giver"
     other = estimate(seconds=200, patience=100)
-    misfit = find_misfit({"other": other, "giver": replace(giver, seconds=150)}, 4)
-    assert misfit is not None
-    assert (misfit.guest, misfit.reason[:7]) == ("giver", "other: ")
-    assert find_misfit({"giver": giver}, 1) is None
+    conflict = find_conflict({"other": other, "giver": replace(giver, seconds=150)}, 4)
+    assert conflict is not None
+    assert (conflict.guest, conflict.reason[:7]) == ("giver", "other: ")
+    assert find_conflict({"giver": giver}, 1) is None
 
 
 def test_a_single_guest_always_fits():
-    assert find_misfit({"a": estimate(seconds=1e4), "b": estimate("paused", seconds=0)}, 1) is None
-    assert find_misfit({"a": estimate("manual", seconds=1e4, patience=1)}, 1) is None
+    assert (
+        find_conflict({"a": estimate(seconds=1e4), "b": estimate("paused", seconds=0)}, 1) is None
+    )
+    assert find_conflict({"a": estimate("manual", seconds=1e4, patience=1)}, 1) is None
 
 
 def test_of_two_paused_guests_the_shorter_must_be_short():
     long, short = estimate("manual", seconds=500, patience=58), estimate("manual", seconds=50)
-    assert find_misfit({"long": long, "short": short}, 4) is None
-    misfit = find_misfit({"long": long, "short": estimate("manual", seconds=59)}, 4)
-    assert misfit is not None
-    assert misfit.guest == "short"
-    assert "it may be paused for 59 s while the RAM of long is saved" in misfit.reason
-    assert "58 s are allowed" in misfit.reason
+    assert find_conflict({"long": long, "short": short}, 4) is None
+    conflict = find_conflict({"long": long, "short": estimate("manual", seconds=59)}, 4)
+    assert conflict is not None
+    assert conflict.guest == "short"
+    assert "it may be paused for 59 s while the RAM of long is saved" in conflict.reason
+    assert "58 s are allowed" in conflict.reason

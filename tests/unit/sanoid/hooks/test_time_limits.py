@@ -1,4 +1,4 @@
-"""How long hooks and holders wait for one another."""
+"""How long hooks and hold processes wait for one another."""
 
 import pytest
 

@@ -32,14 +32,14 @@ _WORK = """
 trap over=yes TERM
 round=0
 while [ -z "$over" ]; do
-    for dataset; do zfs snapshot "$dataset@stranger-$round" || exit; done
+    for dataset; do zfs snapshot "$dataset@other-$round" || exit; done
     echo $((round += 1))
     sleep 0.1
 done
 """
 
 
-class Stranger:
+class OtherProgram:
     """Takes snapshots of the guest's datasets, one after the other.
 
     It waits between them: judging more snapshots would take minutes.
@@ -54,7 +54,7 @@ class Stranger:
         """Take snapshots until :meth:`end` is called."""
         while not self._over.is_set():
             for image in self._guest.images:
-                must("zfs", "snapshot", f"{image.dataset}@stranger-{self._rounds}")
+                must("zfs", "snapshot", f"{image.dataset}@other-{self._rounds}")
             self._rounds += 1
             self._over.wait(_PAUSE_SECONDS)
 
@@ -79,9 +79,9 @@ class Stranger:
 
 
 @contextmanager
-def stranger(guest: Guest) -> Iterator[None]:
+def other_program(guest: Guest) -> Iterator[None]:
     """Another program snapshots the guest's datasets meanwhile."""
-    other = Stranger(guest)
+    other = OtherProgram(guest)
     with ThreadPoolExecutor(2) as threads:
         work = [threads.submit(other.work), threads.submit(other.slow_down)]
         try:
@@ -96,7 +96,7 @@ class SnapshotLoop:
     """A process that takes snapshots of the guest's datasets, one after the other, until closed."""
 
     def __init__(self, guest: Guest) -> None:
-        command = ["sh", "-c", _WORK, "stranger", *guest.datasets()]
+        command = ["sh", "-c", _WORK, "other", *guest.datasets()]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         self._output = self._process.stdout.fileno()
@@ -114,7 +114,7 @@ class SnapshotLoop:
 
     def _read(self) -> int:
         lines = os.read(self._output, 4096).count(b"\n")
-        assert lines, "the stranger has ended"
+        assert lines, "the other program has ended"
         return lines
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from guests.disks import Disk, zfs
 from guests.guest import Guest, Kind
 from guests.sector import DiskContentError
-from stranger import assert_none_is_called_otherwise, judge
+from other_program import assert_none_is_called_otherwise, judge
 from support import BUNDLES, JOURNAL, OVERLAYS, assert_clean, must, wait_for
 
 from faults.machine import locks_held
@@ -19,7 +19,7 @@ from snaporch.model import Strategy
 from snaporch.zfs import PREFIX
 
 CONFIG = Path("/etc/snaporch-faults")
-_STRANGER = "stranger"
+_OTHER = "other"
 _RUN_UP = 3  # counts after a start until nothing of the time before it is left on the disks
 
 
@@ -212,18 +212,18 @@ def _assert_snapshots_whole(guest: Guest) -> None:
         assert sealed or levels[0] == "crash", f"{run} is {levels[0]} without a bundle"
 
 
-def snapshot_as_stranger(guest: Guest) -> None:
+def snapshot_as_other_program(guest: Guest) -> None:
     """Snapshot each dataset, as another program might."""
     for dataset in guest.datasets():
-        zfs("snapshot", f"{dataset}@{_STRANGER}")
+        zfs("snapshot", f"{dataset}@{_OTHER}")
 
 
-def assert_stranger_is_called(guest: Guest, *, torn: bool) -> None:
+def assert_other_snapshot_is(guest: Guest, *, torn: bool) -> None:
     """The other program's snapshot is recorded as torn if, and only if, a commit was under way."""
-    names = [f"{dataset}@{_STRANGER}" for dataset in guest.datasets()]
+    names = [f"{dataset}@{_OTHER}" for dataset in guest.datasets()]
     columns = f"{PREFIX}level,{PREFIX}torn"
     found = set(zfs("list", "-Hp", "-t", "snapshot", "-o", columns, *names).splitlines())
-    assert found == {"torn\tyes" if torn else "-\t-"}, f"a stranger's snapshot: {found}"
+    assert found == {"torn\tyes" if torn else "-\t-"}, f"another program's snapshot: {found}"
 
 
 def assert_worth_its_level(guest: Guest, *, resumed: bool) -> None:

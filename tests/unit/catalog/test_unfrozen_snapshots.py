@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.hooks import failing_once
 
-from snaporch.catalog import other_takers
+from snaporch.catalog import unfrozen_snapshots
+from snaporch.context import Clock
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState, Level, Strategy
@@ -40,12 +41,12 @@ def test_a_snapshot_of_another_program_means_no_overlays(world, guest, name, awa
     world.pool.snapshot([f"flash/web@{name}"], {})
     plan = planned(world, guest, awaited=awaited)
     assert plan.strategy is Strategy.MANUAL
-    assert plan.stranger == f"flash/web@{name} is not snaporch's"
+    assert plan.other_program == f"flash/web@{name} is not snaporch's"
 
 
 def test_a_torn_snapshot_of_another_program_counts_too(world, guest):
     world.pool.snapshot(["tank/web@x"], {"snaporch:level": "torn", "snaporch:torn": "yes"})
-    assert planned(world, guest).stranger
+    assert planned(world, guest).other_program
 
 
 @pytest.mark.parametrize(
@@ -66,22 +67,17 @@ def test_snaporch_and_its_hooks_are_no_other_takers(world, guest, name, properti
     ("name", "strategy"), [("autosnap_1_hourly", "overlay"), ("syncoid_host_1", "manual")]
 )
 def test_snapshots_of_sanoid_count_only_where_no_hook_holds_the_guest(world, guest, name, strategy):
-    world.context.held = lambda datasets: {"tank/web"} & set(datasets)
+    world.context.frozen_by_hooks = lambda datasets: {"tank/web"} & set(datasets)
     world.pool.snapshot([f"tank/web@{name}"], {})
     assert planned(world, guest, awaited=60).strategy == strategy
     world.pool.snapshot(["flash/web@autosnap_1_hourly"], {})
     assert planned(world, guest, awaited=60).strategy is Strategy.MANUAL
 
 
-def test_snapshots_taken_long_ago_do_not_count(world, guest, monkeypatch):
+def test_snapshots_taken_long_ago_do_not_count(world, guest):
     world.pool.snapshot(["tank/web@by-hand"], {})
-
-    class Later(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(tz or UTC) + other_takers.RECENT + timedelta(minutes=1)
-
-    monkeypatch.setattr(other_takers, "datetime", Later)
+    later = datetime.now(UTC) + unfrozen_snapshots.RECENT + timedelta(minutes=1)
+    world.context.clock = Clock(now=lambda: later)
     assert planned(world, guest).strategy is Strategy.OVERLAY
 
 
@@ -93,9 +89,9 @@ def test_another_dataset_of_the_pool_is_not_the_guests(world, guest):
 
 def test_a_configured_taker_counts_before_its_first_snapshot(world, guest):
     asked = []
-    world.context.strangers = lambda datasets: asked.append(set(datasets)) or CONFIGURED
+    world.context.unfrozen_by = lambda datasets: asked.append(set(datasets)) or CONFIGURED
     plan = planned(world, guest)
-    assert (plan.strategy, plan.stranger) == (Strategy.MANUAL, CONFIGURED)
+    assert (plan.strategy, plan.other_program) == (Strategy.MANUAL, CONFIGURED)
     assert asked == [{"tank/web", "flash/web"}]
 
 
@@ -104,8 +100,8 @@ def test_without_overlays_no_other_takers_are_searched(world, guest, level):
     def fail(_datasets):
         raise AssertionError
 
-    world.context.strangers = fail
-    assert planned(world, guest, level=level).stranger == ""
+    world.context.unfrozen_by = fail
+    assert planned(world, guest, level=level).other_program == ""
 
 
 def test_the_reason_for_no_overlays_is_noted(world, guest):

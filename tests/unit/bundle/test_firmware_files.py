@@ -3,8 +3,7 @@ import stat
 
 import pytest
 
-from snaporch.bundle import host_file
-from snaporch.bundle.host_file import (
+from snaporch.bundle.firmware_files import (
     LIMIT_BYTES,
     HostFileError,
     read_host_file,
@@ -92,9 +91,7 @@ def test_a_link_that_is_planted_meanwhile_is_not_followed(tmp_path, precious, mo
     before = os.stat(precious)
     for step in ("fchown", "fchmod", "fsync"):
         original = getattr(os, step)
-        monkeypatch.setattr(
-            host_file.os, step, lambda *words, of=original: (plant(words[0]), of(*words))
-        )
+        monkeypatch.setattr(os, step, lambda *words, of=original: (plant(words[0]), of(*words)))
     owner = 64055 if os.getuid() == 0 else os.getuid()
     replace_host_file(place, b"variables", owner, os.getgid(), 0o644)
     after = os.stat(precious)
@@ -106,7 +103,7 @@ def test_a_failed_write_leaves_nothing(tmp_path, monkeypatch):
     def full(_descriptor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(host_file.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         replace_host_file(tmp_path / "vars.fd", b"variables", None, None, None)
     assert not list(tmp_path.iterdir())

@@ -16,9 +16,9 @@ from xml.etree.ElementTree import SubElement
 import pytest
 from acts import DEEDS, Snapshot, beside, take_disks_at_any_time
 from faults import matrix, others
+from faults.oracle import assert_no_loss, assert_well, look
 from faults.process import Run, snaporch_here
-from faults.scene import assert_no_loss, assert_well, look
-from faults.strike import UNDECIDED
+from faults.run_case import UNDECIDED
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
@@ -219,7 +219,7 @@ def recovered(guest, *options):
     """
 
     def recover():
-        outcome = snaporch_here("recover", "--wait", "60", guest.name, *options)
+        outcome = snaporch_here("recover", "--wait", "60s", guest.name, *options)
         well = outcome.status == 0 and not list(JOURNAL.glob("*"))
         return "well" if well else "denied" if "AppArmor denies" in outcome.err else ""
 

@@ -66,7 +66,7 @@ def password(tmp_path):
 
 
 def test_a_program_gets_json_and_an_environment(script, tmp_path, monkeypatch):
-    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/sd_notify")
     by_command(EVENT, script(f"cat > {tmp_path}/in; env > {tmp_path}/env; echo talk"), 60)
     assert json.loads((tmp_path / "in").read_text()) == EVENT.as_json()
     environment = (tmp_path / "env").read_text().splitlines()

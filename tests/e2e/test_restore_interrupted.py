@@ -173,6 +173,8 @@ def test_an_unfinished_one_can_be_undone_by_its_script(running):
     (directory,) = sorted(Path("/var/lib/snaporch/bundles").glob("*/safety-*"))[-1:]
     outcome = run("sh", str(directory / "undo.sh"))
     assert outcome.status == 0, outcome.err
+    assert outcome.out.endswith("was undone; state of the guest: shut off\n")
+    assert (directory / "undone").exists()
     assert not are_of_two_instants(running)
     assert min(running.disk_counts()) >= reported
     assert recover() == ""

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from snaporch.locks import Holder
-from snaporch.model import BundleState, Level, SnapshotRecord
+from snaporch.locks import LockHolder
+from snaporch.model import BundleState, Level, SnapshotRecord, iso
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.model import (
     DomainStatus,
@@ -50,7 +50,8 @@ RUN = OpenRun("web", "u", "snapshot", "frozen", True, NOW, True, "/j/r.jsonl")
 WELL = Status(
     at=NOW,
     scheduler=SchedulerState(
-        Holder("daemon", 123, "2026-06-09T10:30:00Z"), {"snaporch.service": "active"}
+        LockHolder("daemon", 123, "2026-06-09T10:30:00Z", iso(NOW - timedelta(minutes=2))),
+        {"snaporch.service": "active"},
     ),
     domains=(DOMAIN,),
     runs=(),

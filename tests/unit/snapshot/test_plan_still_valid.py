@@ -8,7 +8,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 from snaporch.hypervisor import OverlayDisk
 from snaporch.hypervisor.domain_xml import disk_xml
 from snaporch.model import Domain, DomainState
-from snaporch.snapshot.guest_changes import find_change
+from snaporch.snapshot.plan_still_valid import find_change
 
 UUID = "12345678-0000-0000-0000-000000000001"
 BASE, TOOL, OURS = "/tank/web/vda.img", "/tank/web/vda.tool", "/overlays/run/vda.qcow2"

@@ -1,5 +1,6 @@
 """A policy takes no new snapshot of a guest that is off and unchanged."""
 
+import itertools
 import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,9 +10,10 @@ from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
 from fakes.images import qcow2
 
-from snaporch.bundle.host_file import read_host_file
+from snaporch.bundle.firmware_files import read_host_file
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
+from snaporch.context import Clock
 from snaporch.errors import SnaporchError
 from snaporch.model import DomainState, Level, VerificationResult, VerifyDepth
 from snaporch.snapshot.request import SnapshotRequest
@@ -37,18 +39,10 @@ def off(world, tmp_path):
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(off):
     """Names of runs have seconds, so each run of a test is a second later."""
-
-    class Clock(datetime):
-        passed = 0
-
-        @classmethod
-        def now(cls, tz=None):
-            cls.passed += 1
-            return datetime.fromtimestamp(1_800_000_000 + cls.passed, tz or UTC)
-
-    monkeypatch.setattr("snaporch.snapshot.plan.datetime", Clock)
+    seconds = itertools.count(1_800_000_000)
+    off.context.clock = Clock(now=lambda: datetime.fromtimestamp(next(seconds), UTC))
 
 
 def take(world, policy="hourly", **more):
@@ -188,35 +182,21 @@ def test_the_last_snapshot_is_found_by_transaction_group_not_by_clock(off, clock
     assert take(off).run not in (first.run, second.run)
 
 
-def test_the_recorded_time_is_the_begin_of_the_check(off, clock, monkeypatch):
+def test_the_recorded_time_is_the_begin_of_the_check(off, clock):
     """Data that is written during the check counts as a later change."""
     began = datetime(2026, 6, 1, 12, tzinfo=UTC)
-
-    class Clock(datetime):
-        at = began
-
-        @classmethod
-        def now(cls, tz=None):
-            return cls.at
-
-    def go_on():
-        Clock.at = began + timedelta(hours=1)
-
+    now = [began]
     take(off)
-    monkeypatch.setattr("snaporch.snapshot.unchanged_guest.datetime", Clock)
-    off.hooks.at["pool.sync"] = go_on
+    off.context.clock = Clock(now=lambda: now[-1])
+    off.hooks.at["pool.sync"] = lambda: now.append(began + timedelta(hours=1))
     assert take(off).unchanged == began
 
 
-def test_volumes_are_flushed_before_the_check(off, clock, monkeypatch):
+def test_volumes_are_flushed_before_the_check(off, clock):
     """Written data may still be in the host's cache of the device."""
     take(off)
     off.hooks.log.clear()
-    monkeypatch.setattr("snaporch.snapshot.unchanged_guest.stat.S_ISBLK", lambda _mode: True)
-    monkeypatch.setattr(
-        "snaporch.snapshot.unchanged_guest.flush_device",
-        lambda path: off.hooks.act("flush", Path(path).name),
-    )
+    off.context.flush_volume = lambda path: off.hooks.act("flush", Path(path).name)
     off.hooks.at["pool.sync"] = lambda: off.hooks.act("sync")
     off.hooks.at["pool.written_since"] = lambda: off.hooks.act("ask")
     take(off)

@@ -2,7 +2,7 @@ import pytest
 from fakes.sanoid import script
 
 from snaporch.errors import ConfigError
-from snaporch.sanoid.config.coverage import conf_of, promised, takes_children
+from snaporch.sanoid.config.datasets_of_round import conf_of, promised, takes_children
 from snaporch.sanoid.hooks.caller import Caller
 
 DEFAULTS = """\

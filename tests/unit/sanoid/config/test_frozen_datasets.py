@@ -5,7 +5,11 @@ import shutil
 import pytest
 from fakes.sanoid import DEFAULTS
 
-from snaporch.sanoid.config.unhooked import held_by_hooks, unheld_by_hooks, unheld_section
+from snaporch.sanoid.config.frozen_datasets import (
+    frozen_by_hooks,
+    unfrozen_by_sanoid,
+    unfrozen_section,
+)
 
 HOOKS = """\
 pre_snapshot_script = /usr/bin/snaporch hook sanoid pre
@@ -32,7 +36,7 @@ WEB = "sanoid snapshots tank/web by [{}] without freezing the guest"
 )
 def test_sections_without_hooks_are_found(sanoid_conf, text, expected):
     config = sanoid_conf(text, "tank", "tank/web", "tank/other")
-    assert unheld_section(config, ["flash/web", "tank/web"]) == expected
+    assert unfrozen_section(config, ["flash/web", "tank/web"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,9 +52,9 @@ def test_sections_without_hooks_are_found(sanoid_conf, text, expected):
 )
 def test_sections_that_freeze_the_guest(host, sanoid_conf, text, expected):
     sanoid_conf(text, "tank", "tank/web", "tank/other")
-    assert held_by_hooks(["tank/web", "tank/other"], host, str(host)) == expected
+    assert frozen_by_hooks(["tank/web", "tank/other"], host, str(host)) == expected
     (host / "sanoid").unlink()
-    assert held_by_hooks(["tank/web", "tank/other"], host, str(host)) == frozenset()
+    assert frozen_by_hooks(["tank/web", "tank/other"], host, str(host)) == frozenset()
 
 
 @pytest.fixture
@@ -63,15 +67,15 @@ def host(tmp_path):
 
 def test_the_sanoid_configuration_of_this_host(host, sanoid_conf):
     sanoid_conf("[tank/web]\n", "tank/web")
-    assert unheld_by_hooks(["tank/web"], host, str(host)) == WEB.format("tank/web")
-    assert unheld_by_hooks(["tank/db"], host, str(host)) == ""
+    assert unfrozen_by_sanoid(["tank/web"], host, str(host)) == WEB.format("tank/web")
+    assert unfrozen_by_sanoid(["tank/db"], host, str(host)) == ""
 
 
 def test_without_sanoid_or_with_a_refused_configuration(host, sanoid_conf):
-    assert unheld_by_hooks(["tank/web"], host / "none", str(host)) == ""
+    assert unfrozen_by_sanoid(["tank/web"], host / "none", str(host)) == ""
     sanoid_conf("[tank/web]\n", "tank/web")
     (host / "sanoid.conf").write_text("[tank/web]\nno_such_setting = 1\n")
-    assert unheld_by_hooks(["tank/web"], host, str(host)) == ""
+    assert unfrozen_by_sanoid(["tank/web"], host, str(host)) == ""
     (host / "sanoid.conf").write_text("[tank/web]\n")
     (host / "sanoid").unlink()
-    assert unheld_by_hooks(["tank/web"], host, str(host)) == ""
+    assert unfrozen_by_sanoid(["tank/web"], host, str(host)) == ""

@@ -8,18 +8,18 @@ from support import JOURNAL, OVERLAYS, Outcome, must, wait_for
 
 from faults import machine
 from faults.matrix import Case, Fault, Moment
-from faults.process import Run, snaporch_here
-from faults.scene import (
+from faults.oracle import (
     Scene,
     arguments,
     assert_boots_with,
     assert_no_loss,
-    assert_stranger_is_called,
+    assert_other_snapshot_is,
     assert_well,
     assert_worth_its_level,
     look,
-    snapshot_as_stranger,
+    snapshot_as_other_program,
 )
+from faults.process import Run, snaporch_here
 from snaporch.journal import Step
 from snaporch.model import Strategy
 
@@ -62,7 +62,7 @@ def perform(case: Case, scene: Scene) -> Verdict:
         run.wait_stopped()
         before = look(guest, mark)
         if case.strategy is Strategy.OVERLAY:
-            snapshot_as_stranger(guest)
+            snapshot_as_other_program(guest)
         said = strike(case.fault, guest, run, case)
     finally:
         run.kill()
@@ -70,7 +70,7 @@ def perform(case: Case, scene: Scene) -> Verdict:
     state = "shut off" if case.fault in EMULATOR else state
     assert_well(guest, state, may_quarantine=case.may_quarantine)
     if case.strategy is Strategy.OVERLAY:
-        assert_stranger_is_called(guest, torn=case.tears)
+        assert_other_snapshot_is(guest, torn=case.tears)
     assert_no_loss(guest, before)
     if case.fault in EMULATOR:
         assert_boots_with(guest, before)
@@ -138,12 +138,12 @@ def recover(case: Case | None, *, guarded: bool = False) -> str:
         guarded: a guardian may come first. While an exiting emulator had an overlay open, the
             overlay could not be compared with its base. If both are equal, it is committed.
     """
-    outcome: Outcome = snaporch_here("recover", "--wait", "60")
+    outcome: Outcome = snaporch_here("recover", "--wait", "60s")
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
         assert outcome.status == 9, f"recover: {outcome}"
         for overlay in OVERLAYS.glob("*/*.qcow2"):
             must("qemu-img", "commit", "-q", str(overlay))
-        outcome = snaporch_here("recover", "--wait", "60")
+        outcome = snaporch_here("recover", "--wait", "60s")
     if guarded and (outcome.status, outcome.out) == (0, ""):
         return _await_guardian()
     aside = case is not None and case.may_quarantine and "quarantined" in outcome.out

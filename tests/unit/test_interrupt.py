@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from snaporch.context import SIGNALS, Interrupt
 from snaporch.errors import InterruptedRunError
+from snaporch.interrupt import SIGNALS, Interrupt
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -1,0 +1,65 @@
+import json
+
+import pytest
+
+from snaporch.journal import FORMAT
+from snaporch.recovery.before_removal import main
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """The exit code and the output of the question for a host with these journals."""
+    config = tmp_path / "snaporch.toml"
+    journals = tmp_path / "lib" / "journal"
+    config.write_text(f"[paths]\nbundles = '{tmp_path}/b'\njournal = '{journals}'\n")
+
+    def call(**files):
+        journals.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (journals / f"{name}.jsonl").write_text(text)
+        lines = []
+        return main(config, lines.append), "".join(lines)
+
+    return call
+
+
+def journal(domain, **first):
+    facts = {"uuid": f"uuid of {domain}", "domain": domain}
+    line = {"event": "open", "format": FORMAT, "kind": "restore", "facts": facts}
+    return json.dumps(line | first) + "\n"
+
+
+def test_without_a_journal_the_line_names_what_stays(ask, tmp_path):
+    code, text = ask()
+    assert code == 0
+    assert text == (
+        f"snaporch: the ZFS snapshots, the bundles below {tmp_path}/b and {tmp_path}/lib stay\n"
+    )
+
+
+def test_a_host_on_which_snaporch_never_ran(tmp_path):
+    config = tmp_path / "snaporch.toml"
+    config.write_text(f"[paths]\njournal = '{tmp_path}/absent'\n")
+    assert main(config, lambda _: None) == 0
+
+
+def test_unfinished_runs_are_named_with_the_next_step(ask):
+    code, text = ask(a=journal("web"), b=journal("db"))
+    assert code == 9
+    assert text.startswith("snaporch: db, web: a run has not ended")
+    assert text.endswith("; run: snaporch recover\n")
+    assert text.count("\n") == 1
+
+
+def test_a_journal_that_cannot_be_read_counts_as_unfinished(ask, tmp_path):
+    code, text = ask(a=journal("web", format=FORMAT + 1))
+    assert code == 9
+    assert f"{tmp_path}/lib/journal/a.jsonl" in text
+
+
+def test_a_configuration_that_cannot_be_read_hides_no_journal(ask, tmp_path):
+    ask(a=journal("web"))
+    (tmp_path / "snaporch.toml").write_text("nope = 1\n")
+    code, text = ask()
+    assert code == 3
+    assert "nope" in text
