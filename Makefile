@@ -83,7 +83,7 @@ bench-lab: lab ## in the lab, as ratios: the strategies with real ZFS, fairness 
 
 .PHONY: deb
 deb: ## build the Debian package (FLAVOUR=vendored: the one for Debian 12 and Ubuntu 24.04)
-	@packaging/build . $(FLAVOUR)
+	@debian/tools/build . $(FLAVOUR)
 
 .PHONY: test-package
 test-package: ## install, upgrade and remove both packages in bare Debian systems, after lintian

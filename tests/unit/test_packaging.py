@@ -18,7 +18,7 @@ def test_each_required_library_is_vendored():
     setup = configparser.ConfigParser()
     setup.read(TOP / "setup.cfg", "utf-8")
     required = re.findall(r"(?m)^[\w-]+", setup["options"]["install_requires"])
-    pinned = re.findall(r"(?m)^([\w-]+)==", (TOP / "packaging/vendored.txt").read_text("utf-8"))
+    pinned = re.findall(r"(?m)^([\w-]+)==", (TOP / "debian/tools/vendored.txt").read_text("utf-8"))
     assert set(required) - set(pinned) == {"libvirt-python"}
 
 
