@@ -21,11 +21,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
-from snaporch.bundle.store import private_directory, store_errors, sync_directory
 from snaporch.command_log import set_fields
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import CommitStage, OnCommitStage, OverlayDisk
 from snaporch.model import DomainState, Level, Owner, Strategy
+from snaporch.private_files import private_directory, store_errors, sync_directory
 
 FORMAT = 1
 _SNAPSHOT = "snapshot"

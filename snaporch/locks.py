@@ -19,11 +19,11 @@ from tenacity import (
     wait_fixed,
 )
 
-from snaporch.bundle.store import private_directory, store_errors
 from snaporch.command_log import fields
 from snaporch.errors import BusyError
 from snaporch.interrupt import Interrupt
 from snaporch.model import iso
+from snaporch.private_files import private_directory, store_errors
 
 _POLL_SECONDS = 0.2
 _UNNAMED = "another run"

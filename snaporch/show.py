@@ -8,7 +8,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
 from snaporch.catalog.records import check_names, missing_datasets, one_per_dataset, run_members
-from snaporch.clone.registry import clones_of
+from snaporch.clone.find_clones import clones_of
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, SnapshotRecord, iso

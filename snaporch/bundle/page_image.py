@@ -25,7 +25,7 @@ from snaporch.bundle.page_file import CHUNK, PageFile, PageSum
 from snaporch.bundle.qemu_stream import Read, StreamError, StreamHead, join, read_head, split
 from snaporch.bundle.save_image import HEADER_SIZE, SaveImageError, SaveImageWriter, read_header
 from snaporch.bundle.save_image_copy import read_preface, with_xml
-from snaporch.bundle.store import write_private
+from snaporch.private_files import write_private
 
 Tick = Callable[[int], None]
 """Called regularly with the number of bytes done so far; it may raise to stop the work."""

@@ -11,8 +11,8 @@ import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from snaporch.bundle.compression_tuning import RamSaveTimes
@@ -25,10 +25,16 @@ from snaporch.bundle.manifest import (
     Role,
     read_manifest,
 )
-from snaporch.errors import SnaporchError, UnavailableError
+from snaporch.errors import SnaporchError
 from snaporch.model import BundleState
+from snaporch.private_files import (
+    private_directory,
+    sha256_of,
+    store_errors,
+    sync_directory,
+    write_private,
+)
 
-_READ = 1 << 20
 RAM_NAME = "ram.save"
 REST_NAME = "ram.rest"
 """Replaces the image when its pages are in a page file."""
@@ -299,76 +305,6 @@ def replace_manifest(directory: Path, manifest: Manifest) -> None:
 
 def _text(manifest: Manifest) -> bytes:
     return (manifest.model_dump_json(indent=2, exclude_none=True) + "\n").encode()
-
-
-@contextmanager
-def store_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the file system about ``path`` into an error with a next step."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or str(path)
-        raise UnavailableError(
-            str(where),
-            error.strerror or "cannot be written",
-            "run snaporch as root, and check the paths in its configuration",
-        ) from error
-
-
-def private_directory(path: Path, mode: int = 0o700) -> None:
-    """Create the directory ``path`` with ``mode``, unless it exists.
-
-    An existing directory is left unchanged: another program may own it, as with ``/var/tmp``.
-    Missing parents are created with permission to traverse only.
-    """
-    if path.is_dir():
-        return
-    path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
-    path.mkdir(mode=mode, exist_ok=True)
-    path.chmod(mode)  # whatever the umask
-
-
-def write_private(path: Path, data: bytes) -> None:
-    """Create ``path`` (0600) with ``data`` on stable storage."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def replace_private(path: Path, data: bytes) -> None:
-    """Replace ``path`` (0600) by ``data`` in one step. A reader gets the old or the new data."""
-    fresh = path.with_name(f".{path.name}")
-    fresh.unlink(missing_ok=True)
-    write_private(fresh, data)
-    os.replace(fresh, path)
-
-
-def sync_directory(path: Path) -> None:
-    """Sync a directory, so that its names survive a power loss."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sha256_of(path: Path, on_read: Callable[[int], None] = lambda _done: None) -> str:
-    """The SHA-256 of a file.
-
-    Args:
-        path: the file.
-        on_read: is called with the bytes read so far, after each block.
-    """
-    digest = hashlib.sha256()
-    done = 0
-    with path.open("rb") as stream:
-        while block := stream.read(_READ):
-            digest.update(block)
-            done += len(block)
-            on_read(done)
-    return digest.hexdigest()
 
 
 def _directories(path: Path, name: str) -> list[Path]:

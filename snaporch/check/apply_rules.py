@@ -24,7 +24,7 @@ GUEST_RULES = guests
 """Its rules also take one guest."""
 
 
-def lint(facts: HostFacts) -> list[Finding]:
+def apply_rules(facts: HostFacts) -> list[Finding]:
     """All findings, worst first, each once."""
     found = [finding for module in HOST_RULES for finding in _apply(module, facts)]
     if facts.sanoid.config is not None:

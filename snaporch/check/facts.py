@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from snaporch.faults import Component, FaultCondition
 from snaporch.hypervisor import StartHookProblem
+from snaporch.known_faults import Component, FaultCondition
 from snaporch.sanoid.config.resolve import SanoidConfig
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 from snaporch.snapshot.capture_selftest import CaptureMode

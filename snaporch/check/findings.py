@@ -34,7 +34,7 @@ class Finding:
     lines: tuple[str, ...] = ()
     """Lines to write there, or commands to run."""
     code: str = ""
-    """The name of the rule, with hyphens; :func:`snaporch.check.lint.lint` sets it."""
+    """The name of the rule, with hyphens; set by :mod:`snaporch.check.apply_rules`."""
 
     def as_json(self) -> dict[str, object]:
         """The JSON object that ``docs/reference/json.md`` describes."""

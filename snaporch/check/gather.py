@@ -25,14 +25,14 @@ from snaporch.check.facts import (
     SanoidFacts,
     StoreFacts,
 )
-from snaporch.check.policies import takes_snapshots, unknown_names, with_policies
+from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.command_log import LoggedCommand
 from snaporch.config import Paths
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
-from snaporch.faults import Component, FaultCondition
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import SnapshotJournal, read_journals
+from snaporch.known_faults import Component, FaultCondition
 from snaporch.locks import lock_holder
 from snaporch.model import DatasetKind, Domain
 from snaporch.replication.destination import unavailable_reason
@@ -42,7 +42,7 @@ from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
 from snaporch.snapshot.capture_selftest import capture_mode
-from snaporch.snapshot.host_paths import dataset_under, existing_part, free_mib
+from snaporch.snapshot.directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
 from snaporch.zfs.resolver import volatile_file_system

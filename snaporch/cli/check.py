@@ -95,10 +95,10 @@ def _check_for_nagios(config: Path | None, names: Sequence[str], configdir: Path
 def _findings(
     config: Path | None, names: Sequence[str], configdir: Path
 ) -> tuple[list[Finding], HostFacts]:
+    from snaporch.check.apply_rules import apply_rules
     from snaporch.check.gather import choose_domains, gather
-    from snaporch.check.lint import lint
     from snaporch.cli.session import session
 
     with session(config, quiet=True) as context:
         facts = gather(context, choose_domains(context, names), configdir)
-        return lint(facts), facts
+        return apply_rules(facts), facts

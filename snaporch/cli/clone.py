@@ -76,7 +76,7 @@ def _clone(
 ) -> None:
     from snaporch.bundle.manifest import Role
     from snaporch.clone.clone import CloneRequest, check_clone, check_parts, clone
-    from snaporch.clone.registry import remove_leftovers
+    from snaporch.clone.find_clones import remove_leftovers
     from snaporch.output.terminal import print_result
     from snaporch.restore.source import complete_source, find_records
 

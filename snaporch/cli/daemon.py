@@ -37,7 +37,7 @@ def daemon_command(
     from snaporch.hypervisor import open_hypervisor
     from snaporch.locks import DAEMON, SCHEDULE, domain_lock
     from snaporch.output.terminal import TerminalProgress
-    from snaporch.recovery.settle import recover_leftovers
+    from snaporch.recovery.recover_runs import recover_leftovers
     from snaporch.schedule.concurrency import ConcurrencyLimiter
     from snaporch.schedule.daemon import Daemon
     from snaporch.schedule.subprocesses import Subprocesses, bulk_job_command, snapshot_command

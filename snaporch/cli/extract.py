@@ -44,7 +44,7 @@ def extract_command(
     """
     from snaporch.bundle.manifest import Role
     from snaporch.cli.session import session
-    from snaporch.clone.registry import remove_leftovers
+    from snaporch.clone.find_clones import remove_leftovers
     from snaporch.extract.extract import choose_disks, extract
     from snaporch.output.format import size
     from snaporch.output.terminal import print_json, print_result

@@ -11,7 +11,7 @@ import typer
 from snaporch.cli.options import ConfigOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.systemd.units import FileChange
+    from snaporch.systemd.install_files import FileChange
 
 RootOption = Annotated[
     Path,
@@ -56,7 +56,7 @@ def install_command(
     from snaporch.config.example import example_text
     from snaporch.errors import UsageError
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.units import install, install_config, install_hook, render_units
+    from snaporch.systemd.install_files import install, install_config, install_hook, render_units
 
     path = config_path(context, config)
     program = command or _own_command()
@@ -84,7 +84,7 @@ def uninstall_command(
     """
     from snaporch.config import load_config
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.units import Change, check_no_run, stop_units, uninstall
+    from snaporch.systemd.install_files import Change, check_no_run, stop_units, uninstall
 
     if root == Path("/"):
         settings = load_config(config_path(context, config))

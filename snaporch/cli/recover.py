@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from snaporch.context import Context
+    from snaporch.recovery.recover_domains import RecoverRequest
     from snaporch.recovery.result import RecoveryResult
-    from snaporch.recovery.unfinished import RecoverRequest
 
 
 def recover_command(
@@ -72,7 +72,7 @@ def recover_command(
         raise UsageError("--take", "needs one domain", "name it; see: snaporch list")
     from snaporch.cli.policy_observers import observing
     from snaporch.cli.session import session
-    from snaporch.recovery.unfinished import RecoverRequest
+    from snaporch.recovery.recover_domains import RecoverRequest
 
     request = RecoverRequest(wait or 0, dry_run=dry_run, autostart=autostart, take=take)
     with (
@@ -95,8 +95,8 @@ def _recover(
     report: Callable[[SnaporchError], None],
 ) -> int:
     """Recover all domains or one; the first error's exit code."""
+    from snaporch.recovery.recover_domains import recover_domain, unfinished
     from snaporch.recovery.start_guardian import guard_leftovers
-    from snaporch.recovery.unfinished import recover_domain, unfinished
     from snaporch.restore.start_bar import guests_left_barred
 
     names, unreadable = unfinished(context, domain)
@@ -136,7 +136,7 @@ class _Output:
 
     def add_result(self, domain: str, uuid: str, result: RecoveryResult) -> None:
         """Print a result, and the error for one that leaves work for the admin."""
-        from snaporch.recovery.unfinished import needs_attention
+        from snaporch.recovery.recover_domains import needs_attention
 
         self.add(f"{domain}: {result}", domain, uuid)
         if (left := needs_attention(domain, result)) is not None:
@@ -155,7 +155,7 @@ class _Output:
 
 def _sweep_clones(context: Context, output: _Output, *, dry_run: bool) -> None:
     """Remove what killed clones and verifications left."""
-    from snaporch.clone.registry import remove_unfinished
+    from snaporch.clone.find_clones import remove_unfinished
 
     try:
         for text in remove_unfinished(context, dry_run=dry_run):

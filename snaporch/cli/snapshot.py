@@ -133,7 +133,7 @@ def snapshot_command(
     With --all or --jobs a failure does not stop the others, and the exit code is the worst one.
     """
     from snaporch.cli.session import session
-    from snaporch.recovery.settle import recover_leftovers
+    from snaporch.recovery.recover_runs import recover_leftovers
     from snaporch.schedule.parallel_snapshots import find_all_domains
     from snaporch.snapshot.guests_and_groups import find_domains, find_targets
     from snaporch.snapshot.request import SnapshotRequest, apply_policy

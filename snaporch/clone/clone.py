@@ -18,10 +18,7 @@ from pathlib import Path
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 from snaporch.clone.address_conflicts import address_lock, check_network
-from snaporch.clone.firmware import check_tpm, copy_firmware
-from snaporch.clone.images import ClonedDataset, Images
-from snaporch.clone.open_file_check import check_open_files
-from snaporch.clone.registry import (
+from snaporch.clone.find_clones import (
     NAME_PROPERTY,
     OF_PROPERTY,
     Purpose,
@@ -29,6 +26,9 @@ from snaporch.clone.registry import (
     find_artifacts,
     new_clone,
 )
+from snaporch.clone.firmware import check_tpm, copy_firmware
+from snaporch.clone.images import ClonedDataset, Images
+from snaporch.clone.open_file_check import check_open_files
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, UsageError
 from snaporch.hypervisor.clone_xml import (
@@ -247,7 +247,7 @@ def clone(context: Context, source: Source, request: CloneRequest) -> Clone:
 def build_clone(context: Context, source: Source, request: CloneRequest, uuid: str) -> Clone:
     """Make the datasets and files of the clone ``uuid``, define it and start it.
 
-    The caller is inside :func:`~snaporch.clone.registry.new_clone`.
+    The caller is inside :func:`~snaporch.clone.find_clones.new_clone`.
 
     Raises:
         SnaporchError: a step failed; the caller's context manager removes the clone.

@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 
 from snaporch import default_paths
-from snaporch.clone.registry import CloneArtifacts, Purpose, directory_of, find_artifacts, remove
+from snaporch.clone.find_clones import CloneArtifacts, Purpose, directory_of, find_artifacts, remove
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
 from snaporch.hypervisor.clone_xml import clone_of

@@ -21,16 +21,11 @@ from uuid import uuid4
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from snaporch import default_paths
-from snaporch.bundle.store import (
-    private_directory,
-    store_errors,
-    sync_directory,
-    write_private,
-)
 from snaporch.context import Context
 from snaporch.errors import AttentionError, BusyError, NotFoundError, SnaporchError
 from snaporch.hypervisor.domain_xml import tpm_directory
 from snaporch.locks import domain_lock, held_by
+from snaporch.private_files import private_directory, store_errors, sync_directory, write_private
 from snaporch.zfs import PREFIX, MountedError, PoolError
 
 MAKING = "making"

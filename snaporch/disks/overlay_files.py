@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from snaporch.bundle.store import private_directory, store_errors, sync_directory
 from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
+from snaporch.private_files import private_directory, store_errors, sync_directory
 
 _PASSABLE = 0o711
 """The emulator's user must be able to pass through, and not to list the directory."""

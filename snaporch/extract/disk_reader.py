@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from snaporch.bundle.manifest import DiskEntry
 from snaporch.clone.clone import clone_dataset
-from snaporch.clone.registry import Purpose, new_clone
+from snaporch.clone.find_clones import Purpose, new_clone
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
 from snaporch.model import DatasetKind

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snaporch.bundle.manifest import DiskEntry
-from snaporch.bundle.store import sync_directory
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.extract.disk_reader import blocks, open_disk
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
+from snaporch.private_files import sync_directory
 from snaporch.restore.output_file import ExtractedFile, check_destination
 from snaporch.restore.source import Source, check_whole_disks
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
-from snaporch.faults import Component
+from snaporch.known_faults import Component
 from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
 
 Tick = Callable[[], None]

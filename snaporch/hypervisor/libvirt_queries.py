@@ -12,7 +12,6 @@ import libvirt
 
 from snaporch import __version__
 from snaporch.errors import NotFoundError
-from snaporch.faults import Component
 from snaporch.hypervisor import agent, apparmor, domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
@@ -30,6 +29,7 @@ from snaporch.hypervisor.libvirt_connection import NO_DOMAIN, LibvirtConnection
 from snaporch.hypervisor.open_files import open_files_of
 from snaporch.hypervisor.screenshot import take_screenshot
 from snaporch.hypervisor.start_hook_check import find_hook_problem
+from snaporch.known_faults import Component
 from snaporch.model import Domain, DomainState, Versions
 
 _ZSTD_SINCE = 10_004_000

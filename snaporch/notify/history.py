@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from snaporch.bundle.store import private_directory, replace_private, store_errors
 from snaporch.model import iso, parse_iso
 from snaporch.notify.event import Event
+from snaporch.private_files import private_directory, replace_private, store_errors
 
 _NAME = "notified.json"
 _PROBLEMS = ("failure", "attention")

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from snaporch.bundle.store import replace_private, sync_directory
+from snaporch.private_files import replace_private, sync_directory
 
 AGES_NAME = "ages.json"
 """The file of the store that holds the ages."""

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError
-from snaporch.bundle.store import store_errors
 from snaporch.catalog.safety_copy_holds import release_bases
 from snaporch.config import Config
 from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
@@ -24,6 +23,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.journal import SnapshotJournal, list_journals
 from snaporch.locks import PRUNING, domain_lock
 from snaporch.model import SnapshotListing
+from snaporch.private_files import store_errors
 from snaporch.prune.ages import Ages, ClockReading
 from snaporch.prune.decision import (
     GracePeriods,

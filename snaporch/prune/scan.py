@@ -19,10 +19,10 @@ from snaporch.bundle.store import (
     RUN_NAME,
     UUID_NAME,
     copy_name,
-    store_errors,
 )
 from snaporch.catalog.safety_copy_holds import runs_of
 from snaporch.errors import RefusedError
+from snaporch.private_files import store_errors
 from snaporch.prune.decision import ItemKind, SnapshotReference, StoreItem
 
 TRASH_NAME = ".trash"

@@ -12,7 +12,7 @@ import stat
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.store import private_directory, sync_directory
+from snaporch.private_files import private_directory, sync_directory
 from snaporch.prune.decision import ItemKind, StoreItem
 from snaporch.prune.scan import DELETING, STAMP, TRASH_NAME
 

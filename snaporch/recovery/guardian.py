@@ -31,7 +31,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snaporch.recovery.frozen_window import (
+from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
+from snaporch.recovery.window_limits import (
     Window,
     exceeds_limits,
     is_frozen,
@@ -39,7 +40,6 @@ from snaporch.recovery.frozen_window import (
     is_suspended,
     window_of,
 )
-from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
 
 _RECOVER_WAIT = "600s"
 

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from snaporch.recovery.frozen_window import Window, is_frozen, is_suspended, last_noted
+from snaporch.recovery.window_limits import Window, is_frozen, is_suspended, last_noted
 
 if TYPE_CHECKING:
     from snaporch.hypervisor import Hypervisor

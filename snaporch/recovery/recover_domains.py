@@ -11,8 +11,8 @@ from snaporch.errors import AttentionError
 from snaporch.journal import UnreadableJournal, list_journals, other_journals_of
 from snaporch.locks import RECOVERING, domain_lock
 from snaporch.recovery.decision import UserDecision
+from snaporch.recovery.recover_runs import QUARANTINE_STEP, preview, recover
 from snaporch.recovery.result import Effect, RecoveryResult
-from snaporch.recovery.settle import QUARANTINE_STEP, preview, recover
 
 
 @dataclass(frozen=True, slots=True)

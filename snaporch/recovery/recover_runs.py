@@ -40,11 +40,11 @@ from snaporch.recovery.decision import (
 )
 from snaporch.recovery.drain_pipe import reader_of
 from snaporch.recovery.finishers import finish_other_runs, preview_other_runs
+from snaporch.recovery.hold_socket import remove_if_dead
 from snaporch.recovery.observe import find_domain, observe
+from snaporch.recovery.recover_disks import recover_disks
 from snaporch.recovery.release_guest import is_ours_to_resume, journal_of, release
 from snaporch.recovery.result import Effect, RecoveryResult
-from snaporch.recovery.settle_disks import recover_disks
-from snaporch.recovery.stale_sockets import remove_if_dead
 from snaporch.recovery.start_guardian import guard_leftovers
 
 QUARANTINE_STEP = (

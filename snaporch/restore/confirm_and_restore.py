@@ -11,7 +11,7 @@ from snaporch.context import Context
 from snaporch.errors import UsageError
 from snaporch.locks import domain_lock
 from snaporch.model import iso
-from snaporch.recovery.settle import recover_leftovers, recover_runs
+from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import Restored, check_as_shown, check_bundle, restore

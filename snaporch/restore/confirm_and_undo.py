@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.locks import domain_lock
-from snaporch.recovery.settle import recover_leftovers, recover_runs
+from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import Restored, check_as_shown, restore
 from snaporch.restore.safety_catalog import SafetyCopy, choose_copy, name_and_uuid

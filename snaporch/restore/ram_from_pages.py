@@ -14,9 +14,9 @@ from snaporch.bundle.page_file import PAGES_NAME, page_sum
 from snaporch.bundle.page_image import build_image
 from snaporch.bundle.qemu_stream import StreamError
 from snaporch.bundle.save_image import SaveImageError
-from snaporch.bundle.store import sha256_of, sync_directory
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
+from snaporch.private_files import sha256_of, sync_directory
 from snaporch.restore.output_file import ExtractedFile, check_destination
 from snaporch.restore.source import IncompleteError, Source
 from snaporch.zfs import PoolError

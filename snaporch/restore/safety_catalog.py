@@ -12,9 +12,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from snaporch.bundle.manifest import Manifest, SnapshotEntry
-from snaporch.bundle.store import BundleStore, sha256_of
+from snaporch.bundle.store import BundleStore
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
+from snaporch.private_files import sha256_of
 from snaporch.restore.journal import KeptDataset, Target
 from snaporch.zfs import Pool
 

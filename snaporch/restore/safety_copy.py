@@ -33,18 +33,18 @@ from snaporch.bundle.manifest import (
     cut_to_milliseconds,
 )
 from snaporch.bundle.save_image import SaveImageError, read_header
-from snaporch.bundle.store import (
+from snaporch.catalog.run_snapshots import by_pool
+from snaporch.context import Context
+from snaporch.disks.backing_chain import find_beneath
+from snaporch.errors import RefusedError, SnaporchError
+from snaporch.model import Disk, Domain, LeftOutCode, Level
+from snaporch.private_files import (
     private_directory,
     replace_private,
     store_errors,
     sync_directory,
     write_private,
 )
-from snaporch.catalog.run_snapshots import by_pool
-from snaporch.context import Context
-from snaporch.disks.backing_chain import find_beneath
-from snaporch.errors import RefusedError, SnaporchError
-from snaporch.model import Disk, Domain, LeftOutCode, Level
 from snaporch.restore.journal import RestoreFacts, Target
 from snaporch.restore.newer_snapshots import SAFETY_PREFIX
 from snaporch.restore.safety_catalog import (

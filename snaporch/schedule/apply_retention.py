@@ -14,11 +14,11 @@ from datetime import datetime
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.store import private_directory
 from snaporch.catalog.run_snapshots import by_pool
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
 from snaporch.locks import RETENTION, domain_lock
+from snaporch.private_files import private_directory
 from snaporch.prune.decision import PruneAction
 from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import prune

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.store import private_directory, replace_private, store_errors
 from snaporch.context import Context
 from snaporch.errors import UnavailableError
 from snaporch.model import iso, parse_iso
+from snaporch.private_files import private_directory, replace_private, store_errors
 
 SNAPSHOTS = "failed.json"
 VERIFICATIONS = "unverified.json"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
-from snaporch.bundle.store import private_directory, replace_private, store_errors
 from snaporch.model import iso, parse_iso
+from snaporch.private_files import private_directory, replace_private, store_errors
 
 _NAME = "carried.json"
 

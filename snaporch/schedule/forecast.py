@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from snaporch.catalog.records import marked_records
-from snaporch.clone.registry import clones_at_work
+from snaporch.clone.find_clones import clones_at_work
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.journal import read_journals
@@ -23,7 +23,6 @@ from snaporch.model import (
     SnapshotRecord,
     moment_of,
 )
-from snaporch.schedule.copies import came_back, without_copies
 from snaporch.schedule.failed_attempts import (
     REPLICATIONS,
     SNAPSHOTS,
@@ -32,6 +31,7 @@ from snaporch.schedule.failed_attempts import (
     read_failed,
 )
 from snaporch.schedule.first_run import read_first_runs, record_first_runs
+from snaporch.schedule.own_or_copied import came_back, without_copies
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
 from snaporch.schedule.replication_due import PendingReplication, next_replication

@@ -13,9 +13,9 @@ from snaporch.journal import read_journals
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.replication.destination import Destination
 from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
-from snaporch.schedule.copies import without_copies
 from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
 from snaporch.schedule.forecast import replicas_of
+from snaporch.schedule.own_or_copied import without_copies
 from snaporch.schedule.policy_assignment import assign
 
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import Domain
-from snaporch.recovery.settle import recover_leftovers
+from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, apply_retention
 from snaporch.schedule.concurrency import SnapshotJob
 from snaporch.schedule.failed_attempts import FailedAttempt, read_failed, write_failed

@@ -10,8 +10,8 @@ from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.model import SnapshotRecord
 from snaporch.replication.destination import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
+from snaporch.schedule.bulk_queue import due_items
 from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
-from snaporch.schedule.queue import due_items
 from snaporch.schedule.replication_due import PendingReplication
 
 Opened = Callable[[Context, str], Destination]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.schedule.bulk_queue import due_items
 from snaporch.schedule.failed_attempts import VERIFICATIONS, record_attempt
-from snaporch.schedule.queue import due_items
 from snaporch.schedule.verification_due import DueVerification
 from snaporch.verify.verify import Verification, VerifyOptions, verify
 

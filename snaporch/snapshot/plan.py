@@ -22,17 +22,17 @@ from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.disks.backing_chain import BackingFile, find_beneath, shared_disk_warnings
 from snaporch.errors import RefusedError, UnavailableError
-from snaporch.faults import risks_overlays
 from snaporch.hypervisor import BackingImage, OverlayDisk
 from snaporch.hypervisor.domain_xml import disk_xml
 from snaporch.journal import RunFacts
+from snaporch.known_faults import risks_overlays
 from snaporch.model import Dataset, Domain, GroupRun, Level, Strategy
 from snaporch.snapshot.choose_strategy import choose_strategy, may_take_overlays
 from snaporch.snapshot.firmware_blockers import check_firmware
-from snaporch.snapshot.host_blockers import find_blockers
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk, locate_disks
 from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
 from snaporch.snapshot.snapshot_name import check_full_names, default_name, new_run_id
+from snaporch.snapshot.storage_blockers import find_blockers
 
 _SAME_ROOM = 64 << 20
 """Free bytes of two datasets of a pool that differ by less count as the same free bytes."""

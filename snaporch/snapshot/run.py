@@ -28,8 +28,8 @@ from snaporch.hypervisor import CancelledError
 from snaporch.journal import Journal, Step, release_mark
 from snaporch.locks import domain_lock
 from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
+from snaporch.recovery.recover_runs import QUARANTINE_STEP, recover, recover_run
 from snaporch.recovery.result import Effect
-from snaporch.recovery.settle import QUARANTINE_STEP, recover, recover_run
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
 from snaporch.snapshot.bundle_parts import build_manifest, side_parts
 from snaporch.snapshot.choose_strategy import is_lower

@@ -19,10 +19,11 @@ from snaporch.bundle.manifest import Manifest, PagesEntry, Part, Role, read_mani
 from snaporch.bundle.page_file import PAGES_NAME
 from snaporch.bundle.page_image import SplitImage, Tick, check_image, split_image
 from snaporch.bundle.save_image import SaveImageError
-from snaporch.bundle.store import REST_NAME, replace_manifest, sha256_of, sync_directory
+from snaporch.bundle.store import REST_NAME, replace_manifest
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, SnaporchError
 from snaporch.model import PoolSnapshot, SnapshotRecord
+from snaporch.private_files import sha256_of, sync_directory
 from snaporch.zfs import RAM_POOLS_PROPERTY, RAM_PROPERTY, resolver
 
 COMPRESSION = "pages"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snaporch import __version__
-from snaporch.bundle.store import store_errors
 from snaporch.errors import UnavailableError
+from snaporch.private_files import store_errors
 from snaporch.status.model import DomainStatus, Problem, ProblemGrade, Status
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from enum import StrEnum
 from pathlib import Path
 
 from snaporch import __version__
-from snaporch.bundle.store import store_errors
 from snaporch.command_log import LoggedCommand
 from snaporch.config import Config
 from snaporch.data_files import shared_file
 from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
 from snaporch.journal import list_journals
+from snaporch.private_files import store_errors
 from snaporch.recovery.start_guardian import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
 
 UNITS = (

@@ -17,7 +17,7 @@ from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import marked_by
 from snaporch.clone.clone import Clone, CloneRequest, build_clone, check_clone
-from snaporch.clone.registry import Purpose, new_clone, remove_leftovers
+from snaporch.clone.find_clones import Purpose, new_clone, remove_leftovers
 from snaporch.context import Context
 from snaporch.errors import (
     BusyError,

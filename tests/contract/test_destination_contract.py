@@ -12,10 +12,10 @@ from contract_pools import FakeScratch, ZfsScratch
 from fakes.replica import FakeReplica
 from lab_ssh import sshd_here
 
-from snaporch.bundle.store import sha256_of
 from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
+from snaporch.private_files import sha256_of
 from snaporch.replication import stall_detector
 from snaporch.replication.destination import ReplicaDestination, ReplicaError
 

@@ -10,7 +10,7 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import config, must, one_line_error, run, snaporch
 
-from snaporch.faults import Component, FaultCondition, known_faults
+from snaporch.known_faults import Component, FaultCondition, known_faults
 from snaporch.sanoid.config.resolve import load_sanoid
 
 SANOID = Path("/etc/sanoid")

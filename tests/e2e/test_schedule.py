@@ -21,7 +21,7 @@ from support import (
 from snaporch.cli.session import session
 from snaporch.schedule.apply_retention import apply_retention
 from snaporch.schedule.forecast import make_forecasts
-from snaporch.systemd.units import UNITS
+from snaporch.systemd.install_files import UNITS
 
 POLICIES = """
 [schedule]

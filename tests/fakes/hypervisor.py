@@ -23,7 +23,6 @@ import zstandard
 from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NotFoundError
-from snaporch.faults import Component
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.blockers import find_blockers
 from snaporch.hypervisor.interface import (
@@ -45,6 +44,7 @@ from snaporch.hypervisor.interface import (
     Vitals,
     no_tick,
 )
+from snaporch.known_faults import Component
 from snaporch.model import Domain, DomainState, Owner, PauseParts, Versions
 
 _CAPACITY = 1 << 20

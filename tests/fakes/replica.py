@@ -11,8 +11,9 @@ from pathlib import Path
 
 from fakes.hooks import Hooks
 from fakes.pool import FakePool
-from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, sha256_of
+from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX
 from snaporch.model import PoolSnapshot
+from snaporch.private_files import sha256_of
 from snaporch.replication.destination import BundleCopy, ReplicaError
 
 

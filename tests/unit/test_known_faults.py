@@ -4,8 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.faults import FAULTS, Component, Fault, FaultCondition, known_faults, parse_release
-from snaporch.faults import risks_overlays as risky
+from snaporch.known_faults import (
+    FAULTS,
+    Component,
+    Fault,
+    FaultCondition,
+    known_faults,
+    parse_release,
+)
+from snaporch.known_faults import risks_overlays as risky
 from snaporch.model import Disk
 
 TOP = Path(__file__).parents[2]

@@ -47,7 +47,7 @@ def ended(code):
     ],
 )
 def test_only_a_failed_test_or_a_timeout_notices_a_mistake(run, tmp_path, code, survived, broken):
-    trial = run.Trial("recovery/settle", 1, tmp_path)
+    trial = run.Trial("recovery/recover_runs", 1, tmp_path)
     mistake = SimpleNamespace(title="f: 1 -> 2", is_control=False)
     trial._judge(mistake, ended(code))
     assert (trial.survived, trial.broken) == (survived, broken)
@@ -62,7 +62,7 @@ def test_the_watcher_can_be_a_plugin_beside_conftests_of_other_directories(run):
 
 @pytest.mark.parametrize("code", [1, 3, 5, -signal.SIGALRM])
 def test_the_module_as_it_is_has_to_pass_in_both_ways(run, tmp_path, code):
-    trial = run.Trial("recovery/settle", 1, tmp_path)
+    trial = run.Trial("recovery/recover_runs", 1, tmp_path)
     controls = run.controls("def f():\n    return 1\n")
     assert [bool(each.lines) for each in controls] == [True, False]
     for each in controls:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
-from snaporch.faults import known_faults, parse_release
+from snaporch.known_faults import known_faults, parse_release
 
 
 def unfinished_run(facts: HostFacts) -> Iterator[Finding]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from snaporch.errors import RunFailedError
-from snaporch.recovery.stale_sockets import connect as connect_socket
-from snaporch.recovery.stale_sockets import starter_lock
+from snaporch.recovery.hold_socket import connect as connect_socket
+from snaporch.recovery.hold_socket import starter_lock
 
 _MAX_BYTES = 1 << 20
 """Of a message; a longer one arrives truncated, and is no JSON."""

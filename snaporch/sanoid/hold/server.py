@@ -20,7 +20,7 @@ from typing import Any
 
 from snaporch.errors import RunFailedError
 from snaporch.interrupt import Interrupt
-from snaporch.recovery.stale_sockets import address
+from snaporch.recovery.hold_socket import address
 from snaporch.sanoid.hold.client import JsonConnection, Message
 from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase
 

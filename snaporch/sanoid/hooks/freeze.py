@@ -14,9 +14,9 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 
-from snaporch.bundle.store import private_directory, store_errors
 from snaporch.config import Config
 from snaporch.errors import RunFailedError, SnaporchError
+from snaporch.private_files import private_directory, store_errors
 from snaporch.sanoid.config.datasets_of_round import conf_of, promised, takes_children
 from snaporch.sanoid.hold.client import JsonConnection, Message, join
 from snaporch.sanoid.hooks.dispatch import print_line

@@ -59,8 +59,8 @@ class StrategyUnavailableError(RefusedError):
 class FreezeStrategy(ABC):
     """Freezes a guest, from the end of :meth:`freeze` to the beginning of :meth:`release`.
 
-    After a failure or kill in between, ``recovery/settle.py`` releases the guest by the state that
-    it observes. So a strategy need not undo anything itself.
+    After a failure or kill in between, ``recovery/recover_runs.py`` releases the guest by the state
+    that it observes. So a strategy need not undo anything itself.
     """
 
     def __init__(self, work: RunMaterial) -> None:

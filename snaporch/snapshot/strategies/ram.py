@@ -6,10 +6,10 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.save_image import SaveImageError
-from snaporch.bundle.store import private_directory, store_errors
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
 from snaporch.journal import Note, release_mark
+from snaporch.private_files import private_directory, store_errors
 from snaporch.recovery.release_guest import suspend
 from snaporch.snapshot.bundle_parts import RamCapture
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial

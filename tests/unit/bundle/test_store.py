@@ -13,15 +13,10 @@ from snaporch.bundle.manifest import (
     Role,
     VersionsEntry,
 )
-from snaporch.bundle.store import (
-    BundleError,
-    BundleStore,
-    private_directory,
-    replace_private,
-    sha256_of,
-)
+from snaporch.bundle.store import BundleError, BundleStore
 from snaporch.errors import UnavailableError
 from snaporch.model import BundleState, LeftOutCode, Level
+from snaporch.private_files import private_directory, replace_private, sha256_of
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"

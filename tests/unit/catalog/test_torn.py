@@ -12,7 +12,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError
 from snaporch.hypervisor import CommitTimeouts, HypervisorError
 from snaporch.journal import Note, read_journals, release_mark
 from snaporch.model import BundleState, Level
-from snaporch.recovery.settle import recover, recover_run
+from snaporch.recovery.recover_runs import recover, recover_run
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.select import newest_until
 from snaporch.restore.source import IncompleteError, complete_source

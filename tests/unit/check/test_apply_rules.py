@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.check.apply_rules import apply_rules
 from snaporch.check.facts import (
     GuestFacts,
     HookProgram,
@@ -17,9 +18,8 @@ from snaporch.check.facts import (
     UnmetPolicy,
 )
 from snaporch.check.findings import Severity
-from snaporch.check.lint import lint
-from snaporch.faults import FAULTS, Component, FaultCondition
 from snaporch.hypervisor import StartHookProblem
+from snaporch.known_faults import FAULTS, Component, FaultCondition
 from snaporch.model import Strategy
 from snaporch.sanoid.config.hook_command import parse_hook
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
@@ -75,16 +75,16 @@ def without(key, text=GOOD):
 
 
 def codes_in(facts):
-    return {(finding.code, finding.severity.value) for finding in lint(facts)}
+    return {(finding.code, finding.severity.value) for finding in apply_rules(facts)}
 
 
 def only(facts):
-    (finding,) = lint(facts)
+    (finding,) = apply_rules(facts)
     return finding
 
 
 def test_a_sound_host_has_no_findings(facts):
-    assert lint(facts()) == []
+    assert apply_rules(facts()) == []
 
 
 # -- sections -----------------------------------------------------------------------------------
@@ -108,11 +108,11 @@ def test_the_lines_of_a_finding_fix_it(facts):
     """Adding the printed lines to the named section fixes every problem."""
     lacking = "[tank/web]\nhourly = 3\n"
     for _ in range(4):
-        found = [finding for finding in lint(facts(lacking)) if finding.lines]
+        found = [finding for finding in apply_rules(facts(lacking)) if finding.lines]
         if not found:
             break
         lacking += "".join(f"{line}\n" for finding in found for line in finding.lines)
-    assert lint(facts(lacking)) == []
+    assert apply_rules(facts(lacking)) == []
     assert "script_timeout = 0" in lacking
 
 
@@ -132,8 +132,8 @@ def test_guests_that_cannot_all_be_frozen_in_time(facts, lower, severity):
     assert (finding.code, finding.severity) == ("hook-deadline", severity)
     assert "on tank: saving the RAM of all 3 guests takes about 180 s" in finding.what
     assert 'hook_deadline = "180s"' in finding.fix
-    assert lint(facts(TOGETHER, guests, jobs=2)) == []
-    assert lint(facts(TOGETHER, guests[:2], jobs=1)) == []
+    assert apply_rules(facts(TOGETHER, guests, jobs=2)) == []
+    assert apply_rules(facts(TOGETHER, guests[:2], jobs=1)) == []
 
 
 def test_one_that_is_held_on_overlays_if_it_does_not_fit(facts):
@@ -173,7 +173,7 @@ def test_one_hook_without_the_other(facts, phase):
     ],
 )
 def test_a_hook_that_cannot_be_called(facts, program, words):
-    found = lint(facts(programs={"/usr/bin/snaporch": program}))
+    found = apply_rules(facts(programs={"/usr/bin/snaporch": program}))
     assert {finding.code for finding in found} == {"hook-program"}
     assert len(found) == 3
     assert all(words in finding.what for finding in found)
@@ -185,7 +185,7 @@ def test_a_hook_that_is_no_command(facts):
 
 
 def test_a_hook_of_another_installation(facts):
-    found = lint(facts(programs={"/usr/bin/snaporch": HookProgram(True, True, "0.9")}))
+    found = apply_rules(facts(programs={"/usr/bin/snaporch": HookProgram(True, True, "0.9")}))
     assert {(finding.code, finding.severity.value) for finding in found} == {
         ("hook-version", "warning")
     }
@@ -204,13 +204,13 @@ def test_hooks_in_each_others_places(facts):
 
 def test_the_hooks_directory_is_as_good(facts):
     text = GOOD.replace("/usr/bin/snaporch hook sanoid pre", '"/opt/hooks/sanoid-pre" --x')
-    assert lint(facts(text)) == []
+    assert apply_rules(facts(text)) == []
 
 
 def test_bundles_that_no_hook_prunes(facts):
     finding = only(facts(without("pruning_script")))
     assert (finding.code, finding.severity) == ("pruning-missing", Severity.WARNING)
-    assert lint(facts(without("pruning_script") + "autoprune = no\n")) == []
+    assert apply_rules(facts(without("pruning_script") + "autoprune = no\n")) == []
 
 
 def test_a_path_section_runs_no_hooks(facts):
@@ -220,7 +220,7 @@ def test_a_path_section_runs_no_hooks(facts):
 
 
 def test_a_path_section_beside_one_of_the_datasets_name_is_harmless(facts):
-    assert lint(facts(f"[other]\npath = tank/web\n{GOOD}")) == []
+    assert apply_rules(facts(f"[other]\npath = tank/web\n{GOOD}")) == []
 
 
 def test_a_shared_template_is_reported_once_for_each_section(facts):
@@ -314,7 +314,7 @@ def test_a_guest_taken_apart_that_could_be_one_call(facts):
     assert (finding.code, finding.severity) == ("not-atomic", Severity.WARNING)
     assert finding.lines == ("recursive = zfs",)
     assert "in [tank/db], in place of its recursive line" in finding.fix
-    assert lint(facts(GOOD.replace("[tank/web]", "[tank/db]\nrecursive = zfs"), [DB])) == []
+    assert apply_rules(facts(GOOD.replace("[tank/web]", "[tank/db]\nrecursive = zfs"), [DB])) == []
 
 
 def test_a_guest_taken_apart_by_a_section_far_above(facts):
@@ -322,7 +322,7 @@ def test_a_guest_taken_apart_by_a_section_far_above(facts):
     finding = only(facts(text, [DB]))
     assert "below [tank]" in finding.fix
     assert finding.lines == ("[tank/db]", "recursive = zfs")
-    assert lint(facts(f"{text}[tank/db]\nrecursive = zfs\n", [DB])) == []
+    assert apply_rules(facts(f"{text}[tank/db]\nrecursive = zfs\n", [DB])) == []
 
 
 def test_a_guest_taken_apart_by_sections_of_its_own(facts):
@@ -494,7 +494,8 @@ def test_ram_of_an_encrypted_guest_is_stored_unencrypted(facts):
     finding = only(facts(encrypted=secret))
     assert (finding.code, finding.severity) == ("store-unencrypted", Severity.WARNING)
     assert "tank/db" not in finding.what
-    assert lint(facts(encrypted=secret, store=StoreFacts(Path("/store"), encrypted=True))) == []
+    store = StoreFacts(Path("/store"), encrypted=True)
+    assert apply_rules(facts(encrypted=secret, store=store)) == []
 
 
 @pytest.mark.parametrize(
@@ -530,10 +531,10 @@ def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     assert finding.subject == f"{fault.component} {version}"
     assert "web and mail" in finding.why
     assert fault.meanwhile in finding.why
-    assert lint(facts(releases=releases)) == []
+    assert apply_rules(facts(releases=releases)) == []
     if fault.fixed:
         fixed = {fault.component: ".".join(map(str, fault.fixed[-1]))}
-        assert lint(facts(releases=fixed, needs={fault.need: ("web",)})) == []
+        assert apply_rules(facts(releases=fixed, needs={fault.need: ("web",)})) == []
 
 
 @pytest.mark.parametrize("version", ["", "unknown", "-", "2.x"])
@@ -556,5 +557,5 @@ def test_a_libvirt_that_starts_guests_on_overlays(facts):
 
 def test_the_worst_comes_first(facts):
     made = facts(without("script_timeout", without("pruning_script")), **SPARSE)
-    kinds = [finding.severity for finding in lint(made)]
+    kinds = [finding.severity for finding in apply_rules(made)]
     assert kinds == [Severity.ERROR, Severity.WARNING, Severity.HINT]

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from snaporch.check.lint import GUEST_RULES, HOST_RULES, SECTION_RULES, rules_in
-from snaporch.faults import FAULTS
+from snaporch.check.apply_rules import GUEST_RULES, HOST_RULES, SECTION_RULES, rules_in
+from snaporch.known_faults import FAULTS
 
 TOP = Path(__file__).parents[3]
 

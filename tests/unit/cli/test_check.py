@@ -13,8 +13,8 @@ from fakes.sanoid import DEFAULTS
 from snaporch import __version__
 from snaporch.check import gather
 from snaporch.errors import ExitCode, UnavailableError
-from snaporch.faults import Component
 from snaporch.hypervisor import HypervisorError, StartHookProblem
+from snaporch.known_faults import Component
 from snaporch.model import DomainState
 
 

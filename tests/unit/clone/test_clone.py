@@ -20,7 +20,7 @@ from snaporch.clone.clone import (
     dataset_name,
 )
 from snaporch.clone.delete import delete_clone
-from snaporch.clone.registry import Purpose, new_clone, remove_unfinished
+from snaporch.clone.find_clones import Purpose, new_clone, remove_unfinished
 from snaporch.errors import (
     BusyError,
     InterruptedRunError,

@@ -23,10 +23,10 @@ from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
 from snaporch.recovery.decision import UserDecision
+from snaporch.recovery.hold_socket import address
 from snaporch.recovery.overlay_use import remove_unused
+from snaporch.recovery.recover_runs import preview, recover, recover_leftovers, recover_run
 from snaporch.recovery.release_guest import is_ours_to_resume
-from snaporch.recovery.settle import preview, recover, recover_leftovers, recover_run
-from snaporch.recovery.stale_sockets import address
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest

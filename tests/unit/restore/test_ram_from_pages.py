@@ -15,7 +15,7 @@ from snaporch.clone.clone import CloneRequest, check_clone, clone
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, Level
-from snaporch.recovery.settle import recover
+from snaporch.recovery.recover_runs import recover
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.ram_from_pages import check_pages, extract_ram
 from snaporch.restore.run import check_bundle, restore

@@ -15,7 +15,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
 from snaporch.prune.prune import prune
-from snaporch.recovery.settle import preview, recover
+from snaporch.recovery.recover_runs import preview, recover
 from snaporch.restore.journal import Ending, RestoreJournal, RestoreStep, unfinished
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.recovery_decision import (

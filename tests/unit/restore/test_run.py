@@ -18,7 +18,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.prune.decision import ItemKind
 from snaporch.prune.scan import scan_store
-from snaporch.recovery.settle import recover
+from snaporch.recovery.recover_runs import recover
 from snaporch.restore import steps
 from snaporch.restore.journal import HostFile
 from snaporch.restore.plan import make_restore_plan

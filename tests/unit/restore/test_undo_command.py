@@ -13,7 +13,7 @@ from snaporch.default_paths import HostPaths
 from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.model import DomainState
-from snaporch.recovery.settle import preview, recover
+from snaporch.recovery.recover_runs import preview, recover
 from snaporch.restore import processes_in_datasets
 from snaporch.restore.journal import HOLD, RestoreStep, unfinished
 from snaporch.restore.losses import losses

@@ -18,7 +18,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
-from snaporch.recovery.stale_sockets import address, remove_if_dead, starter_lock
+from snaporch.recovery.hold_socket import address, remove_if_dead, starter_lock
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.sanoid.hooks import freeze

@@ -27,7 +27,7 @@ from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock, lock_holder
 from snaporch.model import DomainState, GroupRun, Level, Strategy
-from snaporch.recovery.settle import recover
+from snaporch.recovery.recover_runs import recover
 from snaporch.restore.select import others_of_group
 from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
 from snaporch.snapshot.group_barrier import (

@@ -11,8 +11,8 @@ from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.manifest import Role
 from snaporch.context import Clock
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
-from snaporch.faults import Component
 from snaporch.hypervisor import Pause
+from snaporch.known_faults import Component
 from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.locate_disks import locate_disks

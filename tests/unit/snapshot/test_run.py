@@ -32,7 +32,7 @@ from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, DomainState, Level
-from snaporch.recovery.settle import recover_leftovers
+from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError

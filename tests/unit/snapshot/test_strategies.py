@@ -35,8 +35,8 @@ from snaporch.errors import (
 from snaporch.hypervisor import CommitTimeouts, HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
-from snaporch.recovery.frozen_window import Window, window_of
-from snaporch.recovery.settle import recover
+from snaporch.recovery.recover_runs import recover
+from snaporch.recovery.window_limits import Window, window_of
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.check.apply_rules import apply_rules
 from snaporch.check.facts import (
     GuestFacts,
     HookProgram,
@@ -10,7 +11,6 @@ from snaporch.check.facts import (
     SanoidFacts,
     StoreFacts,
 )
-from snaporch.check.lint import lint
 from snaporch.sanoid.config.render import Stanza, render_sanoid, stanzas
 
 TREE = (
@@ -80,7 +80,7 @@ def test_rendered_sections_have_no_errors_and_no_warnings(guests, sanoid_conf):
         overlays=OverlayFacts(Path("/o"), 2, 1),
         datasets=frozenset(TREE),
     )
-    assert {finding.severity.value for finding in lint(facts)} <= {"hint"}
+    assert {finding.severity.value for finding in apply_rules(facts)} <= {"hint"}
     assert found.config.complaints == ()
     assert all(found.config.covering(d) for guest in guests for d in guest.datasets)
 
