@@ -24,11 +24,11 @@ def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
     return [name for member in members for name in context.pool.newer(member.full_name)]
 
 
-def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
+def check_newer(plan: RestorePlan, *, discard: bool) -> None:
     """Refuse to destroy snapshots and bookmarks that are newer than the target.
 
     Args:
-        discard: the user agreed to it. What ZFS would not destroy is refused in any case.
+        discard: the user agreed to it.
 
     Raises:
         RefusedError: with their names.
@@ -40,7 +40,6 @@ def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
             f"newer snapshots would be destroyed: {', '.join(precious)}",
             "use --discard-newer to destroy them",
         )
-    check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
 
 
 def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:
