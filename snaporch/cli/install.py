@@ -84,13 +84,14 @@ def uninstall_command(
     """
     from snaporch.config import load_config
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.install_files import Change, check_no_run, stop_units, uninstall
+    from snaporch.recovery.before_removal import check_no_run
+    from snaporch.systemd.install_files import Change, stop_units, uninstall
 
     if root == Path("/"):
-        settings = load_config(config_path(context, config))
-        check_no_run(settings)
+        journals = load_config(config_path(context, config)).paths.journal
+        check_no_run(journals)
         stop_units()
-        check_no_run(settings)
+        check_no_run(journals)
     done = _print_steps(uninstall(root))
     if not done:
         print_error(f"no units of snaporch below {root}")

@@ -16,11 +16,9 @@ from pathlib import Path
 
 from snaporch import __version__
 from snaporch.command_log import LoggedCommand
-from snaporch.config import Config
 from snaporch.data_files import shared_file
-from snaporch.errors import RefusedError, UnavailableError, UsageError
+from snaporch.errors import UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
-from snaporch.journal import list_journals
 from snaporch.private_files import store_errors
 from snaporch.recovery.start_guardian import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
 
@@ -148,21 +146,6 @@ def install(root: Path, units: Mapping[str, str]) -> Iterator[FileChange]:
         place.mkdir(parents=True, exist_ok=True)
         for name, text in units.items():
             yield _write(place / name, text)
-
-
-def check_no_run(config: Config) -> None:
-    """Check that no run is under way or was interrupted: without the units none is recovered.
-
-    Raises:
-        RefusedError: there is a journal.
-        UnavailableError: the journals cannot be read.
-    """
-    for journal in list_journals(config.paths.journal, sweep=False):
-        raise RefusedError(
-            str(journal.path),
-            "a run is not finished, and its guest may be on overlays",
-            "wait until it has ended, or run: snaporch recover; then run this again",
-        )
 
 
 def stop_units() -> None:

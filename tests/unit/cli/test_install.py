@@ -7,9 +7,10 @@ from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode, RefusedError
 from snaporch.hypervisor.start_hook_check import find_hook_problem
 from snaporch.journal import Journal
+from snaporch.recovery.before_removal import check_no_run
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.systemd.install_files import UNITS, check_no_run
+from snaporch.systemd.install_files import UNITS
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2
@@ -148,11 +149,11 @@ def test_uninstall_leaves_no_link_to_a_removed_unit(install, uninstall, place):
 def test_uninstall_is_refused_while_a_run_has_a_journal(world):
     """The command itself would remove the files of the host that runs this test."""
     domain = world.add_guest()
-    check_no_run(world.context.config)
+    check_no_run(world.paths.journal)
     facts = make_plan(world.context, domain, SnapshotRequest("s1")).facts
     Journal(world.paths.journal, facts).close(settled=False)
     with pytest.raises(RefusedError, match=r"its guest may be on overlays.*run: snaporch recover"):
-        check_no_run(world.context.config)
+        check_no_run(world.paths.journal)
 
 
 def test_a_configuration_to_edit(install, uninstall, tmp_path):
