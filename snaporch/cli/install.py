@@ -77,7 +77,7 @@ def install_command(
 def uninstall_command(
     context: typer.Context, root: RootOption = Path("/"), config: ConfigOption = None
 ) -> int:
-    """Stop the units; remove installed files that were not edited.
+    """Stop the units; remove installed files that were not edited and that no package has.
 
     Refuses if a run was interrupted or is under way, because its guest may be on overlays.
     Snapshots and bundles stay.
@@ -85,14 +85,16 @@ def uninstall_command(
     from snaporch.config import load_config
     from snaporch.output.terminal import print_error
     from snaporch.recovery.before_removal import check_no_run
-    from snaporch.systemd.install_files import Change, stop_units, uninstall
+    from snaporch.systemd.install_files import Change, package_of, stop_units, uninstall
 
     if root == Path("/"):
         journals = load_config(config_path(context, config)).paths.journal
         check_no_run(journals)
         stop_units()
         check_no_run(journals)
-    done = _print_steps(uninstall(root))
+        done = _print_steps(uninstall(root, package_of))
+    else:
+        done = _print_steps(uninstall(root))
     if not done:
         print_error(f"no units of snaporch below {root}")
     elif root == Path("/") and any(each.change is Change.REMOVED for each in done):
@@ -114,5 +116,5 @@ def _print_steps(steps: Iterable[FileChange]) -> list[FileChange]:
     done = []
     for each in steps:
         done.append(each)
-        print_result(f"{each.path}  {each.change}{f' {each.saved}' if each.saved else ''}")
+        print_result(f"{each.path}  {each.change} {each.detail}".rstrip())
     return done

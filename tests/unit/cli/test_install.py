@@ -1,5 +1,7 @@
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,8 @@ from snaporch.journal import Journal
 from snaporch.recovery.before_removal import check_no_run
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.systemd.install_files import UNITS
+from snaporch.systemd.install_files import UNITS, Change, package_of
+from snaporch.systemd.install_files import uninstall as remove_files
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2
@@ -144,6 +147,29 @@ def test_uninstall_leaves_no_link_to_a_removed_unit(install, uninstall, place):
         stream.write("# mine\n")
     uninstall()
     assert sorted(link.name for link in wants.iterdir()) == ["mine.service", "snaporch.service"]
+
+
+def test_uninstall_leaves_the_files_of_a_package(install, place, tmp_path):
+    """Libvirt's hook is a conffile of the package, and has a checksum as if it were installed."""
+    install()
+    root = tmp_path / "root"
+    hook = root / "etc/libvirt/hooks/qemu.d/snaporch"
+    done = list(remove_files(root, lambda path: "snaporch" if path == hook else ""))
+    (kept,) = (each for each in done if each.change is not Change.REMOVED)
+    assert (kept.path, kept.change, kept.detail) == (hook, Change.PACKAGED, "snaporch")
+    assert hook.exists()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="the host has no dpkg")
+def test_the_package_of_a_file(tmp_path):
+    assert package_of(Path("/etc/debian_version")) == "base-files"
+    assert package_of(tmp_path) == ""
+
+
+def test_a_host_without_dpkg_has_no_packages(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert package_of(Path("/etc/debian_version")) == ""
 
 
 def test_uninstall_is_refused_while_a_run_has_a_journal(world):
