@@ -77,10 +77,10 @@ def install_command(
 def uninstall_command(
     context: typer.Context, root: RootOption = Path("/"), config: ConfigOption = None
 ) -> int:
-    """Stop the units; remove installed files that were not edited and that no package has.
+    """Stop the units; remove installed files that were not edited.
 
     Refuses if a run was interrupted or is under way, because its guest may be on overlays.
-    Snapshots and bundles stay.
+    Snapshots and bundles stay, and files of the Debian package too.
     """
     from snaporch.config import load_config
     from snaporch.output.terminal import print_error
