@@ -25,7 +25,7 @@ from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
 from snaporch.replication.destination import Destination, ReplicaError
 from snaporch.replication.marks import COPY, REPLICATED, record_presence, replicas
-from snaporch.replication.members import Originals
+from snaporch.replication.members import Originals, nesting_reason
 from snaporch.systemd.low_priority import lower_priority
 
 REPLICATION = "replication"
@@ -302,7 +302,11 @@ class _Transfer:
         newest = self._records[-1]
         thing = f"{self._name}: {newest.full_name}"
         had = self._name in (*newest.replicated, *newest.dropped)
-        if newest in missing:
+        if not self._originals.of(newest):
+            reason = f"{', '.join(newest.datasets)} looks like a copy, and its manifest is missing"
+            step = "if they are the guest's own, take another snapshot"
+            self._failures.append(ReplicaError(thing, reason, step))
+        elif newest in missing:
             step = "see: snaporch show; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
         elif self._members[newest] and newest not in whole and not had:
@@ -328,15 +332,11 @@ class _Transfer:
                 self._record(record, replicated=False, dropped=True)
 
     def _refuse_nested(self, datasets: Iterable[str]) -> None:
-        """Refuse a replica below a dataset to copy: each copy would be copied, too, for ever."""
-        replica = self._context.config.replica[self._name]
-        for dataset in datasets if not replica.host else ():
-            if f"{replica.dataset}/".startswith(f"{dataset}/"):
-                raise RefusedError(
-                    f"replica.{self._name}",
-                    f"{replica.dataset} is inside {dataset}, which is copied to it",
-                    "give it another dataset, best in another pool",
-                )
+        """Refuse a replica that would get copies of copies, or of what it has."""
+        reason = nesting_reason(self._context.config.replica[self._name], datasets)
+        if reason:
+            step = "give the replica another dataset, best in another pool"
+            raise RefusedError(f"replica.{self._name}", reason, step)
 
     def _refuse_same_copies(self, datasets: Iterable[str]) -> None:
         """Refuse a dataset whose copy would have the name of another dataset's copy."""

@@ -726,6 +726,46 @@ def test_a_local_copy_is_not_copied_on_when_its_original_is_destroyed(shop):
     assert sent == ["replica.send flash/web", "replica.send tank/web"]
 
 
+def add_guest_on_a_replica(shop):
+    """Its disk lies below the dataset of a replica of this host; returns its snapshot."""
+    document = shop.context.config.model_dump()
+    document["replica"]["disk"] = {"dataset": "backup", "bundles": "/backup/disk"}
+    shop.context.config = Config.model_validate(document)
+    shop.world.add_guest("db", {"vda": "backup/db"})
+    return take_snapshot(shop.context, shop.context.hypervisor.domain("db"), SnapshotRequest("d1"))
+
+
+def test_a_guest_in_the_pool_of_a_local_replica_is_copied_to_another_one(shop):
+    add_guest_on_a_replica(shop)
+    assert names(shop.ship()) == ["d1"]
+    assert shop.there.names() == ["backup/db@d1"]
+    assert shop.replicated() == {"d1": ("nas",)}
+
+
+def test_a_guest_is_not_copied_to_the_replica_that_its_disk_is_in(shop):
+    add_guest_on_a_replica(shop)
+    with pytest.raises(RefusedError, match="backup/db is inside backup, to which"):
+        shop.ship("disk")
+    assert shop.there.hooks.log == []
+
+
+def test_a_dataset_that_any_manifest_names_is_no_copy(shop):
+    lost = add_guest_on_a_replica(shop)
+    db = shop.context.hypervisor.domain("db")
+    take_snapshot(shop.context, db, SnapshotRequest("d2"))
+    shutil.rmtree(lost.bundle)
+    shipped = shop.ship()
+    assert (names(shipped), [r.snapshot for r in shipped.missing]) == (["d2"], ["d1"])
+    assert shop.there.names() == ["backup/db@d1", "backup/db@d2"]
+
+
+def test_a_newest_snapshot_that_seems_to_be_a_copy_is_a_failure(shop):
+    shutil.rmtree(add_guest_on_a_replica(shop).bundle)
+    with pytest.raises(ReplicaError, match="db@d1: backup/db looks like a copy, and its"):
+        shop.ship()
+    assert shop.there.names() == []
+
+
 def test_of_an_incomplete_snapshot_the_rest_is_copied(shop):
     shop.take("s1", "s2")
     shop.world.pool.destroy_snapshots(["flash/web@s1"])
