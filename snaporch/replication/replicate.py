@@ -134,7 +134,7 @@ class _Transfer:
         self._manifests = {record.run: _manifest(context, record) for record in records}
         self._originals = Originals(context.config, records, self._manifests, names)
         self._bundles = BundleCopies(context, destination, name, records, self._manifests)
-        self._bookmarks = ReplicaBookmarks(context.pool, name, context.config.replica)
+        self._bookmarks = ReplicaBookmarks(context.pool, name)
         self._failures: list[SnaporchError] = []
         self._members: dict[SnapshotRecord, tuple[PoolSnapshot, ...]] = {}
         self._damaged: list[SnapshotRecord] = []

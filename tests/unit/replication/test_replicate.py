@@ -489,8 +489,30 @@ def test_a_replica_with_a_new_name_is_continued_from_the_bookmark_of_its_old_nam
         shop.world.pool.destroy_snapshots([f"{dataset}@s1"])
     assert names(shop.ship("attic")) == ["s2"]
     for dataset in ("flash/web", "tank/web"):
-        (mark,) = shop.world.pool.bookmarks(dataset)
-        assert mark.startswith(f"{dataset}#snaporch-attic-")
+        marks = sorted(shop.world.pool.bookmarks(dataset))
+        assert [mark.split("-")[1] for mark in marks] == ["attic", "nas"]
+
+
+@pytest.mark.parametrize("now", ["attic", None])
+def test_another_replica_destroys_no_bookmark_of_one_that_was_renamed_or_removed(shop, now):
+    """It may be away for weeks, or be configured again later."""
+    other = FakeReplica(shop.world.pool, shop.world.root / "other")
+    shop.take("s1")
+    shop.ship("nas")
+    replicate(shop.context, shop.records(), "usb", other)
+    document = shop.context.config.model_dump()
+    removed = document["replica"].pop("nas")
+    shop.context.config = Config.model_validate(
+        document | {"replica": document["replica"] | ({now: removed} if now else {})}
+    )
+    for name in ("s2", "s3"):
+        shop.take(name)
+        replicate(shop.context, shop.records(), "usb", other)
+    for dataset in ("flash/web", "tank/web"):
+        shop.world.pool.destroy_snapshots([f"{dataset}@s1", f"{dataset}@s2"])
+    document["replica"][now or "nas"] = removed
+    shop.context.config = Config.model_validate(document)
+    assert names(shop.ship(now or "nas")) == ["s3"]
 
 
 def test_a_snapshot_that_was_renamed_here_is_no_base_for_syncoid(shop):
