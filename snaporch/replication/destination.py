@@ -44,6 +44,21 @@ _NAMED = 5
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
 
 
+_FORMER_SUFFIX = ".former"
+"""Suffix of the directory of a bundle that is being replaced."""
+_FINISH_REPLACING = (
+    f"for former in .*{_FORMER_SUFFIX}; do"
+    ' test -d "$former" || continue;'
+    f' run=${{former#.}}; run=${{run%{_FORMER_SUFFIX}}}; new=".$run{COPYING_SUFFIX}";'
+    f' test -e "$new/{COPY_NAME}" || new="$former";'
+    ' { test -e "$run" || mv -T "$new" "$run"; } && sync -f . && rm -rf "$former" || exit 1;'
+    " done"
+)
+"""A script for the directory of a domain's bundles: finishes what a crash interrupted.
+
+A bundle was being replaced if its former directory is still there. If none has its name, the new
+one gets it, which was synced before the former one lost the name.
+"""
 _BUNDLE_FILE = re.compile(rf"(\d+) (-?\d+) \./({RUN_NAME})/([^/]+)")
 
 
@@ -107,7 +122,10 @@ class Destination(Protocol):
         """
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
-        """The bundles of a domain that the replica has, by run."""
+        """The bundles of a domain that the replica has, by run.
+
+        If the replica crashed while a bundle was replaced, that is finished first.
+        """
 
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Read a bundle on the replica.
@@ -269,7 +287,8 @@ class ReplicaDestination:
         """See the protocol."""
         directory = shlex.quote(f"{self._replica.bundles}/{uuid}")
         files = "find . -mindepth 2 -maxdepth 2 -type f -exec stat -c '%s %Y %n' {} +"
-        script = f"date +%s; if test -d {directory}; then cd {directory} && {files}; fi"
+        settled = f"cd {directory} && {_FINISH_REPLACING} && {files}"
+        script = f"date +%s; if test -d {directory}; then {settled}; fi"
         now, _, lines = self._host.script(script, what="find").partition("\n")
         sizes: dict[str, dict[str, int]] = defaultdict(dict)
         ages = {}
@@ -305,7 +324,8 @@ class ReplicaDestination:
         # Do not make the directory itself: it may be the mount point of a missing file system.
         self._host.script(
             f"umask 077; cd {shlex.quote(str(self._replica.bundles))}"
-            f" && mkdir -p {shlex.quote(above)} && command -v rsync",
+            f" && mkdir -p {shlex.quote(above)} && command -v rsync"
+            f" && cd {shlex.quote(above)} && {_FINISH_REPLACING}",
             what=str(self._replica.bundles),
         )
         self._copy_files(directory, reference, partial)
@@ -315,12 +335,13 @@ class ReplicaDestination:
             return damaged
         description = shlex.quote(json.dumps({"dataset": self._replica.dataset}))
         copied, ready, store = map(shlex.quote, (partial, final, above))
-        former = shlex.quote(f"{above}/.{run}.former{COPYING_SUFFIX}")
+        former = shlex.quote(f"{above}/.{run}{_FORMER_SUFFIX}")
         self._host.script(
             f"umask 077; echo {description} >{copied}/{COPY_NAME} && sync -f {copied}"
             f" && if test -e {ready}; then rm -rf {former} && mv -T {ready} {former}; fi"
             f" && mv -T {copied} {ready} && sync -f {store}"
-            f" && rm -rf {store}/.*{COPYING_SUFFIX}",  # leftovers of transfers that were abandoned
+            # leftovers of transfers that were abandoned: of each, the former bundle has its name
+            f" && rm -rf {former} {store}/.*{COPYING_SUFFIX}",
             what="mv",
         )
         return []

@@ -512,6 +512,74 @@ def test_an_abandoned_copy_is_removed_with_the_next_one_that_arrives(tmp_path, t
     assert os.listdir(left.parent) == ["run-1"]
 
 
+CRASH = """echo {name} >>{log}
+{real} "$@"
+test "$(wc -l <{log})" -ne {crash} || kill -KILL "$PPID"
+"""
+"""The replica crashes after so many steps."""
+
+
+@pytest.fixture
+def crashing(tmp_path, tools, monkeypatch):
+    """A replica that has an older bundle, and that crashes while it is replaced."""
+    tools.put("rsync", 'eval src="\\${$(($# - 1))}"; for last; do :; done; cp -r "$src." "$last"')
+    bundle, there = tmp_path / "bundle", to(tmp_path)
+    bundle.mkdir()
+    (bundle / "ram").write_text("former")
+    assert there.store(bundle, "u/run-1", sums(ram=b"former")) == []
+    (bundle / "ram").write_text("latter")
+
+    def store(crash, reference="u/run-1"):
+        log = tmp_path / "steps"
+        log.write_text("")
+        for name in ("mv", "rm", "sync"):
+            real = shutil.which(name, path=os.defpath)
+            tools.put(name, CRASH.format(name=name, log=log, real=real, crash=crash))
+        there.store(bundle, reference, sums(ram=b"latter"))
+        return log.read_text().split()
+
+    return store
+
+
+def test_a_bundle_that_is_replaced_is_whole_at_each_instant(tmp_path, crashing):
+    above = tmp_path / "bundles" / "u"
+    steps = crashing(0)
+    assert steps == ["sync", "rm", "mv", "mv", "sync", "rm"]
+    (above / "run-1" / "ram").write_text("former")
+    for crash in range(1, len(steps) + 1):
+        shutil.rmtree(above)
+        (above / "run-1").mkdir(parents=True)
+        (above / "run-1" / "ram").write_text("former")
+        (above / "run-1" / COPY_NAME).write_text("{}")
+        with pytest.raises(CommandError):
+            crashing(crash)
+        whole = [path.with_name("ram").read_text() for path in above.glob(f"*/{COPY_NAME}")]
+        assert {"former", "latter"}.intersection(whole), f"after step {crash}"
+        crashing(0, "u/run-2")
+        assert sorted(os.listdir(above)) == ["run-1", "run-2"], f"after step {crash}"
+        assert (above / "run-1" / "ram").read_text() == ("former" if crash < 3 else "latter")
+
+
+def test_a_bundle_that_a_crash_left_without_its_name_is_listed(tmp_path, crashing):
+    """It may be pruned on this host, and so never be copied again."""
+    with pytest.raises(CommandError):
+        crashing(3)
+    above = tmp_path / "bundles" / "u"
+    assert sorted(os.listdir(above)) == [".run-1.copying", ".run-1.former"]
+    assert to(tmp_path).bundles("u")["run-1"].sizes["ram"] == len("latter")
+    assert os.listdir(above) == ["run-1"]
+    assert (above / "run-1" / "ram").read_text() == "latter"
+
+
+def test_a_former_bundle_gets_its_name_back_if_no_other_is_whole(tmp_path):
+    above = tmp_path / "bundles" / "u"
+    for name in (".run-1.former", ".run-1.copying"):
+        (above / name).mkdir(parents=True)
+        (above / name / "ram").write_text(name)
+    assert to(tmp_path).bundles("u").keys() == {"run-1"}
+    assert (above / "run-1" / "ram").read_text() == ".run-1.former"
+
+
 # -- whether anything could be copied -----------------------------------------------------------
 
 
