@@ -138,6 +138,8 @@ class _Transfer:
         self._failures: list[SnaporchError] = []
         self._members: dict[SnapshotRecord, tuple[PoolSnapshot, ...]] = {}
         self._damaged: list[SnapshotRecord] = []
+        self._unmarked: set[str] = set()
+        """Snapshots of this host whose copies may lack properties."""
         self._read = 0
 
     def run(self, *, recheck: bool) -> ReplicationResult:
@@ -162,8 +164,7 @@ class _Transfer:
         marked, missing = self._copy_bundles(whole, recheck=recheck)
         self._mark_dropped(by_dataset(arrived), theirs)
         self._require_newest(whole, missing)
-        for failure in self._failures:
-            raise failure
+        self._raise_failures()
         damaged = tuple(self._damaged)
         return ReplicationResult(tuple(marked), tuple(missing), damaged, self._read)
 
@@ -196,16 +197,23 @@ class _Transfer:
         text = f"its bundle there is missing or damaged: {', '.join(files)}"
         self._context.progress.note(f"{self._name}: {record.full_name}", text)
 
-    def _record(self, record: SnapshotRecord, *, replicated: bool, dropped: bool = False) -> None:
-        """Record on the snapshots of a run whether the replica has them."""
-        self._members[record] = record_presence(
-            self._context.pool,
-            self._members[record],
-            record.run,
-            self._name,
-            replicated=replicated,
-            dropped=dropped,
-        )
+    def _record(self, record: SnapshotRecord, *, replicated: bool, dropped: bool = False) -> bool:
+        """Record on the snapshots of a run whether the replica has them.
+
+        Returns:
+            False if that failed; the failure is collected.
+        """
+        with self._collect_failure():
+            self._members[record] = record_presence(
+                self._context.pool,
+                self._members[record],
+                record.run,
+                self._name,
+                replicated=replicated,
+                dropped=dropped,
+            )
+            return True
+        return False
 
     def _is_marked(self, record: SnapshotRecord) -> bool:
         """Whether all snapshots of a run are marked as replicated."""
@@ -234,13 +242,21 @@ class _Transfer:
 
     @contextmanager
     def _collect_failure(self) -> Iterator[None]:
-        """Continue with the rest after a failure; the first failure is raised at the end."""
+        """Continue with the rest after a failure; see :meth:`_raise_failures`."""
         try:
             yield
         except InterruptedRunError:
             raise
         except SnaporchError as error:
             self._failures.append(error)
+
+    def _raise_failures(self) -> None:
+        """Raise the first of the collected failures, and report the others."""
+        failures = list({failure.line(): failure for failure in self._failures}.values())
+        for other in failures[1:]:
+            self._context.progress.note(other.thing, other.reason)
+        for first in failures:
+            raise first
 
     def _bookmark(self, dataset: str, copies: Sequence[PoolSnapshot]) -> None:
         """Bookmark the replica's newest snapshot, and all that it would get next."""
@@ -309,7 +325,7 @@ class _Transfer:
         elif newest in missing:
             step = "see: snaporch show; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
-        elif self._members[newest] and newest not in whole and not had:
+        elif self._members[newest] and newest not in whole and not had and not self._failures:
             step = "see: zfs get -r syncoid:sync, for each of its datasets"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
 
@@ -368,8 +384,12 @@ class _Transfer:
                 wanted[COPY] = self._name
             if other is not None and not wanted.items() <= other.properties.items():
                 marks[other.full_name] = wanted
-        if marks:
+        if not marks:
+            return
+        self._unmarked = {*marks}
+        with self._collect_failure():
             self._destination.mark(marks)
+            self._unmarked = set()
 
     def _set_policies(self, datasets: Collection[str]) -> None:
         """Set the policies of the datasets on their copies: a stream does not carry properties."""
@@ -394,8 +414,7 @@ class _Transfer:
             with self._collect_failure():
                 if not self._bring_bundle(record, must_read=record.run in due):
                     missing.append(record)
-                elif not self._is_marked(record) and self._is_unchanged(record):
-                    self._record(record, replicated=True)
+                elif self._has_arrived(record) and self._record(record, replicated=True):
                     arrived.append(record)
         return arrived, missing
 
@@ -425,6 +444,12 @@ class _Transfer:
             step = f"see: snaporch show {record.full_name}"
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
+
+    def _has_arrived(self, record: SnapshotRecord) -> bool:
+        """Whether the replica has all of a snapshot now, and it is not marked yet."""
+        if self._is_marked(record) or not self._is_unchanged(record):
+            return False
+        return self._unmarked.isdisjoint(each.full_name for each in self._members[record])
 
     def _is_unchanged(self, record: SnapshotRecord) -> bool:
         """Whether the bundle is still the one that was copied.

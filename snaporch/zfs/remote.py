@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from snaporch.zfs.mount_users import BlockingMount
 
 _SCRIPT_BYTES = 60_000
 """ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
+_OR_FAILED = " || failed=1; "
 
 
 class RemoteZfs(ZfsCommand):
@@ -61,10 +62,16 @@ class RemoteZfs(ZfsCommand):
             properties: an empty value removes the property.
 
         Raises:
-            PoolError: setting failed for one of them; those before it have theirs.
+            PoolError: setting failed for some of them; the others have theirs.
         """
+        failures = []
         for script in _scripts(properties):
-            self._script(script, "zfs set")
+            try:
+                self._script(script, "zfs set")
+            except PoolError as error:
+                failures.append(error)
+        for first in failures:
+            raise first
 
 
 def _scripts(properties: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
@@ -77,9 +84,14 @@ def _scripts(properties: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         line = " && ".join(map(shlex.join, commands))
         length = len(line.encode("utf-8", "surrogateescape"))
         if lines and size + length > _SCRIPT_BYTES:
-            yield " && ".join(lines)
+            yield _all_of(lines)
             lines, size = [], 0
         lines.append(line)
-        size += length + 4
+        size += length + len(_OR_FAILED)
     if lines:
-        yield " && ".join(lines)
+        yield _all_of(lines)
+
+
+def _all_of(lines: Iterable[str]) -> str:
+    """A script of all lines, which continues after one that fails, and then fails."""
+    return "".join(["failed=; ", *(f"{line}{_OR_FAILED}" for line in lines), 'test -z "$failed"'])

@@ -25,6 +25,7 @@ from snaporch.replication.destination import (
     unavailable_reason,
 )
 from snaporch.replication.stall_detector import StallDetector
+from snaporch.zfs import PoolError
 from snaporch.zfs.remote import RemoteZfs
 
 SLOW_TO_END = """#!/bin/sh
@@ -202,6 +203,15 @@ def test_a_policy_is_set_or_removed_on_the_copy(tmp_path, tools):
         ["set", "snaporch:policy=new", "b/x"],
         ["inherit", "snaporch:policy", "b/y"],
     ]
+
+
+def test_properties_that_cannot_be_set_on_one_copy_are_set_on_the_others(tmp_path, tools):
+    tools.put("zfs", 'case "$*" in *@a) echo out of space >&2; exit 1 ;; esac')
+    policy = "long " * 4000  # so that there are several scripts
+    names = [f"b/x@{name}" for name in "abcdefgh"]
+    with pytest.raises(PoolError, match="out of space"):
+        RemoteZfs(Host("")).mark({name: {"snaporch:note": policy} for name in names})
+    assert [words[-1] for words in tools.called("zfs")] == names
 
 
 def test_the_dataset_of_copies_is_made_once(tmp_path, tools):

@@ -305,6 +305,86 @@ def test_a_snapshot_that_could_not_be_marked_is_replicated_again(shop):
     assert names(shop.ship()) == ["s1"]
 
 
+def failing_for(shop, name):
+    """ZFS sets no property on this snapshot."""
+    real = shop.world.pool.set_properties
+
+    def set_properties(names, properties):
+        if name in names:
+            raise PoolError("zfs set", f"cannot set property for '{name}': out of space")
+        real(names, properties)
+
+    shop.world.pool.set_properties = set_properties
+    return real
+
+
+def test_a_snapshot_that_cannot_be_marked_does_not_stop_the_others(shop):
+    shop.take("s1", "s2")
+    real = failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+    assert len(shop.bundles()) == 2
+    shop.world.pool.set_properties = real
+    assert names(shop.ship()) == ["s1"]
+
+
+def test_a_false_mark_that_cannot_be_removed_does_not_stop_the_others(shop):
+    lost, _ = shop.take("s1", "s2")
+    shop.ship()
+    shutil.rmtree(shop.copy(lost))
+    shop.take("s3")
+    failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert shop.replicated()["s3"] == ("nas",)
+    assert shop.is_whole(lost)
+
+
+def test_a_damaged_bundle_is_replaced_although_its_mark_cannot_be_removed(shop):
+    (damaged,) = shop.take("s1")
+    shop.ship()
+    flip(shop.copy(damaged) / "ram.save")
+    failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship(recheck=True)
+    assert shop.is_whole(damaged)
+
+
+def test_a_dropped_snapshot_that_cannot_be_marked_does_not_stop_the_others(shop):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s1")
+    shop.there.drop("tank/web@s2")
+    failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    dropped = {record.snapshot: record.dropped for record in shop.records()}
+    assert dropped == {"s1": (), "s2": ("nas",), "s3": ()}
+
+
+def test_copies_that_cannot_be_marked_do_not_count_and_stop_no_other(shop):
+    """Without its properties a copy would come back as no snapshot of snaporch."""
+    first, second = shop.take("s1", "s2")
+    shop.there.hooks.at["replica.mark"] = failing_once(PoolError("zfs set on nas", "out of space"))
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ()}
+    assert shop.bundles() == sorted([first.run, second.run])
+    assert shop.there.policies
+    assert names(shop.ship()) == ["s1", "s2"]
+
+
+def test_all_failures_are_reported(shop):
+    shop.take("s1")
+    failing_for(shop, "tank/web@s1")
+    shop.there.hooks.at["replica.set_policies"] = failing(PoolError("nas", "is suspended"))
+    with pytest.raises(PoolError, match="is suspended"):
+        shop.ship()
+    (note,) = [note for note in shop.world.heard.notes if "out of space" in note]
+    assert "tank/web@s1" in note
+
+
 def test_a_signal_between_two_datasets(shop):
     shop.take("s1")
     interrupt = shop.context.interrupt
