@@ -149,6 +149,8 @@ class _Transfer:
         self._refuse_same_copies(datasets)
         if not recheck:
             self._require_bundles()
+        if not self._has_copies():
+            self._destination.create()
         arrived = self._destination.snapshots(datasets)
         self._members = self._originals.members(pool.snapshots(datasets))
         self._remove_false_marks(_by_guid(arrived))
@@ -179,6 +181,13 @@ class _Transfer:
                 "is the file system of the replica's bundles mounted? if it is: "
                 f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --recheck",
             )
+
+    def _has_copies(self) -> bool:
+        """Whether the replica got any snapshot of this host, of whichever domain."""
+        known = any(self._name in (*each.replicated, *each.dropped) for each in self._records)
+        return known or any(
+            self._name in replicas(each, REPLICATED) for each in self._context.pool.snapshots()
+        )
 
     def _remove_false_marks(self, theirs: Collection[tuple[str, int]]) -> None:
         """Remove the mark of each snapshot of which the replica has lost anything."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from snaporch.model import PoolSnapshot
 from snaporch.remote_host import CommandError, Host
 from snaporch.zfs.cli import ZfsCommand
 from snaporch.zfs.interface import PoolError
@@ -44,6 +45,27 @@ class RemoteZfs(ZfsCommand):
             PoolError: always.
         """
         raise PoolError(snapshot, "is on another host, and cannot be mounted here")
+
+    def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """The snapshots of those of the datasets that exist, oldest first.
+
+        Args:
+            root: the dataset that all of them are directly below; its presence in the listing
+                distinguishes missing datasets from a pool that is not imported.
+            datasets: their names.
+
+        Raises:
+            PoolError: the listing failed, or does not contain ``root``.
+        """
+        try:
+            return self._snapshots("-d", "1", names=[root, *datasets], root=root)
+        except PoolError:
+            listing = ("list", "-H", "-t", "filesystem,volume", "-d", "1", "-o", "name", root)
+            present = self._run(*listing).splitlines()
+            if set(present).issuperset(datasets):
+                raise
+        names = [root, *(name for name in datasets if name in present)]
+        return self._snapshots("-d", "1", names=names, root=root)
 
     def make(self, dataset: str) -> None:
         """Create a file system that is never mounted, and its parents, unless they exist.

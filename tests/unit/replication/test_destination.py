@@ -164,16 +164,35 @@ def to(tmp_path, *, interrupt=None, **more):
 def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
     asked = []
 
-    def snapshots(names):
-        asked.extend(names)
-        return [PoolSnapshot("backup/kvm/tank:web", "s1", 7, 1, {})]
+    def copies(root, names):
+        asked.extend([root, *names])
+        return [PoolSnapshot(name, "s1", 7, 1, {}) for name in (root, *names)]
 
-    monkeypatch.setattr(
-        destination, "RemoteZfs", lambda _host: SimpleNamespace(snapshots=snapshots)
-    )
+    monkeypatch.setattr(destination, "RemoteZfs", lambda _host: SimpleNamespace(copies=copies))
     (found,) = to(tmp_path).snapshots(["tank/web"])
-    assert asked == ["backup/kvm/tank:web"]
+    assert asked == ["backup/kvm", "backup/kvm/tank:web"]
     assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
+
+
+CREATE = "zfs create -p -o mountpoint=none backup/kvm"
+
+
+@pytest.mark.parametrize(
+    ("host", "command"), [("root@nas", f"ssh root@nas '{CREATE}',"), ("", f": {CREATE},")]
+)
+def test_copies_that_cannot_be_listed_are_an_error(tmp_path, tools, host, command):
+    tools.put("zfs", "echo \"cannot open 'backup/kvm': dataset does not exist\" >&2; exit 1")
+    with pytest.raises(ReplicaError, match="dataset does not exist") as caught:
+        to(tmp_path, host=host).snapshots(["tank/web"])
+    assert "nas: backup/kvm: the copies cannot be listed" in caught.value.line()
+    assert "is its pool imported?" in caught.value.step
+    assert command in caught.value.step
+
+
+def test_a_replica_that_cannot_be_reached_is_an_error(tmp_path, tools):
+    tools.put("ssh", "echo no route to host >&2; exit 255")
+    with pytest.raises(PoolError, match=r"cannot be reached: no route.*; see: ssh"):
+        to(tmp_path, host="nas").snapshots(["tank/web"])
 
 
 def test_properties_are_set_on_the_copies(tmp_path, tools):
@@ -214,10 +233,12 @@ def test_properties_that_cannot_be_set_on_one_copy_are_set_on_the_others(tmp_pat
     assert [words[-1] for words in tools.called("zfs")] == names
 
 
-def test_the_dataset_of_copies_is_made_once(tmp_path, tools):
+def test_the_dataset_of_copies_is_made_only_when_that_is_demanded(tmp_path, tools):
     there = to(tmp_path)
     there.send("tank/web", raw=False)
     there.send("flash/web", raw=False)
+    assert [words for words in tools.called("zfs") if words[0] == "create"] == []
+    there.create()
     made = [words for words in tools.called("zfs") if words[0] == "create"]
     assert made == [["create", "-p", "-o", "mountpoint=none", "backup/kvm"]]
     assert [words[-2:] for words in tools.called("syncoid")] == [
@@ -423,6 +444,15 @@ def test_only_complete_copies_are_listed_as_bundles(tmp_path):
     assert 1000 <= found["run-2"].unread < 1060
     os.utime(store / "run-2" / COPY_NAME, (time.time() + 1000,) * 2)
     assert there.bundles("u")["run-2"].unread == inf, "the replica's clock was set back"
+
+
+def test_bundles_that_cannot_be_listed_are_an_error(tmp_path, tools):
+    there = Replica(dataset="b/k", bundles=tmp_path / "away")
+    with pytest.raises(CommandError, match=f"{tmp_path}/away"):
+        ReplicaDestination("nas", there, Interrupt()).bundles("u")
+    tools.put("ssh", "exit 0")
+    with pytest.raises(ReplicaError, match="its bundles cannot be listed: no output"):
+        to(tmp_path, host="nas").bundles("u")
 
 
 def sums(**files):

@@ -1066,6 +1066,50 @@ def test_snapshots_that_the_replica_destroyed_are_not_called_replicated(shop):
     assert dropped == {"s1": ("nas",), "s2": (), "s3": ()}
 
 
+@pytest.mark.parametrize("recheck", [False, True])
+def test_a_replica_whose_dataset_is_missing_has_lost_nothing(shop, recheck):
+    """Its pool may only be exported."""
+    shop.take("s1", "s2")
+    shop.ship()
+    bookmarks = shop.world.pool.bookmarks
+    marks = {dataset: bookmarks(dataset) for dataset in ("tank/web", "flash/web")}
+    shop.there.is_there = False
+    with pytest.raises(ReplicaError, match="is its pool imported"):
+        shop.ship(recheck=recheck)
+    assert not shop.there.is_there
+    assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+    assert {dataset: bookmarks(dataset) for dataset in marks} == marks
+    shop.there.create()
+    assert names(shop.ship()) == []
+
+
+def test_the_dataset_of_a_replica_is_not_created_for_another_guest(shop):
+    """An empty one would look as if all copies were lost."""
+    shop.take("s1")
+    shop.ship()
+    shop.there.is_there = False
+    shop.world.add_guest("db", {"vda": "tank/db"})
+    take_snapshot(shop.context, shop.context.hypervisor.domain("db"), SnapshotRequest("d1"))
+    records = [record for record in shop.records() if record.domain == "db"]
+    with pytest.raises(ReplicaError, match="is its pool imported"):
+        replicate(shop.context, records, "nas", shop.there)
+    assert not shop.there.is_there
+    replicate(shop.context, records, "usb", shop.there)
+    assert shop.there.is_there
+
+
+@pytest.mark.parametrize("recheck", [False, True])
+def test_a_replica_whose_directory_is_missing_has_lost_no_bundle(shop, recheck):
+    shop.take("s1")
+    shop.ship()
+    away = shop.there.root.rename(shop.world.root / "away")
+    with pytest.raises(ReplicaError, match="is not there"):
+        shop.ship(recheck=recheck)
+    assert shop.replicated() == {"s1": ("nas",)}
+    away.rename(shop.there.root)
+    assert names(shop.ship(recheck=recheck)) == []
+
+
 def test_snapshots_that_the_replica_rolled_back_are_sent_again(shop):
     shop.take("s1", "s2")
     shop.ship()
