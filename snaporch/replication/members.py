@@ -98,13 +98,13 @@ class Originals:
             theirs: the dataset and the GUID of each snapshot that the replica has.
 
         Returns:
-            The dataset of each, and its txg on this host.
+            The dataset and the GUID of each.
         """
-        wanted = [(each.dataset, each.guid, each.createtxg) for each in members]
+        wanted = [(each.dataset, each.guid) for each in members]
         manifest = self._manifests[record.run]
         if manifest is not None and (pages := manifest.pages) is not None:
-            wanted.append((pages.dataset, pages.guid, pages.createtxg))
-        return [(name, txg) for name, guid, txg in wanted if (name, guid) not in theirs]
+            wanted.append((pages.dataset, pages.guid))
+        return [each for each in wanted if each not in theirs]
 
 
 def nesting_reason(replica: Replica, datasets: Iterable[str]) -> str:

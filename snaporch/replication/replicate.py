@@ -343,18 +343,27 @@ class _Transfer:
         copies: Mapping[str, Sequence[PoolSnapshot]],
         theirs: Collection[tuple[str, int]],
     ) -> None:
-        """Record which snapshots the replica cannot get any more, since it has newer ones."""
-        births = {}
+        """Record which snapshots the replica cannot get any more, since it has newer ones.
+
+        Only snapshots that exist now count: what came back has another txg than its manifest names,
+        and pages of RAM that are missing here may come back.
+        """
+        births: dict[str, int] = {}
+        live: dict[tuple[str, int], int] = {}
         for dataset, there in copies.items():
             ours = self._context.pool.snapshots([dataset])
+            live |= {(dataset, each.guid): each.createtxg for each in ours}
             with suppress(ReplicaError):  # the copy has diverged, which was reported
                 births[dataset] = self._birth(dataset, ours, there)
         for record in self._records:
             if not self._members[record]:
                 continue
             lacking = self._lacking(record, theirs)
-            if any(txg < births.get(dataset, 0) for dataset, txg in lacking):
+            known = [key for key in lacking if key in live and key[0] in births]
+            if any(live[key] < births[key[0]] for key in known):
                 self._record(record, replicated=False, dropped=True)
+            elif self._name in record.dropped and (known or not lacking):
+                self._record(record, replicated=self._is_marked(record))
 
     def _refuse_nested(self, datasets: Iterable[str]) -> None:
         """Refuse a replica that would get copies of copies, or of what it has."""

@@ -39,6 +39,10 @@ class FakeReplica:
         dataset = name.partition("@")[0]
         self._copies[dataset] = [s for s in self._copies[dataset] if s.full_name != name]
 
+    def put(self, copies: Sequence[PoolSnapshot]) -> None:
+        """Have all of these snapshots of a dataset, and no others of it."""
+        self._copies[copies[0].dataset] = list(copies)
+
     def create(self) -> None:
         """See the protocol."""
         self.hooks.reach("replica.create")

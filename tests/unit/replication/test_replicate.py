@@ -1,7 +1,7 @@
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -245,6 +245,93 @@ def test_pages_of_ram_are_copied_with_the_bundle_that_needs_them(shop):
     assert copy.guid == manifest.pages.guid
     assert copy.properties["ram"] == f"{record.uuid}/{record.run}"
     assert copy.properties["ram-pools"] == "flash,tank"
+
+
+def dropped(shop):
+    return {record.snapshot: record.dropped for record in shop.records()}
+
+
+def page_dataset_of(record):
+    return f"tank/ram/{record.uuid}"
+
+
+def failing_send(shop, dataset):
+    """Nothing of this dataset is sent; returns what sends it again."""
+    send = shop.there.send
+
+    def failing(each, raw):
+        if each == dataset:
+            raise ReplicaError("nas", "away")
+        send(each, raw=raw)
+
+    shop.there.send = failing
+    return lambda: setattr(shop.there, "send", send)
+
+
+def test_pages_that_came_back_can_still_be_sent(shop):
+    """What came back has another txg than its manifest names."""
+    shop.world.with_pages()
+    shop.configure()
+    (first, *_) = shop.take("s1", "s2")
+    shop.ship()
+    shop.take("s3")
+    shop.world.pool.come_back(page_dataset_of(first))
+    send_again = failing_send(shop, page_dataset_of(first))
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    assert dropped(shop) == {"s1": (), "s2": (), "s3": ()}
+    send_again()
+    assert names(shop.ship()) == ["s3"]
+
+
+def test_pages_that_are_missing_here_are_not_dropped_by_the_replica(shop):
+    """They may be in a pool that is not imported, and come back."""
+    shop.world.with_pages()
+    shop.configure()
+    (first, *_) = shop.take("s1", "s2")
+    pages = page_dataset_of(first)
+    shop.ship()
+    shop.take("s3", "s4")
+    send_again = failing_send(shop, pages)
+    shop.world.pool.destroy_snapshots([f"{pages}@s3"])
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    shop.world.pool.come_back(pages)
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    assert dropped(shop)["s3"] == ()
+    send_again()
+    assert names(shop.ship()) == ["s4"]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_the_mark_of_a_dropped_snapshot_is_removed_when_it_can_be_sent_again(shop, sent):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s2")
+    shop.ship()
+    assert dropped(shop)["s2"] == ("nas",)
+    shop.there.drop("tank/web@s3")
+    if not sent:
+        failing_send(shop, "tank/web")
+    with nullcontext() if sent else pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    assert dropped(shop) == {"s1": (), "s2": (), "s3": ()}
+
+
+def test_the_mark_of_a_dropped_snapshot_is_removed_when_the_replica_has_it_again(shop):
+    """Its bundle here is damaged, so it is not replicated either."""
+    record, _ = shop.take("s1", "s2")
+    shop.ship()
+    copies = shop.there.snapshots(["tank/web"])
+    shop.there.drop("tank/web@s1")
+    shop.ship()
+    assert dropped(shop)["s1"] == ("nas",)
+    (Path(record.bundle) / "ram.save").unlink()
+    shutil.rmtree(shop.copy(record))
+    shop.there.put(copies)
+    assert [each.snapshot for each in shop.ship().missing] == ["s1"]
+    assert dropped(shop)["s1"] == ()
 
 
 def test_a_bundle_without_its_pages_has_not_arrived(shop):
