@@ -74,6 +74,8 @@ class GuestFacts:
     """The program that snapshots its datasets without freezing the guest, for a message."""
     overlays: bool = False
     """Whether a snapshot switches its disks to overlays and commits them afterwards."""
+    commits: bool = False
+    """Whether any of its snapshots does so, also those that sanoid takes while hooks freeze it."""
     estimate: FreezeEstimate | None = None
     """What freezing it for sanoid takes; ``None`` if it is off or cannot be planned."""
     on_unavailable: str = "fail"

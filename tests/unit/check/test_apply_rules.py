@@ -539,6 +539,9 @@ def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     assert finding.subject == f"{fault.component} {version}"
     assert "web and mail" in finding.why
     assert fault.meanwhile in finding.why
+    assert finding.lines == (
+        ('[domain."web"]', fault.setting, '[domain."mail"]', fault.setting) if fault.setting else ()
+    )
     assert apply_rules(facts(releases=releases)) == []
     if fault.fixed:
         fixed = {fault.component: ".".join(map(str, fault.fixed[-1]))}

@@ -44,7 +44,7 @@ class Killed:
         context = world.with_defaults(**(settings or {}))
         self.facts = make_plan(context, self.domain, SnapshotRequest("s1", level)).facts
         Journal(world.paths.journal, self.facts).close(settled=False)
-        world.context.store.create(self.domain.uuid, self.facts.run)
+        self.bundle = world.context.store.create(self.domain.uuid, self.facts.run)
 
     def made_overlays(self):
         directory = Path(self.facts.overlay_dir)
@@ -132,6 +132,13 @@ def test_a_limit_that_was_never_set_is_left_alone(world, level, settings):
     run.guest.downtime_limit = 40
     run.settle()
     assert run.guest.downtime_limit == 40
+
+
+def test_a_file_of_ram_is_removed(world):
+    run = Killed(world)
+    run.bundle.raw_ram.touch()
+    run.settle()
+    assert_settled(world)
 
 
 def test_overlays_that_were_never_used_are_removed(world):
