@@ -87,6 +87,7 @@ NOT_RUN = {
         "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
         "for d in $(zfs list -H -o name -r backup/kvm); do": "test_replicate has the commands",
         "zfs create -p tank/vm": _PLACES + "test_replicate",
+        "zfs list -H -o name -t bookmark -r tank/vm": _PLACES + "test_replicate_faults",
     },
     "docs/how-to/restore.md": {
         "error: Cannot access storage file": _OUTPUT,

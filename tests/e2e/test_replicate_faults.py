@@ -136,6 +136,10 @@ def test_a_replica_with_another_name_is_continued(there):
     there.take()
     there.replicate()
     assert former in bookmarks(there)
+    listing = f"zfs list -H -o name -t bookmark -r {there.dataset} | grep '#snaporch-vault-'"
+    must("sh", "-c", f"{listing} | xargs -r -n 1 zfs destroy")
+    assert former not in bookmarks(there)
+    assert there.replicate()["arrived"] == []
 
 
 def test_the_advice_for_a_diverged_copy_loses_nothing(guest, there):
