@@ -88,6 +88,8 @@ class GuestFacts:
     """Whether the configuration gives it no policy on purpose; a clone needs none."""
     unmet: tuple[UnmetPolicy, ...] = ()
     """Policies whose level it cannot have."""
+    nested: Mapping[str, str] = field(default_factory=dict)
+    """Replicas of its policies that refuse its datasets, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -466,6 +466,17 @@ def test_a_policy_whose_level_is_not_available(sound, check, configure):
     assert "agent" in found["policy-level"]["what"]
 
 
+@pytest.mark.parametrize("dataset", ["tank", "tank/web", "tank/web/copies"])
+def test_a_replica_around_a_guest_or_inside_it(sound, check, configure, dataset):
+    configure(
+        *("[policy.hourly]", 'every = "1h"', 'domains = ["web"]', 'replicate = ["disk"]'),
+        *("[replica.disk]", f'dataset = "{dataset}"', 'bundles = "/backup/disk"'),
+    )
+    code, found = check()
+    assert code == ExitCode.ATTENTION
+    assert found["replica-nested"]["what"].startswith("replica disk: tank")
+
+
 def test_a_guest_with_a_policy_needs_no_section(sound, check, configure):
     sound.add_guest("new")
     assert set(check()[1]) == {"unscheduled"}

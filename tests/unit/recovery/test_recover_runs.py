@@ -11,7 +11,7 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.images import qcow2
 
-from snaporch import default_paths
+from snaporch import command_log, default_paths
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.context import LibvirtTimes
@@ -1469,6 +1469,18 @@ def test_last_writes_are_quarantined_when_the_run_was_killed(world):
     assert f"vda: quarantine {run.overlay()}" in run.foreseen()
     recover_run(world.context, run.facts, ())
     assert run.quarantined().exists()
+
+
+def test_commands_of_a_recovery_are_logged_with_the_run(world):
+    run = Killed(world).switched()
+    with command_log.fields(STEP="before"):
+        recover_run(world.context, run.facts, ())
+        assert command_log.current_fields() == {
+            "DOMAIN": run.facts.domain,
+            "RUN": run.facts.run,
+            "SNAPSHOT": run.facts.snapshot,
+            "STEP": "recover",
+        }
 
 
 def test_without_an_overlay_there_are_no_last_writes(world):
