@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 from faults.process import Run
+from faults.stopping import WHILE_RAM_IS_SAVED
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
+    BUNDLES,
     JOURNAL,
     RUNTIME,
     assert_clean,
+    config,
     must,
     one_line_error,
     snaporch,
@@ -127,3 +130,17 @@ def test_a_run_killed_in_the_ram_phase_is_recovered_by_the_next_run(guest, tmp_p
     outcome = snaporch("snapshot", guest.name, "--json")
     assert "which had been interrupted" in outcome.err
     assert outcome.json["level"] == "ram"
+
+
+def test_the_file_of_ram_of_a_killed_run_is_removed(guest, tmp_path):
+    with config(tmp_path, '[defaults]\nram_capture = "file"\n') as environment:
+        point = WHILE_RAM_IS_SAVED
+        process = Run("snapshot", guest.name, point=point, guarded=False, env=environment)
+        try:
+            process.wait_stopped()
+        finally:
+            process.kill()
+            process.close()
+    assert len(list(BUNDLES.glob("*/.ram.raw"))) == 1
+    assert snaporch("recover").status == 0
+    assert_clean(guest)
