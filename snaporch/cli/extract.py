@@ -62,7 +62,7 @@ def extract_command(
             if ram:
                 files = iter([extract_ram(opened, source, destination)])
             else:
-                chosen = choose_disks(source, disk, destination)
+                chosen = choose_disks(opened.resolver, source, disk, destination)
                 files = (extract(opened, source, entry, path) for entry, path in chosen)
             for each in files:
                 documents.append(each.as_json())

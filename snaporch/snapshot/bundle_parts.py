@@ -40,7 +40,7 @@ from snaporch.model import (
     Versions,
 )
 from snaporch.snapshot.plan import Plan
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Resolver
 
 _RAW_NAME = "ram.raw"
 _READ = 1 << 20
@@ -264,7 +264,7 @@ def _pause_entry(parts: PauseParts) -> PauseEntry:
     )
 
 
-def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
+def disk_entries(resolver: Resolver, plan: Plan) -> tuple[DiskEntry, ...]:
     """Return the manifest's entries of the disks, those that are left out included."""
     held = [
         DiskEntry(
@@ -275,7 +275,7 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
             inside=resolver.inside(planned.path, planned.dataset),
             partition=resolver.partition_number(planned.path),
             beneath=tuple(
-                backing_file_entry(each)
+                backing_file_entry(resolver, each)
                 for each in plan.beneath
                 if each.target == planned.disk.target
             ),
@@ -298,6 +298,7 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
 
 
 def build_manifest(
+    resolver: Resolver,
     plan: Plan,
     level: Level,
     parts: list[Part],
@@ -324,7 +325,7 @@ def build_manifest(
             SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=s.createtxg)
             for s in snapshots
         ),
-        disks=disk_entries(plan),
+        disks=disk_entries(resolver, plan),
         parts=tuple(parts),
         versions=VersionsEntry(
             snaporch=versions.snaporch,
@@ -337,7 +338,7 @@ def build_manifest(
     )
 
 
-def backing_file_entry(file: BackingFile) -> BackingFileEntry:
+def backing_file_entry(resolver: Resolver, file: BackingFile) -> BackingFileEntry:
     """Return the manifest's entry of a backing file or data file."""
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)

@@ -300,6 +300,7 @@ class _Run:
     ) -> Manifest:
         ram = strategy.ram_part()
         return build_manifest(
+            self._context.resolver,
             self._plan,
             level,
             [ram, *parts] if ram else parts,

@@ -15,7 +15,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 from fakes.hooks import Hook, Hooks
 from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
-from fakes.resolver import FUNCTIONS, FakeResolver
+from fakes.resolver import FakeResolver
 from snaporch.config import Config, Paths
 from snaporch.context import Clock, Context, LibvirtTimes, SealingTimes
 from snaporch.default_paths import HostPaths
@@ -24,7 +24,6 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import OtherJournal, RunFacts
 from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
-from snaporch.zfs import resolver
 
 _WRITTEN = b"the guest's last writes"
 
@@ -123,15 +122,10 @@ class World:
         return recovery.recover_restore(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Install the fake resolver and the fake qemu-img; start no guardians."""
+        """Install the fake qemu-img; start no guardians."""
         monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
         monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
-        for name in FUNCTIONS:
-            monkeypatch.setattr(resolver, name, getattr(self.resolver, name))
-        monkeypatch.setattr(
-            "snaporch.check.gather.volatile_file_system", self.resolver.volatile_file_system
-        )
         monkeypatch.setattr("snaporch.hypervisor.domain_xml.SWTPM_STATE", self.root / "swtpm")
         monkeypatch.setattr(overlay_files, "make_overlay", self.make_overlay)
         monkeypatch.setattr(overlay_files, "holds_writes", self.holds_writes)

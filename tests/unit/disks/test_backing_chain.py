@@ -18,7 +18,7 @@ from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Mount
 
 
 class Chain:
@@ -235,19 +235,14 @@ def test_a_backing_file_that_is_not_on_this_host(chain):
 
 
 def test_files_on_nfs_or_fuse_are_not_accessed(chain, elsewhere, monkeypatch):
-    real, touched = resolver.real_path, []
-
-    def away(path, mounts=None):
-        if path == str(elsewhere):
-            raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
-        return real(path, mounts)
+    touched = []
 
     def opened(path, *what, **how):
         touched.append(str(path))
         return open_file(path, *what, **how)
 
     open_file = os.open
-    monkeypatch.setattr(resolver, "real_path", away)
+    chain.world.resolver.table.append(Mount("0:9", str(elsewhere), "nfs4", "nas:/x", number=9))
     monkeypatch.setattr(os, "open", opened)
     chain.write(qcow2(str(elsewhere), "raw"))
     assert chain.beneath() == [(str(elsewhere), None, False)]
@@ -259,14 +254,11 @@ def test_files_on_nfs_or_fuse_are_not_accessed(chain, elsewhere, monkeypatch):
     assert str(elsewhere) not in touched
 
 
-def test_a_written_path_that_cannot_be_resolved_counts_by_its_name(chain, monkeypatch):
-    def away(path, mounts=None):
-        raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
-
+def test_a_written_path_that_cannot_be_resolved_counts_by_its_name(chain):
     chain.write(b"", "raw")
-    monkeypatch.setattr(resolver, "real_path", away)
+    chain.world.resolver.table.append(Mount("0:9", str(chain.top), "nfs4", "nas:/x", number=9))
     domain = chain.world.hypervisor.domain(chain.world.guest("web").uuid)
-    assert written_by(domain) == {str(chain.top)}
+    assert written_by(chain.world.resolver, domain) == {str(chain.top)}
 
 
 @pytest.mark.parametrize("form", ["vmdk", "qed", "qcow"])

@@ -20,7 +20,7 @@ from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.snapshot_name import check_snapshot_name
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Resolver
 
 
 def planned(world, domain, name=None, **defaults):
@@ -177,14 +177,13 @@ def test_a_missing_disk_is_refused_and_named(world):
         planned(world, domain)
 
 
-def test_a_disk_without_read_permission_asks_for_root(world, monkeypatch):
+def test_a_disk_without_read_permission_asks_for_root(world):
     def forbidden(path):
         raise PermissionError(13, "Permission denied", path)
 
     domain = world.add_guest()
-    monkeypatch.setattr(resolver, "resolve", forbidden)
     with pytest.raises(UnavailableError, match="run snaporch as root"):
-        locate_disks(domain)
+        locate_disks(Resolver(stat=forbidden), domain)
 
 
 # -- the strategy -------------------------------------------------------------------------------
@@ -364,7 +363,11 @@ def saved_before(context, domain, pace):
     part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace})
     versions, moment = context.hypervisor.versions(domain), datetime.now(UTC)
     pause = Pause(None, 0.0)
-    bundle.seal(build_manifest(plan, plan.level, [part], [], versions, pause, moment, moment))
+    bundle.seal(
+        build_manifest(
+            context.resolver, plan, plan.level, [part], [], versions, pause, moment, moment
+        )
+    )
 
 
 @pytest.mark.parametrize(
