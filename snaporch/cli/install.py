@@ -11,7 +11,7 @@ import typer
 from snaporch.cli.options import ConfigOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.systemd.install_files import FileChange
+    from snaporch.install_files import FileChange
 
 RootOption = Annotated[
     Path,
@@ -55,8 +55,8 @@ def install_command(
     from snaporch.config import load_config
     from snaporch.config.example import example_text
     from snaporch.errors import UsageError
+    from snaporch.install_files import install, install_config, install_hook, render_units
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.install_files import install, install_config, install_hook, render_units
 
     path = config_path(context, config)
     program = command or _own_command()
@@ -83,8 +83,8 @@ def uninstall_command(
     Snapshots and bundles stay.
     """
     from snaporch.config import load_config
+    from snaporch.install_files import Change, check_no_run, stop_units, uninstall
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.install_files import Change, check_no_run, stop_units, uninstall
 
     if root == Path("/"):
         settings = load_config(config_path(context, config))

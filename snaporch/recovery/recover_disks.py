@@ -116,7 +116,7 @@ def _commit_all(
         _commit(context, facts, online)
         done.append(Effect.COMMITTED.of(_targets(online)))
     for disk in offline:
-        overlay_files.commit_offline(disk, facts.emulator)
+        context.overlay_images.commit_offline(disk, facts.emulator)
     if offline:
         done.append(Effect.COMMITTED_OFFLINE.of(_targets(offline)))
     return done

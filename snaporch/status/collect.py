@@ -32,7 +32,6 @@ from snaporch.status.model import (
     Status,
     StoreUsage,
 )
-from snaporch.systemd.unit_state import unit_states
 from snaporch.zfs import BlockingMount
 
 _RESTORE_PHASE = "under way"
@@ -80,7 +79,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     return Status(
         at=now,
         scheduler=SchedulerState(
-            held_by(config.paths.runtime, SCHEDULE), unit_states(), config.schedule.refresh
+            held_by(config.paths.runtime, SCHEDULE), context.unit_states(), config.schedule.refresh
         ),
         domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),

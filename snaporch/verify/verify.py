@@ -43,7 +43,6 @@ from snaporch.restore.source import (
     snapshots_of,
     underlying_devices,
 )
-from snaporch.systemd.low_priority import lower_priority
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import Resolver
@@ -422,7 +421,7 @@ def host_lock(context: Context, wait: int = 0) -> Iterator[None]:
     runtime, interrupt = context.config.paths.runtime, context.interrupt
     with domain_lock(runtime, VERIFICATION, VERIFICATION, "verify", wait=wait, interrupt=interrupt):
         remove_leftovers(context)
-        lower_priority("verify")
+        context.lower_priority("verify")
         yield
 
 

@@ -19,9 +19,9 @@ from support import (
 )
 
 from snaporch.cli.session import session
+from snaporch.install_files import UNITS
 from snaporch.schedule.apply_retention import apply_retention
 from snaporch.schedule.forecast import make_forecasts
-from snaporch.systemd.install_files import UNITS
 
 POLICIES = """
 [schedule]

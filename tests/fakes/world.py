@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import uuid as uuids
 from collections.abc import Mapping
@@ -17,11 +19,11 @@ from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
 from fakes.resolver import FakeResolver
 from snaporch.config import Config, Paths
-from snaporch.context import Clock, Context, LibvirtTimes, SealingTimes
+from snaporch.context import Clock, Context, LibvirtTimes, LivenessTimes, SealingTimes
 from snaporch.default_paths import HostPaths
-from snaporch.disks import overlay_files
+from snaporch.disks.overlay_files import OverlayImages
 from snaporch.hypervisor import OverlayDisk
-from snaporch.journal import OtherJournal, RunFacts
+from snaporch.journal import OtherJournal, RunFacts, SnapshotJournal, read_journal
 from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
 
@@ -72,9 +74,13 @@ class World:
         self.set_memory(1 << 40)
         self.guarded: list[RunFacts] = []
         self.guarded_again: list[RunFacts] = []
+        self._guardians: list[int] = []
+        self.lowered: list[str] = []
+        self.unit_states: dict[str, str] = {}
         self.clock = Clock()
         self.libvirt_times = LibvirtTimes(resume=0)
         self.sealing_times = SealingTimes()
+        self.liveness_times = LivenessTimes(cpu=0.05, agent=0.05, poll=0.001)
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
@@ -105,7 +111,17 @@ class World:
             clock=self.clock,
             libvirt_times=self.libvirt_times,
             sealing_times=self.sealing_times,
+            liveness_times=self.liveness_times,
             finishers={"restore": self.finish},
+            overlay_images=OverlayImages(
+                self.make_overlay,
+                self.holds_writes,
+                self.holds_what_base_holds,
+                self.commit_offline,
+            ),
+            start_detached=self.start_detached,
+            lower_priority=self.lowered.append,
+            unit_states=lambda: self.unit_states,
         )
         return self.context
 
@@ -122,15 +138,8 @@ class World:
         return recovery.recover_restore(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Install the fake qemu-img; start no guardians."""
-        monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
-        monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
-        monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
+        """Install the fake TPM directory."""
         monkeypatch.setattr("snaporch.hypervisor.domain_xml.SWTPM_STATE", self.root / "swtpm")
-        monkeypatch.setattr(overlay_files, "make_overlay", self.make_overlay)
-        monkeypatch.setattr(overlay_files, "holds_writes", self.holds_writes)
-        monkeypatch.setattr(overlay_files, "holds_what_base_holds", self.holds_what_base_holds)
-        monkeypatch.setattr(overlay_files, "commit_offline", self.commit_offline)
 
     # -- guests ---------------------------------------------------------------------------------
 
@@ -276,19 +285,21 @@ class World:
         self.hooks.reach("overlays.compare")
         return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
 
-    def start_guardian(
-        self, context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
-    ) -> None:
-        """Record the run that a guardian should watch again; see ``await_guardian``."""
+    def start_detached(self, unit: str, command: list[str]) -> None:
+        """Record the run that a guardian watches, and lock its journal as the guardian would."""
         self.hooks.reach("guardian.start")
-        if process is not None:
-            self.guarded_again.append(facts)
+        process, path = command[4:6]
+        descriptor = os.open(path, os.O_RDONLY)
+        self._guardians.append(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        journal = read_journal(Path(path))
+        assert isinstance(journal, SnapshotJournal)
+        (self.guarded_again if process == "0" else self.guarded).append(journal.facts)
 
-    def await_guardian(self, context: Context, facts: RunFacts, journal: Path) -> None:
-        """Returns at once: the guardian is ready."""
-        self.hooks.reach("guardian.watching")
-        assert journal.exists()
-        self.guarded.append(facts)
+    def kill_guardians(self) -> None:
+        """Kill all guardians, which unlocks their journals."""
+        while self._guardians:
+            os.close(self._guardians.pop())
 
     def commit_offline(self, disk: OverlayDisk, owner: Owner | None) -> None:
         """Do what ``qemu-img commit`` does."""

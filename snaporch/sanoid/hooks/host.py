@@ -83,7 +83,7 @@ class HookHost:
         import secrets
         import sys
 
-        from snaporch.recovery.start_guardian import start_detached
+        from snaporch.systemd.start_detached import start_detached
 
         words = [sys.executable, "-P", "-m", "snaporch.sanoid.hold.process", uuid]
         words.append(str(self.hold_socket(uuid)))

@@ -64,10 +64,12 @@ def host(world, monkeypatch, tmp_path):
     monkeypatch.setattr("snaporch.config.load.DEFAULT_PATH", config)
     monkeypatch.setattr("snaporch.cli.session.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)
-    fakes = ("resolver", "clock", "libvirt_times", "sealing_times")
+    fakes = (
+        *("resolver", "clock", "libvirt_times", "sealing_times", "overlay_images"),
+        *("liveness_times", "start_detached", "lower_priority", "unit_states"),
+    )
     given = {name: getattr(world.context, name) for name in fakes}
     monkeypatch.setattr("snaporch.cli.session.Context", partial(Context, **given))
-    monkeypatch.setattr("snaporch.verify.verify.lower_priority", lambda _work: None)
     monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_: world.pool)
     monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda _uri: world.hypervisor)
     return world

@@ -516,6 +516,7 @@ def test_a_guest_that_cannot_be_resumed_gets_another_guardian_and_the_admin_is_n
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "locked"))
     words = ["snapshot", "web", "--level", "paused", "--quiet"]
     assert snaporch(*words).code == ExitCode.ATTENTION
+    host.kill_guardians()
     options = ["--notify"] if notified else []
     assert snaporch("recover", *options).code == ExitCode.ATTENTION
     assert [facts.domain for facts in host.guarded_again] == ["web"]

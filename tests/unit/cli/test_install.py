@@ -6,10 +6,10 @@ import pytest
 from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode, RefusedError
 from snaporch.hypervisor.start_hook_check import find_hook_problem
+from snaporch.install_files import UNITS, check_no_run
 from snaporch.journal import Journal
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.systemd.install_files import UNITS, check_no_run
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2

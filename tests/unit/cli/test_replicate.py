@@ -22,7 +22,6 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 def there(host, monkeypatch):
     """Two replicas, and what each has; the policy of all guests replicates to one of them."""
     monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
     place = host.root / "schedule"

@@ -179,7 +179,6 @@ def configure(text):
 
 @pytest.mark.parametrize("words", [(), ("--no-retention",)])
 def test_metrics_are_written_after_run_due(policies, snaporch, tmp_path, monkeypatch, words):
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     target = tmp_path / "snaporch.prom"
     configure(f'[metrics]\ntextfile = "{target}"\n')
     policies.add_guest("bad")

@@ -10,9 +10,8 @@ from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
 
 
 @pytest.fixture
-def policies(host, monkeypatch):
+def policies(host):
     """A policy for all guests, with a snapshot that is half an hour old."""
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     web = host.add_guest()
     text = load_module.DEFAULT_PATH.read_text()
     place = host.root / "schedule"

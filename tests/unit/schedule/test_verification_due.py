@@ -16,7 +16,6 @@ from snaporch.schedule.failed_attempts import (
 )
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.plan import make_plan
-from snaporch.verify import liveness
 from snaporch.verify.verify import verify
 
 DAY = timedelta(days=1)
@@ -24,10 +23,9 @@ NEXT_MONDAY = NOW.replace(day=15, hour=0, minute=0)
 
 
 @pytest.fixture(autouse=True)
-def weekly(scheduled, monkeypatch):
+def weekly(scheduled):
     policy = HOURLY | {"verify": "weekly", "keep": {"last": 9}}
     scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
-    monkeypatch.setattr(liveness, "_POLL_SECONDS", 0.001)
     return scheduled
 
 

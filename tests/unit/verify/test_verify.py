@@ -40,7 +40,6 @@ from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import store_as_pages
-from snaporch.verify import liveness
 from snaporch.verify.verify import VerifyOptions, check_options, longest_ago, verify, verify_all
 from snaporch.zfs import PoolError
 
@@ -68,10 +67,7 @@ def nothing_of_it(world):
 
 
 @pytest.fixture(autouse=True)
-def original(story, monkeypatch):
-    monkeypatch.setattr(liveness, "_CPU_SECONDS", 0.05)
-    monkeypatch.setattr(liveness, "_AGENT_SECONDS", 0.05)
-    monkeypatch.setattr(liveness, "_POLL_SECONDS", 0.001)
+def original(story):
     return story
 
 

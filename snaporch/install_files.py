@@ -22,7 +22,7 @@ from snaporch.errors import RefusedError, UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
 from snaporch.journal import list_journals
 from snaporch.private_files import store_errors
-from snaporch.recovery.start_guardian import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
+from snaporch.systemd.start_detached import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
 
 UNITS = (
     "snaporch.service",
