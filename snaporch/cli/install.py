@@ -82,12 +82,11 @@ def uninstall_command(
     Refuses if a run was interrupted or is under way, because its guest may be on overlays.
     Snapshots and bundles stay.
     """
-    from snaporch.config import load_config
     from snaporch.install_files import Change, check_no_run, stop_units, uninstall
     from snaporch.output.terminal import print_error
 
     if root == Path("/"):
-        settings = load_config(config_path(context, config))
+        settings = context.obj.load_config(config_path(context, config))
         check_no_run(settings)
         stop_units()
         check_no_run(settings)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption
 from snaporch.errors import ExitCode, one_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan_command(
     from snaporch.schedule.forecast import make_forecasts
 
     now = datetime.now(UTC)
-    with session(config_path(context, config), quiet=True, read_only=True) as opened:
+    with session(context, config, quiet=True, read_only=True) as opened:
         forecasts = make_forecasts(opened, now, domain)
         if json:
             _print_json(forecasts, now)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
 
 if TYPE_CHECKING:
@@ -42,23 +43,20 @@ def prune_command(
     some days later. It stays while one of its pools is not imported. The only ZFS snapshots that
     prune destroys are those of pages of RAM that no bundle names.
     """
-    from snaporch import zfs
-    from snaporch.config import load_config
     from snaporch.output.terminal import print_error, print_result
     from snaporch.prune.prune import prune
 
-    settings = load_config(config_path(context, config))
+    host: CommandHost = context.obj
+    settings = host.load_config(config_path(context, config))
     done = prune(
         settings,
-        zfs.open_pool(),
+        host.open_pool(),
         domain=domain,
         dry_run=dry_run,
-        may_be_barred=lambda uuid: may_be_barred(settings, uuid),
+        may_be_barred=lambda uuid: may_be_barred(host, settings, uuid),
     )
     if domain is not None and not done.verdicts:
-        from snaporch.hypervisor import open_hypervisor
-
-        open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
+        host.open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
     if json:
         items = [each.as_json() for each in done.verdicts]
         document = {"dry_run": dry_run, "freed_bytes": done.freed, "items": items}
@@ -70,13 +68,13 @@ def prune_command(
     return done.exit_code
 
 
-def may_be_barred(config: Config, uuid: str) -> bool:
+def may_be_barred(host: CommandHost, config: Config, uuid: str) -> bool:
     """Whether an unfinished undo may bar the guest from starting; True if libvirt is away."""
-    from snaporch.hypervisor import open_hypervisor
     from snaporch.restore import start_bar
 
-    uri = config.libvirt_uri
-    return start_bar.may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
+    return start_bar.may_be_barred(
+        config.paths.journal, lambda: host.open_hypervisor(config.libvirt_uri).find(uuid)
+    )
 
 
 def _print_lines(done: PruneResult, *, dry_run: bool, kept: bool) -> None:

@@ -17,7 +17,6 @@ from snaporch.cli.options import (
     QuietOption,
     WaitOption,
     YesOption,
-    config_path,
 )
 from snaporch.errors import RefusedError
 
@@ -136,7 +135,7 @@ def restore_command(
         keep_definition=keep_definition,
         despite_damage=despite_damage,
     )
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         ask = None if yes else partial(_ask, opened, request)
         restored = run_restore(opened, request, confirm=ask, wait=wait)
         if json:

@@ -16,7 +16,6 @@ from snaporch.cli.options import (
     QuietOption,
     WaitOption,
     YesOption,
-    config_path,
 )
 from snaporch.cli.restore import confirm, print_undo_command
 
@@ -90,7 +89,7 @@ def undo_command(
         also_roll_back=also_roll_back,
         safety=not no_safety,
     )
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         if dry_run:
             if (planned := preview_undo(opened, request, print_result)) is not None:
                 _print_plan(opened, request, *planned, print_result)

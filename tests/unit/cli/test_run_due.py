@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import SCHEDULE, domain_lock, held_by
@@ -26,12 +25,12 @@ print(f"{name}@s  ram  complete")
 def policies(host, monkeypatch):
     """A policy for all guests; the child that takes snapshots only prints its result."""
     host.add_guest()
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with host.config_file.open("a") as stream:
         stream.write('policies = ["hourly"]\n')
         stream.write(f'[policy.hourly]\nevery = "1h"\nkeep = {"{ last = 1 }"}\n')
-    text = load_module.DEFAULT_PATH.read_text()
+    text = host.config_file.read_text()
     place = host.root / "schedule"
-    load_module.DEFAULT_PATH.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
+    host.config_file.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
 
     def command(_config):
         return lambda job: [sys.executable, "-c", CHILD, job.domain]
@@ -125,8 +124,8 @@ def test_run_due_as_json(policies, snaporch):
 
 
 def test_due_verifications_run_last(policies, snaporch):
-    text = load_module.DEFAULT_PATH.read_text()
-    load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
+    text = policies.config_file.read_text()
+    policies.config_file.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
     assert "verify due now" in snaporch("plan").out
     (foreseen,) = snaporch("plan", "--json").json["verifications"]
@@ -142,8 +141,8 @@ def test_due_verifications_run_last(policies, snaporch):
 def test_a_failed_verification_is_printed_and_sets_the_exit_code(
     policies, snaporch, notified, words
 ):
-    text = load_module.DEFAULT_PATH.read_text()
-    load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
+    text = policies.config_file.read_text()
+    policies.config_file.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
     (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
     answer = snaporch(*words)
@@ -172,15 +171,15 @@ def test_nothing_is_due(policies, snaporch):
     assert "nothing is due" in answer.err
 
 
-def configure(text):
-    with load_module.DEFAULT_PATH.open("a") as stream:
+def configure(policies, text):
+    with policies.config_file.open("a") as stream:
         stream.write(text)
 
 
 @pytest.mark.parametrize("words", [(), ("--no-retention",)])
 def test_metrics_are_written_after_run_due(policies, snaporch, tmp_path, monkeypatch, words):
     target = tmp_path / "snaporch.prom"
-    configure(f'[metrics]\ntextfile = "{target}"\n')
+    configure(policies, f'[metrics]\ntextfile = "{target}"\n')
     policies.add_guest("bad")
     snaporch("run-due", *words)
     text = target.read_text()
@@ -188,7 +187,7 @@ def test_metrics_are_written_after_run_due(policies, snaporch, tmp_path, monkeyp
 
 
 def test_metrics_that_cannot_be_written_are_a_note(policies, snaporch, tmp_path):
-    configure(f'[metrics]\ntextfile = "{tmp_path}/no/x.prom"\n')
+    configure(policies, f'[metrics]\ntextfile = "{tmp_path}/no/x.prom"\n')
     answer = snaporch("run-due")
     assert (answer.code, answer.out) == (0, "web@s  ram  complete\n")
     assert "metrics  note: " in answer.err
@@ -198,7 +197,7 @@ def test_a_failure_is_notified(policies, snaporch, tmp_path):
     script = tmp_path / "script"
     script.write_text(f"#!/bin/sh\necho $SNAPORCH_TITLE: $SNAPORCH_TEXT >> {tmp_path}/sent\n")
     script.chmod(0o755)
-    configure(f'[notify]\non = ["failure", "success"]\ncommand = "{script}"\n')
+    configure(policies, f'[notify]\non = ["failure", "success"]\ncommand = "{script}"\n')
     policies.add_guest("bad")
     answer = snaporch("run-due")
     assert answer.code == ExitCode.REFUSED
@@ -210,7 +209,7 @@ def test_a_failure_is_notified(policies, snaporch, tmp_path):
 
 
 def test_an_undelivered_notification_is_a_note(policies, snaporch):
-    configure('[notify]\non = ["success"]\ncommand = "/nonexistent"\n')
+    configure(policies, '[notify]\non = ["success"]\ncommand = "/nonexistent"\n')
     answer = snaporch("run-due")
     assert answer.code == 0
     assert "web  note: notify.command: /nonexistent: cannot be started" in answer.err
