@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import time
 import uuid as uuids
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ class World:
         self.lowered: list[str] = []
         self.unit_states: dict[str, str] = {}
         self.clock = Clock()
+        self.window_clock = time.monotonic
         self.libvirt_times = LibvirtTimes(resume=0)
         self.sealing_times = SealingTimes()
         self.liveness_times = LivenessTimes(cpu=0.05, agent=0.05, poll=0.001)

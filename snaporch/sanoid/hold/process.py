@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import syslog
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,16 +91,18 @@ def hold(
     *,
     join_seconds: float = _JOIN_SECONDS,
     open_context: Callable[[Path | None, Progress, Interrupt], Context] = open_context,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
     """Hold a guest for the hooks that join at the socket ``path``.
 
     Args:
         join_seconds: to wait for the first hook; without one, nothing is touched.
         open_context: opens the configuration, libvirt and ZFS.
+        monotonic: the clock of the window.
 
     Returns: the exit code.
     """
-    server = HoldServer(path, interrupt)
+    server = HoldServer(path, interrupt, monotonic)
     progress = HoldProgress(server)
     try:
         request = server.first_request(join_seconds)

@@ -1,6 +1,8 @@
+import os
 import signal
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from fakes.schedule import Scheduled
@@ -8,8 +10,7 @@ from fakes.schedule import Scheduled
 from snaporch.errors import ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import SCHEDULE, domain_lock, held_by
-from snaporch.schedule import apply_retention, subprocesses
-from snaporch.schedule.apply_retention import RetentionResult
+from snaporch.schedule import subprocesses
 
 CHILD = """
 import sys
@@ -19,6 +20,9 @@ if name == "bad":
     sys.exit(5)
 print(f"{name}@s  ram  complete")
 """
+
+
+PARTIAL = ".20260601T100000Z-0123abcd.partial"
 
 
 @pytest.fixture
@@ -98,20 +102,22 @@ def test_run_due_prints_what_the_daily_prune_did_and_could_not_judge(policies, s
     assert [str(foreign) in line for line in answer.json["failures"]] == [True]
 
 
-def test_the_daily_prune_does_not_block_another_run_due(policies, snaporch, monkeypatch):
+def test_the_daily_prune_does_not_block_another_run_due(policies, snaporch):
     seen = []
 
-    def prune(context, stopped):
-        seen.append((held_by(context.config.paths.runtime, SCHEDULE), stopped()))
-        context.interrupt.signum = signal.SIGTERM
-        seen.append(stopped())
-        return RetentionResult()
+    def census():
+        seen.append(held_by(policies.paths.runtime, SCHEDULE))
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(apply_retention, "prune_daily", prune)
+    partial = Path(Scheduled(policies).taken(datetime.now(UTC)).bundle).parent / PARTIAL
+    partial.mkdir()
+    policies.hooks.at["pool.census"] = census
     assert snaporch("run-due").code == 128 + signal.SIGTERM
-    assert seen == [(None, False), True]
+    assert set(seen) == {None}
+    seen.clear()
+    assert partial.exists()
     assert snaporch("run-due", "--no-retention").code == 0
-    assert len(seen) == 2
+    assert seen == []
 
 
 def test_run_due_as_json(policies, snaporch):

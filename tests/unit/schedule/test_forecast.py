@@ -328,7 +328,7 @@ def test_clones_of_verifications_are_no_domains_but_leftovers_and_permanent_ones
     assert names() == {"web", "mine", "verify-1"}, "its process was killed"
 
 
-def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled, monkeypatch):
+def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled):
     listed = scheduled.world.hypervisor.domains
     with ExitStack() as stack:
 
@@ -336,5 +336,5 @@ def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled, m
             stack.enter_context(locked(begin_clone(scheduled.world, "verify-1")))
             return listed()
 
-        monkeypatch.setattr(scheduled.world.hypervisor, "domains", domains)
+        scheduled.world.hypervisor.domains = domains
         assert [each.domain.name for each in make_forecasts(scheduled.context, NOW)] == ["web"]

@@ -193,7 +193,7 @@ def test_a_guest_on_an_overlay_of_no_run(scheduled, standing, opened):
         assert standing().domains[0].stray == ()
 
 
-def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatch):
+def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing):
     overlay, base = on_overlay(scheduled)
     web = scheduled.world.guest()
     ask = scheduled.world.hypervisor.sources
@@ -202,7 +202,7 @@ def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatc
         web.live = web.live.replace(str(overlay), base)
         return ask(uuid)
 
-    monkeypatch.setattr(scheduled.world.hypervisor, "sources", settled)
+    scheduled.world.hypervisor.sources = settled
     assert standing().domains[0].stray == ()
 
 
@@ -256,13 +256,13 @@ def test_a_store_that_does_not_exist_yet_has_the_space_of_its_file_system(tmp_pa
     assert found.size_bytes == usage(Path(tmp_path)).size_bytes
 
 
-def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
+def test_zfs_is_listed_once(scheduled, standing):
     scheduled.hours_ago(5, 4, 3, 2, 1)
     calls = []
     found = scheduled.world.pool.survey()
-    monkeypatch.setattr(scheduled.world.pool, "survey", lambda: calls.append(1) or found)
+    scheduled.world.pool.survey = lambda: calls.append(1) or found
     for name in ("snapshots", "holds", "clones", "sizes", "census", "datasets"):
-        monkeypatch.setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
+        setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
     standing()
     assert calls == [1]
 

@@ -474,11 +474,11 @@ def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, wor
     assert ("hypervisor.resume" in world.hooks.acts()) is (place == "hypervisor.resume")
 
 
-def test_an_emulator_whose_files_cannot_be_read_gives_no_result(world, monkeypatch):
+def test_an_emulator_whose_files_cannot_be_read_gives_no_result(world):
     def hidden(uuid):
         raise UnavailableError(uuid, "its emulator cannot be found")
 
-    monkeypatch.setattr(world.hypervisor, "open_files", hidden)
+    world.hypervisor.open_files = hidden
     with pytest.raises(UnavailableError):
         check(world)
     assert record(world).verified is None
