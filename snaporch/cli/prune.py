@@ -55,10 +55,10 @@ def prune_command(
         dry_run=dry_run,
         may_be_barred=lambda uuid: may_be_barred(host, settings, uuid),
     )
-    if domain is not None and not done.verdicts:
+    if domain is not None and not done.decisions:
         host.open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
     if json:
-        items = [each.as_json() for each in done.verdicts]
+        items = [each.as_json() for each in done.decisions]
         document = {"dry_run": dry_run, "freed_bytes": done.freed, "items": items}
         print_result(json_format.dumps(document, indent=2))
     else:
@@ -81,7 +81,7 @@ def _print_lines(done: PruneResult, *, dry_run: bool, kept: bool) -> None:
     from snaporch.output.format import size
     from snaporch.output.terminal import print_result
 
-    for each in done.verdicts:
+    for each in done.decisions:
         if (kept or not each.usual) and not each.found.problem:
             print_result(decision_line(each, dry_run=dry_run))
     parts = [text for kind in _REMAINING if (text := _remaining(done, kind))]
@@ -103,7 +103,7 @@ def _remaining(done: PruneResult, kind: str) -> str:
     """The number and size of the items that are now of this kind; empty for none."""
     from snaporch.output.format import size
 
-    items = [each.found for each in done.verdicts if each.kind_now == kind]
+    items = [each.found for each in done.decisions if each.kind_now == kind]
     if not items:
         return ""
     word = _REMAINING[kind][len(items) != 1]

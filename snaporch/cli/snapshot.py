@@ -310,7 +310,7 @@ def _plan_document(plan: Plan) -> dict[str, object]:
             {"target": out.disk.target, "path": out.disk.source, "reason": out.reason}
             for out in plan.left_out
         ],
-        "shared": list(plan.shared),
+        "shared": list(plan.shared_disk_warnings),
     }
 
 
@@ -327,7 +327,7 @@ def _print_plan(plan: Plan) -> None:
         print_result(f"  {disk.target}  {planned.path} ({disk.format}) on {planned.dataset.name}")
     for out in plan.left_out:
         print_result(f"  left out: {out.describe()}")
-    for text in plan.shared:
+    for text in plan.shared_disk_warnings:
         print_result(f"  {one_line(text)}")
 
 

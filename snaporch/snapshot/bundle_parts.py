@@ -276,7 +276,7 @@ def disk_entries(resolver: Resolver, plan: Plan) -> tuple[DiskEntry, ...]:
             partition=resolver.partition_number(planned.path),
             beneath=tuple(
                 backing_file_entry(resolver, each)
-                for each in plan.beneath
+                for each in plan.backing_files
                 if each.target == planned.disk.target
             ),
         )

@@ -49,10 +49,10 @@ class Plan:
 
     domain: Domain
     settings: DomainSettings
-    compressing: CompressionSettings
+    compression: CompressionSettings
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
-    beneath: tuple[BackingFile, ...]
+    backing_files: tuple[BackingFile, ...]
     """Backing files and data files of the disks."""
     downgrade: str
     """Why the level is lower than the requested one; empty if it is not lower."""
@@ -67,7 +67,7 @@ class Plan:
     """Another program that may snapshot the datasets meanwhile; empty if no overlay is possible."""
     yields_to_other_program: bool = False
     """Whether overlays are avoided only because of that program."""
-    shared: tuple[str, ...] = ()
+    shared_disk_warnings: tuple[str, ...] = ()
     """Descriptions of disks to which other guests go on writing."""
 
     @property
@@ -214,7 +214,7 @@ def make_plan(
         group=group,
         other_program=other_program,
         yields_to_other_program=choice != alone,
-        shared=tuple(
+        shared_disk_warnings=tuple(
             shared_disk_warnings(context.resolver, domain, disks, context.hypervisor.domains, group)
         ),
     )

@@ -38,7 +38,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
     domain = plan.domain
     if plan.level is not Level.OFF or plan.policy is None or plan.group or domain.managed_save:
         return None
-    if any(file.is_unknown for file in plan.beneath):
+    if any(file.is_unknown for file in plan.backing_files):
         return None
     now = context.clock.now()
     try:

@@ -156,6 +156,6 @@ def test_four_hundred_days(guest):
     for dataset in DATASETS:
         assert names(dataset) == stays
     assert len(list(BUNDLES.glob(f"{domain.uuid}/*"))) == len(stays)
-    reasons = {verdict.taken.snapshot: verdict.reason for verdict in outlook.verdicts}
+    reasons = {verdict.taken.snapshot: verdict.reason for verdict in outlook.retention}
     assert reasons[name_of(RAM_DAY)] == "the last good RAM snapshot"
     assert reasons[name_of(HELD_DAY)].startswith("held")

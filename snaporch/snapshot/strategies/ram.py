@@ -30,7 +30,7 @@ class RamStrategy(FreezeStrategy):
         self._capture = RamCapture(
             work.bundle.directory,
             self._pipe,
-            work.plan.compressing,
+            work.plan.compression,
             work.context.sealing_times,
         )
         self._downtime = DowntimeLimit(work)

@@ -53,7 +53,7 @@ class Chain:
         self.world.with_defaults(ram_strategy="manual")
         return [
             (file.path, file.dataset.name if file.dataset else None, file.state is not None)
-            for file in self.plan().beneath
+            for file in self.plan().backing_files
         ]
 
 
@@ -90,7 +90,7 @@ def test_a_backing_file_in_a_dataset_of_the_guest(chain, world, state):
 def test_a_backing_file_in_another_dataset_is_identified(chain, elsewhere, state):
     chain.write(qcow2(str(elsewhere), "raw"), state=state)
     assert chain.beneath() == [(str(elsewhere), None, True)]
-    (file,) = chain.plan().beneath
+    (file,) = chain.plan().backing_files
     assert (file.state.bytes, file.state.inode) == (0, elsewhere.stat().st_ino)
 
 
@@ -157,7 +157,7 @@ def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
     world.add_guest("other", {}, more=(DiskSpec("vda", str(elsewhere)),), state=state)
     chain.write(qcow2(str(elsewhere), "raw"))
     if state is DomainState.OFF:
-        assert len(chain.plan().beneath) == 1
+        assert len(chain.plan().backing_files) == 1
         return
     with pytest.raises(RefusedError, match="in flash/golden, and other writes to it"):
         chain.plan()
@@ -199,7 +199,7 @@ def test_a_golden_device_is_reported_and_refused_only_with_overlays(chain, world
     for level in ("ram", "paused", "crash") if state is DomainState.RUNNING else (None,):
         world.with_defaults(ram_strategy="auto")
         domain = world.hypervisor.domain("web")
-        (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).beneath
+        (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).backing_files
         assert file.is_unknown
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     warning = f"a later change of it cannot be detected: {device}, beneath vda"
@@ -299,7 +299,7 @@ def test_a_disk_that_is_left_out_is_not_followed(chain):
         "db", {"vda": "tank/db"}, more=(DiskSpec("vdb", str(chain.top), format="qcow2"),)
     )
     context = chain.world.with_defaults(exclude_disks=["vdb"])
-    assert make_plan(context, chain.world.hypervisor.domain("db")).beneath == ()
+    assert make_plan(context, chain.world.hypervisor.domain("db")).backing_files == ()
 
 
 def test_a_data_file_gets_no_overlay(chain, world):

@@ -160,7 +160,7 @@ def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
     world.pool.rename("tank/web", "tank/web2")
     world.resolver.named["tank/web"] = "tank/web2"
     (forecast,) = make_forecasts(scheduled.context, NOW)
-    assert forecast.next_snapshots[0].wanted is not None
+    assert forecast.next_snapshots[0].scheduled is not None
     done = apply_retention(scheduled.context, [forecast], NOW)
     assert [verdict.taken.created for _, verdict in done.deleted] == [NOW - timedelta(hours=3)]
     assert len(world.pool.names()) == 2

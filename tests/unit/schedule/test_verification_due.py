@@ -37,12 +37,12 @@ def write_verified(scheduled, record, at, *, passed=True, disks=False):
 
 
 def the_check(scheduled, now=NOW):
-    ((found,),) = [each.checks for each in make_forecasts(scheduled.context, now)]
+    ((found,),) = [each.verifications for each in make_forecasts(scheduled.context, now)]
     return found
 
 
 def test_without_a_snapshot_there_is_nothing_to_verify(weekly):
-    ((found),) = [each.checks for each in make_forecasts(weekly.context, NOW)]
+    ((found),) = [each.verifications for each in make_forecasts(weekly.context, NOW)]
     assert found == ()
 
 
@@ -88,14 +88,14 @@ def test_a_result_from_the_future_is_ignored(weekly):
 
 def test_snapshots_by_hand_are_not_verified(weekly):
     weekly.hours_ago(1, policy=None)
-    assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
+    assert [each.verifications for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
 def test_a_snapshot_of_a_run_under_way_is_not_verified(weekly):
     (record,) = weekly.hours_ago(1)
     plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"))
     Journal(weekly.world.paths.journal, replace(plan.facts, run=record.run))
-    assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
+    assert [each.verifications for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
 def test_a_verification_without_a_result_is_retried_later(weekly):

@@ -148,7 +148,7 @@ def test_a_disk_that_others_write_to_is_reported(world, shareable, other, togeth
     group = GroupRun("both", "r", ((domain.uuid, "web"), (second.uuid, "db")))
     context = world.with_defaults(ram_strategy="auto")
     made = make_plan(context, domain, SnapshotRequest("s"), group=group if together else None)
-    assert [text.split(":")[0] for text in made.shared] == (
+    assert [text.split(":")[0] for text in made.shared_disk_warnings] == (
         ["db writes to vdb, too, and is not frozen"] if reported else []
     )
 
@@ -352,7 +352,7 @@ def test_planning_changes_nothing(world):
 def test_compression_follows_the_settings(world):
     domain = world.add_guest()
     context = world.with_defaults(compression="gzip", compression_level=7, compression_threads=3)
-    how = make_plan(context, domain).compressing
+    how = make_plan(context, domain).compression
     assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
 
 
@@ -383,20 +383,20 @@ def test_the_compression_level_follows_the_last_snapshot(world, compression, pac
     domain = world.add_guest()
     context = world.with_defaults(compression=compression)
     saved_before(context, domain, pace)
-    assert make_plan(context, domain).compressing.level == level
+    assert make_plan(context, domain).compression.level == level
 
 
 def test_a_configured_compression_level_is_kept(world):
     domain = world.add_guest()
     context = world.with_defaults(compression_level=0)
     saved_before(context, domain, RamSaveTimes(1, 10.0, 0.0, 0.0))
-    assert make_plan(context, domain).compressing.level == 0
+    assert make_plan(context, domain).compression.level == 0
 
 
 def test_an_old_libvirt_gets_what_it_can_read(world):
     world.hypervisor.zstd = False
     made = make_plan(world.with_defaults(), world.add_guest())
-    assert made.compressing.method is Compression.GZIP
+    assert made.compression.method is Compression.GZIP
 
 
 @pytest.mark.parametrize("what", ["nvram", "tpm"])
