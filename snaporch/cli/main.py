@@ -110,6 +110,7 @@ def root(
 ) -> None:
     """Take the options of all commands."""
     del verbose, version
+    context.obj = context.obj or CommandHost()
     context.obj.config = config
     Invoked.command = context.invoked_subcommand or ""
 
@@ -128,7 +129,7 @@ def _run(arguments: list[str] | None, host: CommandHost | None = None) -> int:
             args=arguments,
             prog_name="snaporch",
             standalone_mode=False,
-            obj=host or CommandHost(),
+            obj=host,
         )
     except SnaporchError as error:
         print_error(error.line())
