@@ -11,9 +11,13 @@ from typing import Any
 
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config
+from snaporch.disks.overlay_files import OverlayImages
 from snaporch.hypervisor import Hypervisor
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
+from snaporch.systemd.low_priority import lower_priority
+from snaporch.systemd.start_detached import start_detached
+from snaporch.systemd.unit_state import unit_states
 from snaporch.zfs import Pool
 from snaporch.zfs.resolver import HOST, Resolver, flush_volume
 
@@ -57,6 +61,15 @@ class LibvirtTimes:
     longest_pause: float = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class LivenessTimes:
+    """How long to wait for signs of life of a clone, and how often to look, in seconds."""
+
+    cpu: float = 60
+    agent: float = 300
+    poll: float = 0.1
+
+
 @dataclass
 class Context:
     """The configuration, libvirt and ZFS (or their fakes), and the progress display."""
@@ -82,9 +95,17 @@ class Context:
     clock: Clock = Clock()
     libvirt_times: LibvirtTimes = LibvirtTimes()
     sealing_times: SealingTimes = SealingTimes()
+    liveness_times: LivenessTimes = LivenessTimes()
     flush_volume: Callable[[str], None] = flush_volume
     """Writes the host's cache of a disk to its volume; see
     :func:`~snaporch.zfs.resolver.flush_volume`."""
+    overlay_images: OverlayImages = field(default_factory=OverlayImages)
+    start_detached: Callable[[str, list[str]], object] = start_detached
+    """Starts a process that outlives this one, from its unit's name and its command."""
+    lower_priority: Callable[[str], object] = lower_priority
+    """Lowers the priority of this process for a kind of work."""
+    unit_states: Callable[[], Mapping[str, str]] = unit_states
+    """The states of snaporch's units; see :func:`~snaporch.systemd.unit_state.unit_states`."""
 
     @property
     def store(self) -> BundleStore:

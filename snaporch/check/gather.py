@@ -45,7 +45,7 @@ from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
-from snaporch.zfs.resolver import volatile_file_system
+from snaporch.zfs.resolver import Resolver
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
 _VERSION_SECONDS = 60
@@ -115,7 +115,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         start_hook_problem=context.hypervisor.start_hook_problem(),
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
-        volatile=_volatile(context.config.paths),
+        volatile=_volatile(context.resolver, context.config.paths),
         releases=_releases(context),
         needs=_needs(domains, guests, kinds),
         policies=any(map(takes_snapshots, context.config.policy.values())),
@@ -261,12 +261,12 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
     settings = context.config.settings(domain.name, domain.uuid)
     busy = _busy(context, domain) or ("its last run was interrupted" if journal else "")
     if busy:
-        datasets = journal.facts.datasets if journal else datasets_of(domain)
+        datasets = journal.facts.datasets if journal else datasets_of(context.resolver, domain)
         return GuestFacts(domain.name, settings.level, _sorted(datasets), busy=busy)
     try:
-        planned, left_out = locate_disks(domain, settings.exclude_disks)
+        planned, left_out = locate_disks(context.resolver, domain, settings.exclude_disks)
     except SnaporchError as error:
-        datasets = _sorted(datasets_of(domain))
+        datasets = _sorted(datasets_of(context.resolver, domain))
         return GuestFacts(domain.name, settings.level, datasets, refusal=_refusal(error))
     datasets = _sorted({disk.dataset.name for disk in planned})
     off_zfs = tuple(
@@ -278,7 +278,7 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         out.describe()
         for out in left_out
         if out.matters and out.disk.target in settings.exclude_disks
-        if out.disk.source and dataset_under(Path(out.disk.source)) in datasets
+        if out.disk.source and dataset_under(context.resolver, Path(out.disk.source)) in datasets
     )
     found = GuestFacts(
         domain.name,
@@ -323,9 +323,9 @@ def _sorted(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _volatile(paths: Paths) -> dict[Path, str]:
+def _volatile(resolver: Resolver, paths: Paths) -> dict[Path, str]:
     directories = (paths.overlays, paths.journal, paths.bundles)
-    found = {each: volatile_file_system(existing_part(each)) for each in directories}
+    found = {each: resolver.volatile_file_system(existing_part(each)) for each in directories}
     return {directory: kind for directory, kind in found.items() if kind}
 
 
@@ -345,7 +345,7 @@ def _run(journal: SnapshotJournal) -> OpenRunFacts:
 def _store(context: Context, encrypted: Collection[str]) -> StoreFacts:
     path = context.config.paths.bundles
     existing = existing_part(path)
-    dataset = dataset_under(path)
+    dataset = dataset_under(context.resolver, path)
     is_encrypted = dataset in encrypted if dataset else _on_crypt(existing)
     return StoreFacts(
         path,
@@ -401,7 +401,7 @@ def _overlays(context: Context, runs: set[str]) -> OverlayFacts:
         directory,
         free_mib=free_mib(existing_part(directory)),
         reserve_mib=paths.overlay_reserve_mib,
-        dataset=dataset_under(directory),
+        dataset=dataset_under(context.resolver, directory),
         unknown=tuple(p.name for p in found if p.name not in runs and p.name != _QUARANTINE),
         quarantined=tuple(str(path.relative_to(quarantine)) for path in quarantined),
     )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from snaporch.check.facts import HostFacts
     from snaporch.check.findings import Finding
+    from snaporch.context import Context
+
+    Opened = AbstractContextManager[Context]
 
 DomainsArgument = Annotated[
     list[str] | None,
@@ -48,24 +52,24 @@ def check_command(
     it, and inspects guests, datasets and snaporch's directories. Changes nothing. Exits with 0 if
     there are only hints, 10 with warnings, 9 with errors.
     """
+    from snaporch.cli.session import session
     from snaporch.errors import UsageError
 
-    path = config_path(context, config)
     if nagios and json:
         raise UsageError("--nagios", "prints a line of its own", "leave out --json")
+    opened = session(context, config, quiet=True)
     if nagios:
-        return _check_for_nagios(path, domains or [], configdir)
-    return _check(path, domains or [], configdir, json=json)
+        return _check_for_nagios(opened, domains or [], configdir)
+    return _check(opened, domains or [], configdir, json=json)
 
 
-def _check(config: Path | None, names: Sequence[str], configdir: Path, *, json: bool) -> int:
-
+def _check(opened: Opened, names: Sequence[str], configdir: Path, *, json: bool) -> int:
     from snaporch.check.findings import exit_code
     from snaporch.check.next_steps import next_steps
     from snaporch.output.findings import print_findings
     from snaporch.output.terminal import print_json, print_result
 
-    findings, facts = _findings(config, names, configdir)
+    findings, facts = _findings(opened, names, configdir)
     if json:
         documents = [finding.as_json() for finding in findings]
         print_json(documents)
@@ -78,14 +82,14 @@ def _check(config: Path | None, names: Sequence[str], configdir: Path, *, json: 
     return int(exit_code(findings))
 
 
-def _check_for_nagios(config: Path | None, names: Sequence[str], configdir: Path) -> int:
+def _check_for_nagios(opened: Opened, names: Sequence[str], configdir: Path) -> int:
     """Print one line for monitoring; an error is printed as UNKNOWN."""
     from snaporch.errors import SnaporchError
     from snaporch.output.findings import NAGIOS_UNKNOWN, nagios, nagios_line
     from snaporch.output.terminal import print_result
 
     try:
-        line, status = nagios(_findings(config, names, configdir)[0])
+        line, status = nagios(_findings(opened, names, configdir)[0])
     except SnaporchError as error:
         line, status = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
     print_result(line)
@@ -93,12 +97,11 @@ def _check_for_nagios(config: Path | None, names: Sequence[str], configdir: Path
 
 
 def _findings(
-    config: Path | None, names: Sequence[str], configdir: Path
+    opened: Opened, names: Sequence[str], configdir: Path
 ) -> tuple[list[Finding], HostFacts]:
     from snaporch.check.apply_rules import apply_rules
     from snaporch.check.gather import choose_domains, gather
-    from snaporch.cli.session import session
 
-    with session(config, quiet=True) as context:
+    with opened as context:
         facts = gather(context, choose_domains(context, names), configdir)
         return apply_rules(facts), facts

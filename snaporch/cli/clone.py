@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snaporch.cli.options import Command, ConfigOption, JsonOption, QuietOption, config_path
+from snaporch.cli.options import Command, ConfigOption, JsonOption, QuietOption
 
 if TYPE_CHECKING:
     from snaporch.clone.clone import Clone
@@ -63,7 +63,7 @@ def clone_command(
 
     if delete != (new is None) or (delete and running):
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT NEW, or --delete CLONE")
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         if new is None:
             _delete(opened, snapshot, json=json)
         else:

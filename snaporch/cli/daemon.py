@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, config_path
 
 if TYPE_CHECKING:
@@ -32,9 +33,6 @@ def daemon_command(
     another daemon is running, waits until it has ended.
     """
     from snaporch.cli.policy_observers import observing
-    from snaporch.config import load_config
-    from snaporch.context import Context
-    from snaporch.hypervisor import open_hypervisor
     from snaporch.locks import DAEMON, SCHEDULE, domain_lock
     from snaporch.output.terminal import TerminalProgress
     from snaporch.recovery.recover_runs import recover_leftovers
@@ -42,12 +40,13 @@ def daemon_command(
     from snaporch.schedule.daemon import Daemon
     from snaporch.schedule.subprocesses import Subprocesses, bulk_job_command, snapshot_command
     from snaporch.snapshot.capture_selftest import capture_mode
-    from snaporch.zfs import open_pool
 
+    host: CommandHost = context.obj
     path = config_path(context, config)
-    settings = load_config(path)
-    pool, hypervisor = open_pool(), open_hypervisor(settings.libvirt_uri)
-    opened = Context(settings, hypervisor, pool, TerminalProgress(quiet=quiet), config_path=path)
+    settings = host.load_config(path)
+    pool, hypervisor = host.open_pool(), host.open_hypervisor(settings.libvirt_uri)
+    progress = TerminalProgress(quiet=quiet)
+    opened = host.make_context(settings, hypervisor, pool, progress, config_path=path)
     subprocesses = Subprocesses(
         ConcurrencyLimiter(settings.schedule), snapshot_command(path), bulk_job_command(path)
     )
@@ -57,7 +56,7 @@ def daemon_command(
         observing(opened) as watching,
         domain_lock(runtime, SCHEDULE, SCHEDULE, DAEMON, wait=math.inf, interrupt=interrupt),
     ):
-        daemon = Daemon(opened, subprocesses, lambda: load_config(path), watching)
+        daemon = Daemon(opened, subprocesses, lambda: host.load_config(path), watching)
         with _signals(daemon, opened), watching.observer.serving(opened, settings.metrics):
             recover_leftovers(opened)
             mode = capture_mode(opened)

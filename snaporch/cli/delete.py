@@ -14,7 +14,6 @@ from snaporch.cli.options import (
     WaitOption,
     WithGroupOption,
     YesOption,
-    config_path,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ def delete_command(
     from snaporch.output.terminal import print_error, print_json
 
     request = DeleteRequest(tuple(snapshots), group=group, also_newest=also_newest)
-    with session(config_path(context, config), quiet=True) as opened:
+    with session(context, config, quiet=True) as opened:
         if dry_run:
             plan = make_delete_plan(opened, request)
             result = preview_delete(opened, plan)

@@ -12,7 +12,6 @@ from snaporch.cli.options import (
     JsonOption,
     QuietOption,
     SnapshotArgument,
-    config_path,
 )
 
 
@@ -54,7 +53,7 @@ def extract_command(
     if ram and disk is not None:
         raise typer.BadParameter("--ram copies no disk")
     documents = []
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         remove_leftovers(opened)
         record = find_records(opened, snapshot)[-1]
         source = complete_source(opened, record, roles=(Role.RAM,) if ram else ())
@@ -62,7 +61,7 @@ def extract_command(
             if ram:
                 files = iter([extract_ram(opened, source, destination)])
             else:
-                chosen = choose_disks(source, disk, destination)
+                chosen = choose_disks(opened.resolver, source, disk, destination)
                 files = (extract(opened, source, entry, path) for entry, path in chosen)
             for each in files:
                 documents.append(each.as_json())

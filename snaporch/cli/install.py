@@ -11,7 +11,7 @@ import typer
 from snaporch.cli.options import ConfigOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.systemd.install_files import FileChange
+    from snaporch.install_files import FileChange
 
 RootOption = Annotated[
     Path,
@@ -55,8 +55,8 @@ def install_command(
     from snaporch.config import load_config
     from snaporch.config.example import example_text
     from snaporch.errors import UsageError
+    from snaporch.install_files import install, install_config, install_hook, render_units
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.install_files import install, install_config, install_hook, render_units
 
     path = config_path(context, config)
     program = command or _own_command()
@@ -82,13 +82,12 @@ def uninstall_command(
     Refuses if a run was interrupted or is under way, because its guest may be on overlays.
     Snapshots and bundles stay, and files of the Debian package too.
     """
-    from snaporch.config import load_config
+    from snaporch.install_files import Change, package_of, stop_units, uninstall
     from snaporch.output.terminal import print_error
     from snaporch.recovery.before_removal import check_no_run
-    from snaporch.systemd.install_files import Change, package_of, stop_units, uninstall
 
     if root == Path("/"):
-        journals = load_config(config_path(context, config)).paths.journal
+        journals = context.obj.load_config(config_path(context, config)).paths.journal
         check_no_run(journals)
         stop_units()
         check_no_run(journals)

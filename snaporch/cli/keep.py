@@ -11,7 +11,6 @@ from snaporch.cli.options import (
     JsonOption,
     SnapshotsArgument,
     WithGroupOption,
-    config_path,
 )
 from snaporch.errors import SnaporchError
 
@@ -62,7 +61,7 @@ def _change(
     from snaporch.restore.select import choose_records
 
     code = 0
-    with session(config_path(context, config), quiet=True) as opened:
+    with session(context, config, quiet=True) as opened:
         everything = opened.pool.snapshots()
         for record in choose_records(opened, everything, names, group=group):
             members = snapshots_of_record(opened.store, everything, record)

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from snaporch.catalog.filter import SortKey
+from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
 from snaporch.model import Level
 
@@ -62,26 +63,23 @@ def list_command(
     from snaporch.bundle.store import BundleStore
     from snaporch.catalog.filter import RecordFilter
     from snaporch.catalog.records import all_records, used_bytes
-    from snaporch.config import load_config
     from snaporch.output.tables import ListedRecord, print_records
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.safety_catalog import safety_copies
     from snaporch.restore.select import parse_since
-    from snaporch.zfs import open_pool
 
     earliest = None if since is None else parse_since(since, datetime.now(UTC))
-    settings = load_config(config_path(context, config))
-    pool = open_pool(read_only=True)
+    host: CommandHost = context.obj
+    settings = host.load_config(config_path(context, config))
+    pool = host.open_pool(read_only=True)
     everything = pool.snapshots()
     store = BundleStore(settings.paths.bundles)
     records = all_records(store, everything, renamed_too=True)
     if domain is not None:
         uuids = {record.uuid for record in records if domain in (record.domain, record.uuid)}
         if not uuids:
-            from snaporch.hypervisor import open_hypervisor
-
             # A renamed domain has its snapshots under its old name; a misspelt name is an error.
-            uuids = {open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
+            uuids = {host.open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
         records = [record for record in records if record.uuid in uuids]
     chosen = RecordFilter(level, earliest, policy, sort).apply(records)
     if json:

@@ -11,6 +11,7 @@ import typer
 from snaporch import __version__
 from snaporch.cli.check import check_command
 from snaporch.cli.clone import CloneCommand, clone_command
+from snaporch.cli.command_host import CommandHost
 from snaporch.cli.daemon import daemon_command
 from snaporch.cli.delete import delete_command
 from snaporch.cli.extract import extract_command
@@ -109,7 +110,8 @@ def root(
 ) -> None:
     """Take the options of all commands."""
     del verbose, version
-    context.obj = config
+    context.obj = context.obj or CommandHost()
+    context.obj.config = config
     Invoked.command = context.invoked_subcommand or ""
 
 
@@ -118,12 +120,17 @@ def run(arguments: list[str] | None = None) -> None:
     sys.exit(_run(arguments))
 
 
-def _run(arguments: list[str] | None) -> int:
+def _run(arguments: list[str] | None, host: CommandHost | None = None) -> int:
     from snaporch.output.terminal import print_error, print_result, report_failed_stdout
 
     report_failed_stdout()
     try:
-        result = app(args=arguments, prog_name="snaporch", standalone_mode=False)
+        result = app(
+            args=arguments,
+            prog_name="snaporch",
+            standalone_mode=False,
+            obj=host,
+        )
     except SnaporchError as error:
         print_error(error.line())
         if isinstance(error, InterruptedRunError):

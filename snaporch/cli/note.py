@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, SnapshotArgument, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, SnapshotArgument
 
 
 def note_command(
@@ -31,7 +31,7 @@ def note_command(
     from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.select import choose_records
 
-    with session(config_path(context, config), quiet=True) as opened:
+    with session(context, config, quiet=True) as opened:
         everything = opened.pool.snapshots()
         records = choose_records(opened, everything, [snapshot], group=False)
         for record in records:

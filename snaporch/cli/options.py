@@ -134,7 +134,7 @@ def config_path(context: typer.Context, own: Path | None) -> Path | None:
     In this order: ``own``, the command's ``--config``; the one before the command;
     ``$SNAPORCH_CONFIG``; ``None`` for the default.
     """
-    path: Path | None = own or context.obj
+    path: Path | None = own or context.obj.config
     if path is None and (variable := os.environ.get("SNAPORCH_CONFIG")):
         return Path(variable)
     return path

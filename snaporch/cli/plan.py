@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption
 from snaporch.errors import ExitCode, one_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def plan_command(
     from snaporch.schedule.forecast import make_forecasts
 
     now = datetime.now(UTC)
-    with session(config_path(context, config), quiet=True, read_only=True) as opened:
+    with session(context, config, quiet=True, read_only=True) as opened:
         forecasts = make_forecasts(opened, now, domain)
         if json:
             _print_json(forecasts, now)
@@ -99,7 +99,7 @@ def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]
                 "reason": check.reason,
             }
             for each in forecasts
-            for check in each.checks
+            for check in each.verifications
         ],
         "replications": [
             {
@@ -124,7 +124,7 @@ def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]
                 "reason": decision.reason,
             }
             for each in forecasts
-            for decision in each.verdicts
+            for decision in each.retention
             if decision.taken.policy is not None
         ],
     }
@@ -141,19 +141,19 @@ def _print(context: Context, forecasts: Sequence[Forecast], now: datetime, *, ke
             print_result(f"{name}  {run.policy}  {_when(run, now, zone)}  ({run.reason})")
         if not each.next_snapshots:
             print_result(f"{name}  no policy takes snapshots of it")
-        for check in each.checks:
+        for check in each.verifications:
             when, reason = _when(check, now, zone), one_line(check.reason)
             print_result(f"{name}  {check.policy}  verify {when}  ({reason})")
         for copy in each.replications:
             when, reason = _when(copy, now, zone), one_line(copy.reason)
             print_result(f"{name}  {copy.replica}  replicate {when}  ({reason})")
-        for decision in each.verdicts:
+        for decision in each.retention:
             if decision.delete or (kept and decision.taken.policy is not None):
                 word = "would be deleted" if decision.delete else "stays"
                 print_result(
                     f"{name}@{decision.taken.snapshot}  {word}: {one_line(decision.reason)}"
                 )
-        if each.verdicts:
+        if each.retention:
             print_result(f"{name}  {_sum(each)}")
 
 
@@ -166,9 +166,9 @@ def _when(
 
 
 def _sum(each: Forecast) -> str:
-    own = [decision for decision in each.verdicts if decision.taken.policy is not None]
+    own = [decision for decision in each.retention if decision.taken.policy is not None]
     to_delete = len(each.to_delete)
     count = f"{len(own)} snapshot{'' if len(own) == 1 else 's'}"
     text = f"{count} of policies, {to_delete} would be deleted"
-    others = len(each.verdicts) - len(own)
+    others = len(each.retention) - len(own)
     return f"{text}; {others} of no policy" if others else text

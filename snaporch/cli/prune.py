@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
 
 if TYPE_CHECKING:
@@ -42,25 +43,22 @@ def prune_command(
     some days later. It stays while one of its pools is not imported. The only ZFS snapshots that
     prune destroys are those of pages of RAM that no bundle names.
     """
-    from snaporch import zfs
-    from snaporch.config import load_config
     from snaporch.output.terminal import print_error, print_result
     from snaporch.prune.prune import prune
 
-    settings = load_config(config_path(context, config))
+    host: CommandHost = context.obj
+    settings = host.load_config(config_path(context, config))
     done = prune(
         settings,
-        zfs.open_pool(),
+        host.open_pool(),
         domain=domain,
         dry_run=dry_run,
-        may_be_barred=lambda uuid: may_be_barred(settings, uuid),
+        may_be_barred=lambda uuid: may_be_barred(host, settings, uuid),
     )
-    if domain is not None and not done.verdicts:
-        from snaporch.hypervisor import open_hypervisor
-
-        open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
+    if domain is not None and not done.decisions:
+        host.open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
     if json:
-        items = [each.as_json() for each in done.verdicts]
+        items = [each.as_json() for each in done.decisions]
         document = {"dry_run": dry_run, "freed_bytes": done.freed, "items": items}
         print_result(json_format.dumps(document, indent=2))
     else:
@@ -70,20 +68,20 @@ def prune_command(
     return done.exit_code
 
 
-def may_be_barred(config: Config, uuid: str) -> bool:
+def may_be_barred(host: CommandHost, config: Config, uuid: str) -> bool:
     """Whether an unfinished undo may bar the guest from starting; True if libvirt is away."""
-    from snaporch.hypervisor import open_hypervisor
     from snaporch.restore import start_bar
 
-    uri = config.libvirt_uri
-    return start_bar.may_be_barred(config.paths.journal, lambda: open_hypervisor(uri).find(uuid))
+    return start_bar.may_be_barred(
+        config.paths.journal, lambda: host.open_hypervisor(config.libvirt_uri).find(uuid)
+    )
 
 
 def _print_lines(done: PruneResult, *, dry_run: bool, kept: bool) -> None:
     from snaporch.output.format import size
     from snaporch.output.terminal import print_result
 
-    for each in done.verdicts:
+    for each in done.decisions:
         if (kept or not each.usual) and not each.found.problem:
             print_result(decision_line(each, dry_run=dry_run))
     parts = [text for kind in _REMAINING if (text := _remaining(done, kind))]
@@ -105,7 +103,7 @@ def _remaining(done: PruneResult, kind: str) -> str:
     """The number and size of the items that are now of this kind; empty for none."""
     from snaporch.output.format import size
 
-    items = [each.found for each in done.verdicts if each.kind_now == kind]
+    items = [each.found for each in done.decisions if each.kind_now == kind]
     if not items:
         return ""
     word = _REMAINING[kind][len(items) != 1]

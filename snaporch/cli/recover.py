@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path, parse_wait
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, parse_wait
 from snaporch.errors import SnaporchError, UsageError
 from snaporch.output.terminal import print_error, print_json, print_result
 from snaporch.recovery.decision import UserDecision
@@ -76,7 +76,7 @@ def recover_command(
 
     request = RecoverRequest(wait or 0, dry_run=dry_run, autostart=autostart, take=take)
     with (
-        session(config_path(context, config), quiet=quiet or json) as opened,
+        session(context, config, quiet=quiet or json) as opened,
         observing(opened) as observers,
     ):
 

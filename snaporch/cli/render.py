@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from snaporch.cli.check import DomainsArgument
-from snaporch.cli.options import Command, ConfigOption, config_path
+from snaporch.cli.options import Command, ConfigOption
 
 render_app = typer.Typer(
     help="Print configuration for other programs.", no_args_is_help=True, rich_markup_mode=None
@@ -31,7 +31,7 @@ def render_sanoid_command(
     from snaporch.output.terminal import print_result
     from snaporch.sanoid.config.render import render_sanoid
 
-    with session(config_path(context, config), quiet=True) as opened:
+    with session(context, config, quiet=True) as opened:
         guests = gather_guests(opened, choose_domains(opened, domains or []))
         existing = {dataset.name for dataset in opened.pool.datasets()}
         text = render_sanoid(guests, existing, own_command())

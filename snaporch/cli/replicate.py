@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption
 
 if TYPE_CHECKING:
     from snaporch.cli.policy_observers import PolicyObservers
@@ -53,7 +53,7 @@ def replicate_command(
 
     if [bool(domains), everything, due].count(True) != 1 or (due and (to or recheck)):
         raise typer.BadParameter("expected DOMAIN... or --all, with --to or without, or --due")
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         if due:
             return _replicate_due(opened, json=json)
         return _replicate(opened, domains or [], to or [], recheck=recheck, json=json)

@@ -18,7 +18,6 @@ from snaporch.cli.options import (
     QuietOption,
     WaitOption,
     YesOption,
-    config_path,
 )
 from snaporch.errors import RefusedError
 
@@ -150,7 +149,7 @@ def restore_command(
         keep_definition=keep_definition,
         despite_damage=despite_damage,
     )
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         if dry_run:
             preview = preview_restore(opened, request)
             if json:

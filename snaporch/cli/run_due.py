@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption
 
 if TYPE_CHECKING:
     from snaporch.cli.policy_observers import PolicyObservers
@@ -50,7 +50,7 @@ def run_due_command(
     from snaporch.schedule.run_due import run_due
     from snaporch.schedule.subprocesses import Subprocesses, snapshot_command
 
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         runtime, interrupt = opened.config.paths.runtime, opened.interrupt
         subprocesses = Subprocesses(
             ConcurrencyLimiter(opened.config.schedule), snapshot_command(opened.config_path)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from snaporch.config import load_config
+import typer
+
+from snaporch.cli.command_host import CommandHost
+from snaporch.cli.options import config_path
 from snaporch.context import Context
-from snaporch.hypervisor import open_hypervisor
 from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
-from snaporch.zfs import open_pool
 
 
 def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
@@ -32,8 +33,23 @@ def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
     return frozen_by_hooks(datasets)
 
 
+def session(
+    context: typer.Context, config: Path | None, *, quiet: bool, read_only: bool = False
+) -> AbstractContextManager[Context]:
+    """Open what a command needs; see :func:`open_session`.
+
+    Args:
+        context: the command's.
+        config: the command's ``--config``.
+    """
+    path = config_path(context, config)
+    return open_session(context.obj, path, quiet=quiet, read_only=read_only)
+
+
 @contextmanager
-def session(config: Path | None, *, quiet: bool, read_only: bool = False) -> Iterator[Context]:
+def open_session(
+    host: CommandHost, config: Path | None, *, quiet: bool, read_only: bool = False
+) -> Iterator[Context]:
     """Open configuration, libvirt and ZFS for a command, and handle signals meanwhile.
 
     Args:
@@ -43,10 +59,10 @@ def session(config: Path | None, *, quiet: bool, read_only: bool = False) -> Ite
     Raises:
         ConfigError, UnavailableError: nothing was changed.
     """
-    settings = load_config(config)
-    pool = open_pool(read_only=read_only)
-    hypervisor = open_hypervisor(settings.libvirt_uri)
-    context = Context(
+    settings = host.load_config(config)
+    pool = host.open_pool(read_only=read_only)
+    hypervisor = host.open_hypervisor(settings.libvirt_uri)
+    context = host.make_context(
         settings,
         hypervisor,
         pool,

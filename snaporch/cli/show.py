@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, SnapshotArgument, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, SnapshotArgument
 
 
 def show_command(
@@ -23,7 +23,7 @@ def show_command(
     from snaporch.restore.source import find_records
     from snaporch.show import describe
 
-    with session(config_path(context, config), quiet=True, read_only=True) as opened:
+    with session(context, config, quiet=True, read_only=True) as opened:
         shown = describe(opened, find_records(opened, snapshot)[-1])
         if json:
             print_json(shown.as_json())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption
 from snaporch.errors import InterruptedRunError, SnaporchError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def snapshot_command(
         raise UsageError("--jobs", "a group is snapshotted at once", "leave it out")
     given = level.value if level else None
     request = SnapshotRequest(name, given, policy, wait, rate, if_changed, note)
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         names = [each.uuid for each in find_all_domains(opened)] if every else domains or []
         request = apply_policy(opened.config, request)
         if not dry_run and (every or jobs is not None):
@@ -310,7 +310,7 @@ def _plan_document(plan: Plan) -> dict[str, object]:
             {"target": out.disk.target, "path": out.disk.source, "reason": out.reason}
             for out in plan.left_out
         ],
-        "shared": list(plan.shared),
+        "shared": list(plan.shared_disk_warnings),
     }
 
 
@@ -327,7 +327,7 @@ def _print_plan(plan: Plan) -> None:
         print_result(f"  {disk.target}  {planned.path} ({disk.format}) on {planned.dataset.name}")
     for out in plan.left_out:
         print_result(f"  left out: {out.describe()}")
-    for text in plan.shared:
+    for text in plan.shared_disk_warnings:
         print_result(f"  {one_line(text)}")
 
 

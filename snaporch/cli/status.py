@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, config_path
+from snaporch.cli.options import ConfigOption, JsonOption
 
 if TYPE_CHECKING:
     from snaporch.config import Config
+    from snaporch.context import Context
     from snaporch.status.model import Problem, Status
 
 
@@ -50,19 +52,20 @@ def status_command(
     newest snapshot of each level, runs under way or interrupted, and the bundle store. Changes
     nothing. Exits with 0, or 10 if there are problems.
     """
+    from snaporch.cli.session import session
     from snaporch.errors import SnaporchError, UsageError
     from snaporch.output.findings import NAGIOS_UNKNOWN, nagios_line
     from snaporch.output.status import nagios as nagios_status
     from snaporch.output.terminal import print_result
 
-    path = config_path(context, config)
+    opened = session(context, config, quiet=True, read_only=True)
     if nagios:
         if json or prometheus is not None:
             raise UsageError(
                 "--nagios", "prints a line of its own", "leave out --json and --prometheus"
             )
         try:
-            current, status, problems = _status(path, domains or [])
+            current, status, problems = _status(opened, domains or [])
             line, code = nagios_status(status, problems, current.status)
         except SnaporchError as error:
             line, code = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
@@ -70,21 +73,22 @@ def status_command(
         return code
     if json and prometheus is not None:
         raise UsageError("--prometheus", "has a format of its own", "leave out --json")
-    current, status, problems = _status(path, domains or [])
+    current, status, problems = _status(opened, domains or [])
     if prometheus is not None:
         _write_metrics(prometheus, status, problems)
         return 0
     return _print_status(current, status, problems, json=json)
 
 
-def _status(path: Path | None, names: Sequence[str]) -> tuple[Config, Status, list[Problem]]:
+def _status(
+    opening: AbstractContextManager[Context], names: Sequence[str]
+) -> tuple[Config, Status, list[Problem]]:
     from datetime import UTC, datetime
 
-    from snaporch.cli.session import session
     from snaporch.status.collect import current_status
     from snaporch.status.problems import find_problems
 
-    with session(path, quiet=True, read_only=True) as opened:
+    with opening as opened:
         status = current_status(opened, datetime.now(UTC), names)
         return opened.config, status, find_problems(status, opened.config.status)
 

@@ -16,7 +16,6 @@ from snaporch.cli.options import (
     QuietOption,
     WaitOption,
     YesOption,
-    config_path,
 )
 from snaporch.cli.restore import confirm, print_refusals, print_steps, print_undo_command
 
@@ -91,7 +90,7 @@ def undo_command(
         also_roll_back=also_roll_back,
         safety=not no_safety,
     )
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         report = partial(opened.progress.note, request.domain) if json else print_result
         if dry_run:
             planned = preview_undo(opened, request, report)

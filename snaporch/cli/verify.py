@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, config_path, parse_wait
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, parse_wait
 
 if TYPE_CHECKING:
     from snaporch.cli.policy_observers import PolicyObservers
@@ -117,7 +117,7 @@ def verify_command(
         script_seconds=script_timeout,
         screenshots=screenshots,
     )
-    with session(config_path(context, config), quiet=quiet or json) as opened:
+    with session(context, config, quiet=quiet or json) as opened:
         if due:
             return _verify_due(opened, json=json)
         return _verify(opened, snapshots or [], sample, options, wait=wait or 0, json=json)

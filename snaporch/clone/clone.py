@@ -51,7 +51,6 @@ from snaporch.restore.source import (
     image_path_in_dataset,
     reading_lock,
 )
-from snaporch.zfs import resolver
 
 RAM_COPY = "ram.save"
 COPIED_PROPERTIES = (
@@ -156,10 +155,10 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
             raise RefusedError(made, "is too long for the name of a dataset", "take a shorter name")
     if not source.disks:
         raise RefusedError(source.thing, "has no disks")
-    check_whole_disks(source.thing, source.disks)
+    check_whole_disks(context.resolver, source.thing, source.disks)
     for disk in source.disks:
         if existing.get(disk.dataset or "") is DatasetKind.FILESYSTEM:
-            image_path_in_dataset(disk)
+            image_path_in_dataset(context.resolver, disk)
     _check_xml(context, source, request)
     if request.resumed or request.purpose is Purpose.VERIFY:
         _check_resources(context, source, request)
@@ -340,7 +339,7 @@ def clone_dataset(
     context.pool.clone(source.member(dataset).full_name, made, properties)
     if kind is DatasetKind.FILESYSTEM:
         return ClonedDataset(made, kind, mount)
-    node = resolver.volume_node(made)
+    node = context.resolver.volume_node(made)
     # A permanent clone needs the link: the device node may be another one after a reboot.
     permanent = purpose is Purpose.CLONE
     return ClonedDataset(made, kind, node if permanent else Path(os.path.realpath(node)))

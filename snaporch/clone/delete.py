@@ -82,8 +82,8 @@ def _check(context: Context, name: str, uuid: str) -> None:
         if directory_of(context, uuid).exists():
             return
         domain = context.hypervisor.find(uuid)
-        if domain is not None and datasets_of(domain):
-            names = ", ".join(sorted(datasets_of(domain)))
+        if domain is not None and datasets_of(context.resolver, domain):
+            names = ", ".join(sorted(datasets_of(context.resolver, domain)))
             raise RefusedError(name, f"its disks on {names} carry no mark of a clone")
         return
     if artifacts.purpose is not Purpose.CLONE:
@@ -126,7 +126,7 @@ def _check_datasets(context: Context, name: str, artifacts: CloneArtifacts) -> N
 
 def _check_others(context: Context, name: str, artifacts: CloneArtifacts) -> None:
     for domain in context.hypervisor.domains():
-        shared = datasets_of(domain) & set(artifacts.datasets)
+        shared = datasets_of(context.resolver, domain) & set(artifacts.datasets)
         if domain.uuid != artifacts.uuid and shared:
             raise RefusedError(
                 name, f"the domain {domain.name} has disks on {', '.join(sorted(shared))} too"

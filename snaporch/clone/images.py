@@ -31,7 +31,7 @@ from snaporch.hypervisor.qcow2 import (
 from snaporch.model import DatasetKind
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
 from snaporch.restore.source import IncompleteError, Source, image_path_in_dataset
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Images:
     def __init__(self, context: Context, source: Source, made: Mapping[str, ClonedDataset]) -> None:
         self._context, self._source, self._made = context, source, made
         self._mount_points = {
-            origin: PurePosixPath(resolver.mount_point_of(origin))
+            origin: PurePosixPath(context.resolver.mount_point_of(origin))
             for origin, cloned in made.items()
             if cloned.kind is DatasetKind.FILESYSTEM
         }
@@ -109,7 +109,7 @@ class Images:
         original_path = PurePosixPath(disk.source or "")
         if cloned.kind is DatasetKind.VOLUME:
             return self._volume(stack, disk.dataset or "", original_path, disk.format)
-        path = PurePosixPath(image_path_in_dataset(disk))
+        path = PurePosixPath(image_path_in_dataset(self._context.resolver, disk))
         return self._in_clone(stack, disk.dataset or "", path, original_path, disk.format)
 
     def _volume(
@@ -150,7 +150,7 @@ class Images:
         self, stack: ExitStack, original_path: PurePosixPath, form: str
     ) -> tuple[_Image, int]:
         """Open a path inside the clone; outside the snapshot, only if no domain writes to it."""
-        for path in (original_path, PurePosixPath(_real(original_path))):
+        for path in (original_path, PurePosixPath(self._real(original_path))):
             for dataset in self._datasets_above(path):
                 inside = path.relative_to(self._mount_points[dataset])
                 return self._in_clone(stack, dataset, inside, original_path, form)
@@ -164,7 +164,7 @@ class Images:
     def _outside(
         self, stack: ExitStack, original_path: PurePosixPath, form: str
     ) -> tuple[_Image, int]:
-        path = _real(original_path)
+        path, resolver = self._real(original_path), self._context.resolver
         status = os.stat(path)
         if stat.S_ISBLK(status.st_mode):
             dataset = resolver.resolve(path).name
@@ -175,12 +175,21 @@ class Images:
                 path, "is a backing file, but neither in the snapshot nor a regular file"
             )
         for domain in self._context.hypervisor.domains():
-            if path in written_by(domain):
+            if path in written_by(resolver, domain):
                 raise LeadsOutError(path, f"is a backing file, and {domain.name} writes to it")
         self._check_same(path)
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         stack.callback(os.close, descriptor)
         return _Image(CloneDisk(path, "file", form), original_path, None), descriptor
+
+    def _real(self, path: PurePosixPath | str) -> str:
+        """The path without links; only for file systems of this host, which always answer."""
+        try:
+            return self._context.resolver.real_path(str(path))
+        except NotOnZfsError as error:
+            raise LeadsOutError(
+                str(path), f"is {error.reason}, which snaporch does not access"
+            ) from error
 
     def _check_same(self, path: str) -> None:
         """Check that a file outside the snapshot is unchanged, if the manifest describes it."""
@@ -188,7 +197,7 @@ class Images:
             return  # this manifest describes no backing files
         noted = [file for disk in self._source.disks for file in disk.beneath or ()]
         now = FileState.of(path)
-        if not any(_real(file.path) == path and is_same(file, now) for file in noted):
+        if not any(self._real(file.path) == path and is_same(file, now) for file in noted):
             raise IncompleteError(path, "is a backing file, and has changed since the snapshot")
 
     def _data_file(self, stack: ExitStack, image: _Image, name: str) -> CloneDisk:
@@ -215,13 +224,3 @@ def _header(image: _Image, descriptor: int) -> Qcow2Header:
             path, f"its format is {form}, which may name files that snaporch cannot check"
         )
     return read_qcow2(descriptor)
-
-
-def _real(path: PurePosixPath | str) -> str:
-    """The path without links; only for file systems of this host, which always answer."""
-    try:
-        return resolver.real_path(str(path))
-    except resolver.NotOnZfsError as error:
-        raise LeadsOutError(
-            str(path), f"is {error.reason}, which snaporch does not access"
-        ) from error

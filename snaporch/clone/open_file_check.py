@@ -18,7 +18,7 @@ from snaporch.disks.backing_chain import written_by
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OpenFile
 from snaporch.hypervisor.clone_xml import SharedError
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError
 
 _TERMINAL_MAJORS = range(136, 144)
 """Major numbers of pseudo-terminals (the kernel's devices.txt)."""
@@ -113,14 +113,15 @@ def _written_by_others(context: Context, uuid: str) -> set[tuple[int, int] | str
     A file is identified by its path if it is on a file system that may never answer.
     """
     found: set[tuple[int, int] | str] = set()
-    mounts = resolver.read_mounts()
+    resolver = context.resolver
+    mounts = resolver.mounts()
     for domain in context.hypervisor.domains():
         if domain.uuid == uuid:
             continue
-        for path in written_by(domain):
+        for path in written_by(resolver, domain):
             try:
                 found.add(_identity(os.stat(resolver.real_path(path, mounts))))
-            except resolver.NotOnZfsError:
+            except NotOnZfsError:
                 found.add(path)
             except OSError:
                 continue

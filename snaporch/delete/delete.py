@@ -191,7 +191,7 @@ def _locks(context: Context, domain: str, uuid: str, wait: int | None) -> Iterat
 def _deletions(items: Sequence[DeleteItem], pruned: PruneResult) -> tuple[Deletion, ...]:
     bundles = {
         f"{each.found.uuid}/{each.found.name}": each
-        for each in pruned.verdicts
+        for each in pruned.decisions
         if each.found.kind is ItemKind.BUNDLE
     }
     found = (Deletion(item, bundles.get(item.reference)) for item in items)

@@ -29,7 +29,7 @@ from snaporch.hypervisor.qcow2 import (
     read_qcow2,
 )
 from snaporch.model import Dataset, Disk, Domain, GroupRun
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
 _UNREAD = ("qcow", "qed", "vmdk")
 """Formats whose headers may name other files; snaporch does not read these headers."""
@@ -93,6 +93,7 @@ class _Image:
     format: str
     element: Element | None
     """The ``<disk>`` or ``<backingStore>`` that names it; ``None`` if only a header does."""
+    resolver: Resolver
 
 
 def is_same(noted: BackingFileEntry, now: FileState) -> bool:
@@ -101,6 +102,7 @@ def is_same(noted: BackingFileEntry, now: FileState) -> bool:
 
 
 def find_beneath(
+    resolver: Resolver,
     domain: Domain,
     disks: Iterable[Disk],
     datasets: Collection[Dataset],
@@ -119,7 +121,7 @@ def find_beneath(
     found: list[BackingFile] = []
     for disk in disks:
         thing = f"{domain.name}: {disk.target} ({disk.source})"
-        top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
+        top = _top(resolver, root, disk)
         try:
             for image, kind in _walk(thing, top):
                 found.append(_backing_file(thing, disk.target, image, datasets, domains, kind))
@@ -131,15 +133,20 @@ def find_beneath(
     return tuple(found)
 
 
-def is_beneath(domain: Domain, disk: Disk, path: str) -> bool:
+def is_beneath(resolver: Resolver, domain: Domain, disk: Disk, path: str) -> bool:
     """Whether a file lies beneath a disk, as the definition or a header names it.
 
     Raises:
         RefusedError, HeaderError, OSError: the chain cannot be followed to its end.
     """
     root = domain_xml.parse(domain.live_xml or domain.inactive_xml or "")
-    top = _Image(disk.source or "", disk.format, domain_xml.disk_element(root, disk.target))
+    top = _top(resolver, root, disk)
     return any(found.path == path for found, _ in _walk(disk.target, top))
+
+
+def _top(resolver: Resolver, root: Element, disk: Disk) -> _Image:
+    element = domain_xml.disk_element(root, disk.target)
+    return _Image(disk.source or "", disk.format, element, resolver)
 
 
 def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
@@ -149,7 +156,8 @@ def _walk(thing: str, image: _Image) -> Iterator[tuple[_Image, _Kind]]:
             return
         header = _header(image)
         if (data := _data_file(thing, image, header)) is not None:
-            yield _Image(data, "raw", None), _Kind.DATA_BELOW if depth else _Kind.DATA
+            inner = _Image(data, "raw", None, image.resolver)
+            yield inner, _Kind.DATA_BELOW if depth else _Kind.DATA
         below = _below(thing, image, header)
         if below is None:
             return
@@ -167,12 +175,13 @@ def _backing_file(
     kind: _Kind,
 ) -> BackingFile:
     path, data, state = image.path, kind is not _Kind.BACKING, None
+    resolver = image.resolver
     try:
         real = resolver.real_path(path)
-    except resolver.NotOnZfsError as error:  # on NFS or FUSE: not accessed
+    except NotOnZfsError as error:  # on NFS or FUSE: not accessed
         real, where = path, error.reason
     else:
-        dataset = _dataset_of(real)
+        dataset = _dataset_of(resolver, real)
         if dataset in datasets and not _is_opaque(image):
             return BackingFile(target, path, dataset, None, data, image.format)
         where = f"in {dataset.name}" if dataset is not None else "not on ZFS"
@@ -184,7 +193,7 @@ def _backing_file(
             "move it to the dataset of its image",
         )
     for domain in domains():
-        if domain.active and real in written_by(domain):
+        if domain.active and real in written_by(resolver, domain):
             raise RefusedError(
                 thing,
                 f"{path}, which lies beneath it, is {where}, and {domain.name} writes to it",
@@ -201,17 +210,17 @@ def _state(image: _Image, real: str) -> FileState | None:
     return FileState.from_stat(status)
 
 
-def _dataset_of(path: str) -> Dataset | None:
-    with suppress(resolver.NotOnZfsError):
+def _dataset_of(resolver: Resolver, path: str) -> Dataset | None:
+    with suppress(NotOnZfsError):
         return resolver.resolve(path)
     return None
 
 
-def _is_remote(path: str) -> bool:
-    """Whether a path is on NFS or FUSE, so that a server or a program would have to answer."""
+def _is_remote(image: _Image) -> bool:
+    """Whether an image is on NFS or FUSE, so that a server or a program would have to answer."""
     try:
-        resolver.real_path(path)
-    except resolver.NotOnZfsError:
+        image.resolver.real_path(image.path)
+    except NotOnZfsError:
         return True
     return False
 
@@ -221,7 +230,7 @@ def _is_opaque(image: _Image) -> bool:
     spelled = image.element is not None and image.element.find("backingStore") is not None
     if image.format == "vmdk":
         return True  # no definition names its extents
-    return not spelled and (image.format in _UNREAD or _is_remote(image.path))
+    return not spelled and (image.format in _UNREAD or _is_remote(image))
 
 
 def _header(image: _Image) -> Qcow2Header | None:
@@ -231,13 +240,13 @@ def _header(image: _Image) -> Qcow2Header | None:
             f"{image.path} is a {image.format} image, which may name files that snaporch does not "
             "read"
         )
-    if image.format != "qcow2" or _is_remote(image.path):
+    if image.format != "qcow2" or _is_remote(image):
         return None
     if image.element is not None and image.element.find("source/slices") is not None:
         if image.element.find("backingStore") is None:
             raise HeaderError(f"{image.path} is a slice, whose header snaporch does not read")
         return None
-    with _opened(image.path) as descriptor:
+    with _opened(image) as descriptor:
         try:
             return read_qcow2(descriptor)
         except HeaderError as error:
@@ -245,11 +254,12 @@ def _header(image: _Image) -> Qcow2Header | None:
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[int]:
+def _opened(image: _Image) -> Iterator[int]:
     """Open a file or block device for reading; anything else is refused before it is opened."""
+    path = image.path
     try:
-        place = os.open(resolver.real_path(path), os.O_PATH | os.O_CLOEXEC)
-    except resolver.NotOnZfsError as error:
+        place = os.open(image.resolver.real_path(path), os.O_PATH | os.O_CLOEXEC)
+    except NotOnZfsError as error:
         raise HeaderError(f"{path} is {error.reason}") from error
     try:
         mode = os.fstat(place).st_mode
@@ -288,16 +298,16 @@ def _below(thing: str, image: _Image, header: Qcow2Header | None) -> _Image | No
                 f"the backing file of {image.path} is not on this host and may change",
                 "copy it into the image (virsh blockpull), or see exclude_disks",
             )
-        return _Image(path, _format(store), store)
+        return _Image(path, _format(store), store, image.resolver)
     if header is None or header.backing is None:
         return None
     path = _named(image, header.backing, "backing file")
-    form = header.backing_format or "raw"
+    below = _Image(path, header.backing_format or "raw", None, image.resolver)
     if header.backing_format is None:
-        with _opened(path) as descriptor:
+        with _opened(below) as descriptor:
             if is_qcow2(descriptor):
                 raise HeaderError(f"{image.path} does not say which format its backing file has")
-    return _Image(path, form, None)
+    return below
 
 
 def _format(store: Element) -> str:
@@ -312,19 +322,20 @@ def _named(image: _Image, name: str, what: str) -> str:
     return str(PurePosixPath(image.path).parent / name)
 
 
-def written_by(domain: Domain) -> set[str]:
+def written_by(resolver: Resolver, domain: Domain) -> set[str]:
     """The real paths of the files and devices that a domain writes to."""
     found = set()
     for disk in domain.disks:
         if disk.source and not disk.readonly and disk.device in ("disk", "lun"):
             real = disk.source  # the name itself, where the path cannot be resolved
-            with suppress(OSError, resolver.NotOnZfsError):
+            with suppress(OSError, NotOnZfsError):
                 real = resolver.real_path(disk.source)
             found.add(real)
     return found
 
 
 def shared_disk_warnings(
+    resolver: Resolver,
     domain: Domain,
     disks: Iterable[Disk],
     domains: Callable[[], Iterable[Domain]],
@@ -347,7 +358,7 @@ def shared_disk_warnings(
     still = {domain.uuid, *(uuid for uuid, _ in (group.members if group else ()))}
     for other in domains() if shared else ():
         if other.active and other.uuid not in still:
-            for path in sorted(written_by(other) & shared.keys()):
+            for path in sorted(written_by(resolver, other) & shared.keys()):
                 yield (
                     f"{other.name} writes to {shared[path]}, too, and is not frozen: only a "
                     "snapshot of both as a group is consistent"

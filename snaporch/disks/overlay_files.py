@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
@@ -151,3 +152,13 @@ def remove(directory: Path, overlays: Sequence[OverlayDisk]) -> None:
         Path(disk.overlay).unlink(missing_ok=True)
     if directory.is_dir():
         directory.rmdir()
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayImages:
+    """What qemu-img does with overlays."""
+
+    make_overlay: Callable[[OverlayDisk, int, Owner | None], None] = make_overlay
+    holds_writes: Callable[[OverlayDisk, Owner | None], bool] = holds_writes
+    holds_what_base_holds: Callable[[OverlayDisk, Owner | None], bool] = holds_what_base_holds
+    commit_offline: Callable[[OverlayDisk, Owner | None], None] = commit_offline

@@ -19,7 +19,6 @@ from snaporch.model import DatasetKind
 from snaporch.restore.disk_checks import beneath_inside
 from snaporch.restore.safe_path import open_beneath
 from snaporch.restore.source import IncompleteError, Source, dataset_kinds, image_path_in_dataset
-from snaporch.zfs import resolver
 
 _BLOCK = 1 << 20
 
@@ -52,9 +51,9 @@ def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> I
 @contextmanager
 def _open_image(context: Context, source: Source, disk: DiskEntry) -> Iterator[BinaryIO]:
     """Open an image file in the snapshot; no link may lead out of it."""
-    home = PurePosixPath(resolver.mount_point_of(disk.dataset or ""))
+    home = PurePosixPath(context.resolver.mount_point_of(disk.dataset or ""))
     snapshot = source.member(disk.dataset or "").full_name
-    path = PurePosixPath(image_path_in_dataset(disk))
+    path = PurePosixPath(image_path_in_dataset(context.resolver, disk))
     try:
         with (
             context.pool.mounted_snapshot(snapshot) as root,
@@ -125,7 +124,7 @@ def _inside(context: Context, disk: DiskEntry) -> str | None:
     """The path of an image in its dataset; None for a volume, which is read as a whole."""
     if dataset_kinds(context)[disk.dataset or ""] is DatasetKind.VOLUME:
         return None
-    return str(image_path_in_dataset(disk))
+    return str(image_path_in_dataset(context.resolver, disk))
 
 
 def _read_through(context: Context, source: Source, reading: BinaryIO) -> int:

@@ -16,15 +16,19 @@ from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import sync_directory
 from snaporch.restore.output_file import ExtractedFile, check_destination
 from snaporch.restore.source import Source, check_whole_disks
+from snaporch.zfs.resolver import Resolver
 
 _GRAIN = 64 << 10
 """Runs of zeros of this size become holes."""
 
 
-def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[DiskEntry, Path]]:
+def choose_disks(
+    resolver: Resolver, source: Source, target: str | None, to: Path
+) -> list[tuple[DiskEntry, Path]]:
     """Choose the disks to copy, and the path of each copy.
 
     Args:
+        resolver: finds the volumes that the disks are parts of.
         target: the target of one disk; None for all disks.
         to: a directory, or the image to write for one disk.
 
@@ -42,7 +46,7 @@ def choose_disks(source: Source, target: str | None, to: Path) -> list[tuple[Dis
             f"has several disks ({names})",
             "choose one with --disk, or give a directory",
         )
-    check_whole_disks(source.thing, disks)
+    check_whole_disks(resolver, source.thing, disks)
     chosen = [(disk, to / _name(source, disk) if to.is_dir() else to) for disk in disks]
     for _, path in chosen:
         check_destination(path)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from snaporch.config import Config
+from snaporch.config import Config, NotifyOptions
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.channels import Channel, NotifyError, open_channels
 from snaporch.notify.event import Event, event_of_error, event_of_run
@@ -41,10 +42,23 @@ class _Resolved:
 
 
 class Notifier:
-    """Sends the configured notifications; no method raises."""
+    """Sends the configured notifications; no method raises.
 
-    def __init__(self, progress: Progress) -> None:
+    Args:
+        progress: reports what could not be sent.
+        open_channels: opens the configured channels, by name.
+        extra_seconds: added to the time limit of a channel.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        open_channels: Callable[[NotifyOptions], Mapping[str, Channel]] = open_channels,
+        extra_seconds: float = _EXTRA_SECONDS,
+    ) -> None:
         self._progress = progress
+        self._open_channels = open_channels
+        self._extra_seconds = extra_seconds
         self._host = socket.gethostname()
         self._jobs: queue.Queue[_Job | _Resolved | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -86,7 +100,7 @@ class Notifier:
             self._progress.note(_SOURCE, f"not all notifications were sent within {seconds:.0f} s")
 
     def _put(self, job: _Job | _Resolved) -> None:
-        if not open_channels(job.config.notify):
+        if not self._open_channels(job.config.notify):
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=_SOURCE, daemon=True)
@@ -113,7 +127,7 @@ class Notifier:
         wanted = event.kind in notify.on
         if wanted and not should_notify(event, known, notify.repeat):
             return
-        channels = open_channels(notify).items() if wanted else ()
+        channels = self._open_channels(notify).items() if wanted else ()
         sent = [self._send(way, event, notify.timeout) for way in channels]
         if any(sent) or not wanted:
             changed = remembered(event, known)
@@ -137,7 +151,7 @@ class Notifier:
                 done.set()
 
         threading.Thread(target=run, name=name, daemon=True).start()
-        if not done.wait(seconds + _EXTRA_SECONDS):
+        if not done.wait(seconds + self._extra_seconds):
             problem.append(f"did not end within {seconds} s")
         if problem:
             self._progress.note(event.domain, one_line(f"{name}: {problem[0]}"))

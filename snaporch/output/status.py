@@ -69,8 +69,8 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
     for run in status.runs:
-        state = "under way" if run.held else "interrupted"
-        window = ", window open" if run.window else ""
+        state = "under way" if run.locked else "interrupted"
+        window = ", window open" if run.in_window else ""
         since = age(run.since, status.at)
         lines.append(f"run       {run.domain}: {run.kind} {state}, {run.phase}{window} for {since}")
     return lines
@@ -184,7 +184,7 @@ def _perfdata(status: Status, limits: Limits) -> str:
         "guests": f"{len(status.domains)}",
         "missed": f"{sum(policy.missed > 0 for policy in policies)}",
         "failed": f"{sum(bool(policy.next and policy.next.failed) for policy in policies)}",
-        "interrupted": f"{sum(not run.held for run in status.runs)}",
+        "interrupted": f"{sum(not run.locked for run in status.runs)}",
         "oldest": f"{_oldest(status.domains, status.at)}s",
         "store_bytes": f"{store.bundle_bytes + store.trash_bytes + store.other_bytes}B",
         "store_used": f"{store.used_percent:.0f}%;{limits.store_warning};{limits.store_critical}",

@@ -81,7 +81,7 @@ def decide_pages(facts: PageFacts) -> tuple[PruneAction, str]:
 class PageSnapshotsRemoved:
     """The result of pruning page snapshots."""
 
-    verdicts: list[PruneDecision]
+    decisions: list[PruneDecision]
     failures: list[SnaporchError]
 
 
@@ -126,7 +126,7 @@ def prune_page_snapshots(
             continue
         thing = _store_item(pages, uuid, run, names.get(uuid, ""))
         if run in under_way or uuid in under_way:
-            done.verdicts.append(
+            done.decisions.append(
                 PruneDecision(thing, PruneAction.KEEP, "its run is under way", usual=True)
             )
             continue
@@ -136,7 +136,7 @@ def prune_page_snapshots(
             verdict = _destroy(config, pool, pages, verdict, scan, done)
         elif action is PruneAction.DELETE:
             verdict = replace(verdict, found=_with_bytes(pool, thing))
-        done.verdicts.append(verdict)
+        done.decisions.append(verdict)
     return done
 
 

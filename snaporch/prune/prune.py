@@ -44,19 +44,19 @@ from snaporch.zfs import Pool, PoolError
 class PruneResult:
     """The result of a prune."""
 
-    verdicts: list[PruneDecision] = field(default_factory=list)
+    decisions: list[PruneDecision] = field(default_factory=list)
     """The decision for each item, as it was carried out."""
     failures: list[SnaporchError] = field(default_factory=list)
 
     def of(self, *actions: PruneAction) -> list[PruneDecision]:
         """The decisions with one of these actions."""
-        return [verdict for verdict in self.verdicts if verdict.action in actions]
+        return [verdict for verdict in self.decisions if verdict.action in actions]
 
     @property
     def undecided_items(self) -> list[AttentionError]:
         """The items that prune cannot decide about; they stay until the admin acts."""
         step = "it is kept; check it, then move or delete it yourself"
-        troubled = (each.found for each in self.verdicts if each.found.problem)
+        troubled = (each.found for each in self.decisions if each.found.problem)
         return [AttentionError(found.title, found.problem, step) for found in troubled]
 
     @property
@@ -125,7 +125,7 @@ def prune(
             dry_run=dry_run,
             without=without,
         )
-        done.verdicts += swept.verdicts
+        done.decisions += swept.decisions
         done.failures += swept.failures
     if not dry_run:
         _write_ages(ages, config.paths.bundles, done)
@@ -165,7 +165,7 @@ def _prune_store(
         if stopped():
             break
         if dry_run or verdict.action is PruneAction.KEEP:
-            done.verdicts.append(verdict)
+            done.decisions.append(verdict)
         else:
             _execute(config, pool, verdict, now, done)
     return done
@@ -227,7 +227,7 @@ def _execute(
     try:
         with _held(found):
             if reason := in_use_reason(found, _under_way(config)):
-                done.verdicts.append(replace(verdict, action=PruneAction.KEEP, reason=reason))
+                done.decisions.append(replace(verdict, action=PruneAction.KEEP, reason=reason))
                 return
             if found.kind is ItemKind.SAFETY:
                 release_bases(pool, found.path)
@@ -244,7 +244,7 @@ def _execute(
         step = "nothing is lost; fix the cause and run `snaporch prune` again"
         done.failures.append(PruneError(str(found.path), reason, step))
         verdict = replace(verdict, action=PruneAction.KEEP, reason=reason)
-    done.verdicts.append(verdict)
+    done.decisions.append(verdict)
 
 
 def _held(found: StoreItem) -> AbstractContextManager[None]:

@@ -15,9 +15,12 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.hypervisor.qcow2 import HeaderError
 from snaporch.journal import RunFacts
 from snaporch.model import Domain
+from snaporch.zfs.resolver import Resolver
 
 
-def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[OverlayDisk]) -> None:
+def check_nothing_above(
+    resolver: Resolver, domain: Domain, facts: RunFacts, overlays: Sequence[OverlayDisk]
+) -> None:
     """Check that no other image lies over one of the run's overlays, by definition or header.
 
     Raises:
@@ -28,7 +31,7 @@ def check_nothing_above(domain: Domain, facts: RunFacts, overlays: Sequence[Over
         if now is None or now.source in (None, disk.base, disk.overlay):
             continue
         with suppress(HeaderError, RefusedError, OSError):  # then the image is not over the overlay
-            if is_beneath(domain, now, disk.overlay):
+            if is_beneath(resolver, domain, now, disk.overlay):
                 step = _how_to_return(domain, facts, disk)
                 raise AttentionError(
                     facts.domain,

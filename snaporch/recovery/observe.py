@@ -9,7 +9,6 @@ from dataclasses import replace
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from snaporch.context import Context
-from snaporch.disks import overlay_files
 from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.hypervisor import HypervisorError, OverlayDisk, domain_xml
 from snaporch.journal import Note, RunFacts
@@ -81,7 +80,7 @@ def observe(
         return observation
     # compared only where the result decides the action: comparing a large disk takes long
     compare = decide(observation) is not decide(replace(observation, file=OverlayState.COMMITTED))
-    return replace(observation, file=_overlay_state(facts, disk, notes, compare=compare))
+    return replace(observation, file=_overlay_state(context, facts, disk, notes, compare=compare))
 
 
 def _emulator_state(domain: Domain | None, facts: RunFacts) -> EmulatorState:
@@ -100,16 +99,17 @@ def _image_ref(sources: dict[str, str] | None, disk: OverlayDisk) -> ImageRef:
 
 
 def _overlay_state(
-    facts: RunFacts, disk: OverlayDisk, notes: Collection[Note], *, compare: bool
+    context: Context, facts: RunFacts, disk: OverlayDisk, notes: Collection[Note], *, compare: bool
 ) -> OverlayState:
     if not os.path.lexists(disk.overlay):
         return OverlayState.MISSING
     if Note.COMMITTED in notes:
         return OverlayState.COMMITTED
+    images = context.overlay_images
     try:
-        if not overlay_files.holds_writes(disk, facts.emulator):
+        if not images.holds_writes(disk, facts.emulator):
             return OverlayState.EMPTY
-        same = compare and overlay_files.holds_what_base_holds(disk, facts.emulator)
+        same = compare and images.holds_what_base_holds(disk, facts.emulator)
     except (SnaporchError, OSError, ValueError):
         return OverlayState.WRITTEN
     return OverlayState.COMMITTED if same else OverlayState.WRITTEN

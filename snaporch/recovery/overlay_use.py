@@ -35,7 +35,7 @@ def check_unused(context: Context, facts: RunFacts) -> None:
         return
     for domain in context.hypervisor.domains():
         if domain.uuid == facts.uuid:
-            check_nothing_above(domain, facts, there)
+            check_nothing_above(context.resolver, domain, facts, there)
         xml = f"{domain.live_xml}{domain.inactive_xml}"
         named = [disk for disk in there if escape(disk.overlay, {"'": "&apos;"}) in xml]
         if named:

@@ -73,7 +73,7 @@ def recover_disks(
         # at a pivot libvirt rewrites the AppArmor profile, which then denies writes to all images
         # below a disk: a program with an image over a run's overlay could not commit it any more
         # (images over other disks are not checked). A guest paused for want of room is more urgent.
-        check_nothing_above(domain, facts, facts.overlays)
+        check_nothing_above(context.resolver, domain, facts, facts.overlays)
     own_commit: list[Commit] = []
     if online or offline:
         with recorded_commit(context.pool, facts.datasets, journal_of(context, facts)) as noted:
@@ -116,7 +116,7 @@ def _commit_all(
         _commit(context, facts, online)
         done.append(Effect.COMMITTED.of(_targets(online)))
     for disk in offline:
-        overlay_files.commit_offline(disk, facts.emulator)
+        context.overlay_images.commit_offline(disk, facts.emulator)
     if offline:
         done.append(Effect.COMMITTED_OFFLINE.of(_targets(offline)))
     return done

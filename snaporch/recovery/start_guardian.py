@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.command_log import LoggedCommand
 from snaporch.context import Context
 from snaporch.errors import UnavailableError
 from snaporch.journal import RunFacts, read_journals
@@ -28,23 +23,6 @@ from snaporch.model import Strategy
 _UNGUARDED = (Strategy.CRASH, Strategy.OFF)
 _START_SECONDS = 60
 _POLL_SECONDS = 0.01
-SYSTEMD = Path("/run/systemd/system")
-AFTER_LIBVIRT = (
-    "zfs.target", "libvirtd.service", "libvirtd.socket", "virtqemud.service", "virtqemud.socket",
-)  # fmt: skip
-"""The units without which no guest can be released; systemd stops those of snaporch before them."""
-AFTER = (*AFTER_LIBVIRT, "libvirt-guests.service")
-"""At shutdown libvirt-guests saves or shuts off guests, which must be on their bases by then."""
-STOP_TIME = "10min"
-"""How long a run may take to release its guest after SIGTERM. systemd allows 30 minutes for the
-whole shutdown, of which libvirt-guests needs the rest."""
-_SETTINGS = {
-    "After": " ".join(AFTER),
-    "OOMPolicy": "continue",
-    "KillMode": "mixed",
-    "TimeoutStopSec": STOP_TIME,
-}
-"""SIGTERM goes to the main process only: a compressor or a recovery that gets it fails."""
 
 
 def start_guardian(
@@ -53,13 +31,11 @@ def start_guardian(
     journal: Path,
     *,
     process: int | None = None,
-    start: Callable[[str, list[str]], object] | None = None,
 ) -> None:
     """Start the guardian of a run; it exits when the journal is removed.
 
     Args:
         process: the run's process ID, 0 if the run has exited; this process when ``None``.
-        start: starts the process; :func:`start_detached` when ``None``.
     """
     if facts.strategy in _UNGUARDED:
         return
@@ -69,7 +45,7 @@ def start_guardian(
     if context.config_path is not None:
         arguments.append(str(context.config_path.absolute()))
     command = [sys.executable, "-P", "-m", "snaporch.recovery.guardian", *arguments]
-    (start or start_detached)(f"snaporch-guardian-{facts.run}", command)
+    context.start_detached(f"snaporch-guardian-{facts.run}", command)
 
 
 def guard_leftovers(context: Context) -> None:
@@ -103,11 +79,11 @@ def await_guardian(
     """
     if facts.strategy in _UNGUARDED:
         return
-    end = time.monotonic() + seconds
+    end = context.clock.monotonic() + seconds
     with journal.open("r+b") as stream:  # NFS grants a write lock only on a file open for writing
         while not _is_locked(stream.fileno()):
             context.interrupt.check(facts.domain)
-            if time.monotonic() > end:
+            if context.clock.monotonic() > end:
                 raise UnavailableError(
                     facts.domain,
                     f"the guardian of its run did not start within {seconds} s",
@@ -123,47 +99,3 @@ def _is_locked(descriptor: int) -> bool:
         return True
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
-
-
-def start_detached(
-    unit: str, command: list[str], *, systemd: Path = SYSTEMD
-) -> subprocess.Popen[bytes] | None:
-    """Start a process that outlives this one and its control group; a failure is no error.
-
-    The ``SANOID_`` variables are not passed on: they come from outside, and only hooks need them.
-
-    Args:
-        unit: the systemd unit's name.
-        systemd: a directory that exists while systemd runs the host.
-
-    Returns: the process, ``None`` if it is a unit or could not be started.
-    """
-    if systemd.is_dir() and shutil.which("systemd-run"):
-        settings = [f"--property={name}={value}" for name, value in _SETTINGS.items()]
-        options = ["--quiet", "--no-block", "--collect", *settings, f"--unit={unit}"]
-        launch = ["systemd-run", *options, *command]
-        if _works(launch):
-            return None
-    with suppress(OSError):
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name[:7] != "SANOID_"},
-        )
-    return None
-
-
-def _works(command: list[str]) -> bool:
-    """Whether systemd started the unit; without a bus or permission a plain process is started."""
-    try:
-        with LoggedCommand(*command) as log:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=10
-            )
-            log.exited(done.returncode)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0

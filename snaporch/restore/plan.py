@@ -88,7 +88,7 @@ def make_restore_plan(
         )
     domain = without_bar(context, context.hypervisor.find(record.uuid))
     resumes = not cold and not disks_only
-    check_whole(record, manifest, members, domain, cold=not resumes)
+    check_whole(record, manifest, members, domain, context.resolver, cold=not resumes)
     check_definition(context, record, manifest, domain)
     check_bootable(record, manifest, domain, cold=cold)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None

@@ -16,7 +16,7 @@ from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.other_files import named
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
-from snaporch.zfs.resolver import NotOnZfsError
+from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
 _HOST_PLACES = (Path("/"), Path("/var/lib/libvirt"))
 _DESPITE = "use --despite-other-disks if its content is the same"
@@ -77,6 +77,7 @@ def check_whole(
     manifest: Manifest | None,
     members: tuple[PoolSnapshot, ...],
     domain: Domain | None,
+    resolver: Resolver,
     *,
     cold: bool,
 ) -> None:
@@ -84,6 +85,7 @@ def check_whole(
 
     Args:
         members: the ZFS snapshots that exist.
+        resolver: finds the datasets of the domain's disks.
         cold: the bundle's RAM is not needed.
 
     Raises:
@@ -95,7 +97,7 @@ def check_whole(
             names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in missing)
             raise RefusedError(thing, f"some of its snapshots are missing: {names}")
     elif domain is not None:
-        planned, _ = locate_disks(domain)
+        planned, _ = locate_disks(resolver, domain)
         bare = {disk.dataset.name for disk in planned} - {member.dataset for member in members}
         if bare:
             raise RefusedError(thing, f"has no snapshot of {', '.join(sorted(bare))}")
@@ -177,7 +179,7 @@ def check_alone(context: Context, record: SnapshotRecord) -> None:
     for other in context.hypervisor.domains():
         if other.uuid == record.uuid:
             continue
-        shared = datasets_of(other) & set(record.datasets)
+        shared = datasets_of(context.resolver, other) & set(record.datasets)
         if shared:
             raise RefusedError(
                 record.domain,

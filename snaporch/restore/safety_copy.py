@@ -59,7 +59,7 @@ from snaporch.restore.safety_catalog import (
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
 from snaporch.snapshot.bundle_parts import backing_file_entry
 from snaporch.snapshot.locate_disks import PlannedDisk, locate_disks
-from snaporch.zfs import PoolError, resolver
+from snaporch.zfs import PoolError
 
 _MARGIN = 1.1
 
@@ -333,7 +333,7 @@ def _disk_entry(
     entry = DiskEntry(target=disk.target, source=disk.source, format=disk.format)
     with suppress(SnaporchError, OSError):
         settings = context.config.settings(alone.name, alone.uuid)
-        planned, left_out = locate_disks(alone, settings.exclude_disks)
+        planned, left_out = locate_disks(context.resolver, alone, settings.exclude_disks)
         for out in left_out:
             reason = {"left_out": out.code, "left_out_detail": out.detail}
             return entry.model_copy(update=reason | {"apart": out.matters})
@@ -342,8 +342,8 @@ def _disk_entry(
                 continue
             place = {
                 "dataset": each.dataset.name,
-                "inside": resolver.inside(each.path, each.dataset),
-                "partition": resolver.partition_number(each.path),
+                "inside": context.resolver.inside(each.path, each.dataset),
+                "partition": context.resolver.partition_number(each.path),
                 "beneath": _beneath(context, alone, each),
             }
             return entry.model_copy(update=place)
@@ -353,8 +353,10 @@ def _disk_entry(
 def _beneath(context: Context, alone: Domain, disk: PlannedDisk) -> tuple[BackingFileEntry, ...]:
     """Return the backing files of a disk; if they cannot be examined, an entry of unknown state."""
     try:
-        found = find_beneath(alone, [disk.disk], {disk.dataset}, context.hypervisor.domains)
-        return tuple(map(backing_file_entry, found))
+        found = find_beneath(
+            context.resolver, alone, [disk.disk], {disk.dataset}, context.hypervisor.domains
+        )
+        return tuple(backing_file_entry(context.resolver, each) for each in found)
     except (SnaporchError, OSError):
         return (BackingFileEntry(path=disk.path),)
 

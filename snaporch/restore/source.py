@@ -24,7 +24,7 @@ from snaporch.locks import readers_lock
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.disk_checks import as_named_here
 from snaporch.restore.select import records_of, split_name
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
 
 class IncompleteError(SnaporchError):
@@ -193,7 +193,7 @@ def dataset_kinds(context: Context) -> dict[str, DatasetKind]:
     return {dataset.name: dataset.kind for dataset in context.pool.datasets()}
 
 
-def mounted_at(dataset: str) -> Path:
+def mounted_at(resolver: Resolver, dataset: str) -> Path:
     """Return the mount point of a file system.
 
     Raises:
@@ -201,11 +201,11 @@ def mounted_at(dataset: str) -> Path:
     """
     try:
         return resolver.mount_point_of(dataset)
-    except resolver.NotOnZfsError as error:
+    except NotOnZfsError as error:
         raise RefusedError(error.thing, error.reason, error.step) from error
 
 
-def image_path_in_dataset(disk: DiskEntry) -> Path:
+def image_path_in_dataset(resolver: Resolver, disk: DiskEntry) -> Path:
     """Return the path of an image relative to the mount point of its dataset.
 
     If the manifest does not have the path, it is derived from the present mount point.
@@ -215,7 +215,7 @@ def image_path_in_dataset(disk: DiskEntry) -> Path:
     """
     assert disk.dataset is not None
     assert disk.source is not None
-    root = mounted_at(disk.dataset)
+    root = mounted_at(resolver, disk.dataset)
     if disk.inside is not None:
         return Path(disk.inside)
     for path in (Path(disk.source), Path(os.path.realpath(disk.source))):
@@ -228,7 +228,7 @@ def image_path_in_dataset(disk: DiskEntry) -> Path:
     )
 
 
-def partition_of(disk: DiskEntry) -> int | None:
+def partition_of(resolver: Resolver, disk: DiskEntry) -> int | None:
     """Return the partition that a disk is: the recorded number or, without one, the present."""
     if disk.inside is not None or disk.source is None:
         return None
@@ -237,7 +237,7 @@ def partition_of(disk: DiskEntry) -> int | None:
     return disk.partition
 
 
-def underlying_devices(disk: DiskEntry) -> list[str]:
+def underlying_devices(resolver: Resolver, disk: DiskEntry) -> list[str]:
     """Return the devices beneath a disk's device, for a disk on device mapper.
 
     Manifests of earlier versions may name the volume although the disk is such a device.
@@ -249,21 +249,21 @@ def underlying_devices(disk: DiskEntry) -> list[str]:
     return []
 
 
-def check_whole_disks(thing: str, disks: Iterable[DiskEntry]) -> None:
+def check_whole_disks(resolver: Resolver, thing: str, disks: Iterable[DiskEntry]) -> None:
     """Refuse disks that are only a part of a volume: a clone of the volume has no such device.
 
     Raises:
         RefusedError: a disk is a partition, or a device over the volume.
     """
     for disk in disks:
-        if below := underlying_devices(disk):
+        if below := underlying_devices(resolver, disk):
             raise RefusedError(
                 thing,
                 f"its disk {disk.target} is a device over {', '.join(below)}, and not all of "
                 f"{disk.dataset}",
                 f"zfs clone the snapshot of {disk.dataset}, and make such a device of that",
             )
-        if (number := partition_of(disk)) is not None:
+        if (number := partition_of(resolver, disk)) is not None:
             raise RefusedError(
                 thing,
                 f"its disk {disk.target} is partition {number} of {disk.dataset}, not all of it",

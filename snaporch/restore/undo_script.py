@@ -12,7 +12,7 @@ from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.restore.journal import HOLD
 from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, UNDONE, SafetyCopy
-from snaporch.zfs.resolver import SERVED_FILE_SYSTEMS, volume_link
+from snaporch.zfs.resolver import HOST, SERVED_FILE_SYSTEMS
 
 TPM_PREFIX = "tpm."
 """The prefix of the names of TPM state files in a safety copy."""
@@ -300,7 +300,7 @@ def refusing_script(copy: SafetyCopy) -> str:
 
 def _check(copy: SafetyCopy, target: SnapshotEntry, guests: Sequence[str]) -> str:
     name, size = f"{target.dataset}@{target.name}", copy.size(target.dataset)
-    node = str(volume_link(target.dataset))
+    node = str(HOST.volume_link(target.dataset))
     return shlex.join(["check", name, str(target.guid), str(size), node, *guests])
 
 

@@ -120,11 +120,11 @@ def _retire(context: Context, forecast: Forecast, now: datetime, done: Retention
         # A restore may have rolled back snapshots before this lock was held.
         (current,) = make_forecasts(context, now, domain.uuid)
         foreseen = {verdict.taken.run for verdict in forecast.to_delete}
-        end = time.monotonic() + _HELD_SECONDS
+        end = context.clock.monotonic() + _HELD_SECONDS
         for verdict in current.to_delete:
             if verdict.taken.run not in foreseen:
                 continue
-            if time.monotonic() > end:
+            if context.clock.monotonic() > end:
                 done.busy.append(domain.name)
                 break
             try:

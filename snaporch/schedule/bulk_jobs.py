@@ -26,7 +26,7 @@ class BulkJob:
 
 
 BULK_JOBS = (
-    BulkJob("verify", "verifying", lambda each: [check.at for check in each.checks]),
+    BulkJob("verify", "verifying", lambda each: [check.at for check in each.verifications]),
     BulkJob("replicate", "replicating", lambda each: [each.at for each in each.replications]),
 )
 

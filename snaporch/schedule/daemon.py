@@ -100,6 +100,7 @@ class Daemon:
         subprocesses: starts the subprocesses.
         load: loads the configuration again.
         observer: hears of results and failures.
+        notify: sends lines to systemd.
     """
 
     def __init__(
@@ -108,12 +109,14 @@ class Daemon:
         subprocesses: Subprocesses,
         load: Callable[[], Config],
         observer: PolicyObserver,
+        notify: Callable[..., None] = notify,
     ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
         self._subprocesses = subprocesses
         self._load = load
         self._observer = observer
+        self._notify = notify
         # Signal handlers put messages here: a SimpleQueue is reentrant, an Event is not.
         self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._taken: dict[str, datetime] = {}
@@ -125,7 +128,7 @@ class Daemon:
         self._refresh_again = False
         self._refresh_at: float | None = None
         self._forecasts_began = 0.0
-        self._checking_since = datetime.now(UTC)
+        self._checking_since = context.clock.now()
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(_THREADS)},
@@ -157,7 +160,7 @@ class Daemon:
             self._scheduler.start()
             self._subscribe()
             self._refresh()
-            notify("READY=1")
+            self._notify("READY=1")
             while not isinstance(message := self._next_message(), _Stop):
                 if isinstance(message, _Crashed):
                     raise message.error
@@ -195,7 +198,7 @@ class Daemon:
         watchdog = watchdog_seconds()
         while (left := until - time.monotonic()) > 0:
             if watchdog is not None and not self._is_stuck(watchdog):
-                notify("WATCHDOG=1")
+                self._notify("WATCHDOG=1")
             try:
                 return self._inbox.get(timeout=min(left, (watchdog or pause * 2) / 2))
             except queue.Empty:
@@ -208,7 +211,9 @@ class Daemon:
 
     def _end(self) -> None:
         self._ending.set()
-        notify("STOPPING=1", "STATUS=waiting for running snapshots to undo or finish their work")
+        self._notify(
+            "STOPPING=1", "STATUS=waiting for running snapshots to undo or finish their work"
+        )
         self._subprocesses.stop()
         self._scheduler.shutdown(wait=True)
         if self._forecaster is not None:
@@ -220,7 +225,7 @@ class Daemon:
                 self._report(message)
 
     def _reload(self) -> None:
-        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             config = self._load()
         except SnaporchError as error:
@@ -229,7 +234,7 @@ class Daemon:
             self._context.config = config
             self._subprocesses.limiter.limit(config.schedule)
             self._context.progress.step(_SOURCE, "configuration loaded")
-        notify("READY=1")
+        self._notify("READY=1")
 
     # -- forecasts --------------------------------------------------------------------------
 
@@ -238,11 +243,13 @@ class Daemon:
         self._refresh_at = None
         if self._forecaster is not None:
             self._refresh_again = True
-            notify(f"STATUS=checking guests and policies since {self._checking_since:%H:%M:%S} UTC")
+            self._notify(
+                f"STATUS=checking guests and policies since {self._checking_since:%H:%M:%S} UTC"
+            )
             return
         self._refresh_again = False
         context = replace(self._context)  # a reload must not change it meanwhile
-        self._forecasts_began, self._checking_since = time.monotonic(), datetime.now(UTC)
+        self._forecasts_began, self._checking_since = time.monotonic(), context.clock.now()
         self._forecaster = threading.Thread(target=self._work, args=[context], daemon=True)
         self._forecaster.start()
 
@@ -275,7 +282,7 @@ class Daemon:
 
     def _update(self, context: Context) -> bool:
         """Make forecasts, apply retention and set the times of jobs; False if that failed."""
-        now = datetime.now(UTC)
+        now = context.clock.now()
         progress = context.progress
         try:
             guard_leftovers(context)
@@ -287,7 +294,7 @@ class Daemon:
         except SnaporchError as error:
             progress.note(_SOURCE, f"cannot check policies now: {error.line()}")
             self._observer.failed(context.config, error)
-            notify(f"STATUS={error.line()}")
+            self._notify(f"STATUS={error.line()}")
             return False
         for domain, verdict in retired.deleted:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
@@ -299,7 +306,7 @@ class Daemon:
         self._scheduler.wakeup()  # otherwise it oversleeps if the clock was put forward
         record_check(context.config.paths.runtime, now)
         self._observer.looked(context, forecasts, now)
-        notify(f"STATUS={self._status()}")
+        self._notify(f"STATUS={self._status()}")
         return True
 
     def _record_carried_out(
@@ -375,7 +382,7 @@ class Daemon:
         finally:
             with self._lock:
                 self._busy -= job.keys
-                self._taken |= dict.fromkeys(job.keys, datetime.now(UTC))
+                self._taken |= dict.fromkeys(job.keys, self._context.clock.now())
         self._inbox.put(outcome)
 
     def _due(self, job: SnapshotJob) -> bool:
@@ -386,7 +393,7 @@ class Daemon:
         config = self._context.config
         when = times(config, job.policy, job.group or job.uuid)
         soonest = min(when.after(last), last + config.schedule.retry)
-        return not last <= datetime.now(UTC) < soonest
+        return not last <= self._context.clock.now() < soonest
 
     def _report(self, message: SnapshotJobResult | BulkJobResult) -> None:
         if isinstance(message, SnapshotJobResult):

@@ -52,11 +52,11 @@ class NextSnapshot:
     policy: str
     at: datetime
     reason: str
-    wanted: datetime | None = None
+    scheduled: datetime | None = None
     """The policy's own time; ``at`` is later after a failure. ``None`` without a snapshot."""
     failed: FailedAttempt | None = None
     """The last attempt, if it failed."""
-    since: datetime | None = None
+    first_run: datetime | None = None
     """When the policy was first carried out for the domain, if that is recorded."""
 
     def due(self, now: datetime) -> bool:
@@ -66,7 +66,7 @@ class NextSnapshot:
     @property
     def due_but_for_failures(self) -> datetime:
         """When the snapshot would be due if no attempt had failed."""
-        return self.at if self.failed is None else self.wanted or self.since or self.at
+        return self.at if self.failed is None else self.scheduled or self.first_run or self.at
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Forecast:
     domain: Domain
     assignment: Assignment
     next_snapshots: tuple[NextSnapshot, ...]
-    verdicts: tuple[RetentionDecision, ...]
+    retention: tuple[RetentionDecision, ...]
     """The retention decision for each of its snapshots, oldest first."""
     names: Mapping[str, tuple[str, ...]]
     """Full names of the ZFS snapshots, by run."""
@@ -84,7 +84,7 @@ class Forecast:
     """All its snapshots, oldest first."""
     finished: tuple[SnapshotRecord, ...] = ()
     """The snapshots whose run has ended."""
-    checks: tuple[DueVerification, ...] = ()
+    verifications: tuple[DueVerification, ...] = ()
     """The next verification for each policy that verifies."""
     replications: tuple[PendingReplication, ...] = ()
     """The next replication for each replica that lacks snapshots."""
@@ -92,7 +92,7 @@ class Forecast:
     @property
     def to_delete(self) -> list[RetentionDecision]:
         """The decisions to delete."""
-        return [verdict for verdict in self.verdicts if verdict.delete]
+        return [verdict for verdict in self.retention if verdict.delete]
 
 
 def make_forecasts(context: Context, now: datetime, only: str | None = None) -> list[Forecast]:
@@ -125,9 +125,9 @@ def make_forecasts(context: Context, now: datetime, only: str | None = None) -> 
         _forecast(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
         for domain in domains
     ]
-    verdicts = keep_together({each.domain.name: each.verdicts for each in forecasts})
+    decisions = keep_together({each.domain.name: each.retention for each in forecasts})
     return [
-        replace(each, verdicts=tuple(verdicts[each.domain.name]))
+        replace(each, retention=tuple(decisions[each.domain.name]))
         for each in forecasts
         if own in (None, each.domain)
     ]
@@ -161,7 +161,7 @@ def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: dat
 class _Memory:
     """What cannot be derived from the snapshots."""
 
-    carried: Mapping[str, datetime]
+    first_runs: Mapping[str, datetime]
     snapshots: Mapping[str, FailedAttempt]
     verifications: Mapping[str, FailedAttempt]
     replications: Mapping[str, FailedAttempt]
@@ -208,9 +208,9 @@ def _forecast(
         when = times(config, name, group_of(config, domain) or domain.uuid)
         if when.known:
             key = f"{domain.uuid}/{name}"
-            since = memory.carried.get(key)
+            since = memory.first_runs.get(key)
             since = since if since is None or since <= now else None  # the clock was set back
-            found = replace(_next(name, when, own, now), since=since)
+            found = replace(_next(name, when, own, now), first_run=since)
             last = _last_failure(memory.snapshots.get(key), own, now)
             next_snapshots.append(_after_failure(found, last, retry, now))
     finished = [record for record in records if record.run not in memory.under_way]
@@ -241,7 +241,7 @@ def _forecast(
         names={record.run: _full_names(record) for record in records},
         records=tuple(records),
         finished=tuple(finished),
-        checks=tuple(check for check in checks if check is not None),
+        verifications=tuple(check for check in checks if check is not None),
         replications=tuple(shipment for shipment in replications if shipment is not None),
     )
 
@@ -302,7 +302,7 @@ def _next(
         reason = "the clock was set back" if newest else "no snapshot yet"
         return NextSnapshot(policy, now, reason)
     at = when.after(max(past))
-    return NextSnapshot(policy, at, when.rule, wanted=at)
+    return NextSnapshot(policy, at, when.rule, scheduled=at)
 
 
 def _met(snapshot: PoolSnapshot, now: datetime) -> list[datetime]:

@@ -62,7 +62,7 @@ def datasets(context: Context, domain: Domain) -> set[str]:
         for disk in domain.disks:
             chain = context.hypervisor.backing_chain(domain, disk.target)
             disks += [replace(disk, source=path) for path in chain]
-    return datasets_of(replace(domain, disks=tuple(disks)))
+    return datasets_of(context.resolver, replace(domain, disks=tuple(disks)))
 
 
 def _section(config: Config, domain: Domain) -> list[str] | None:

@@ -34,7 +34,7 @@ def verify_due(context: Context) -> Iterator[VerificationOutcome]:
     Raises:
         InterruptedRunError: a signal was received; the running verification has no result.
     """
-    for _, check in due_items(context, "verify", lambda forecast: forecast.checks):
+    for _, check in due_items(context, "verify", lambda forecast: forecast.verifications):
         yield _verify(context, check)
 
 

@@ -40,7 +40,7 @@ from snaporch.model import (
     Versions,
 )
 from snaporch.snapshot.plan import Plan
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Resolver
 
 _READ = 1 << 20
 _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
@@ -263,7 +263,7 @@ def _pause_entry(parts: PauseParts) -> PauseEntry:
     )
 
 
-def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
+def disk_entries(resolver: Resolver, plan: Plan) -> tuple[DiskEntry, ...]:
     """Return the manifest's entries of the disks, those that are left out included."""
     held = [
         DiskEntry(
@@ -274,8 +274,8 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
             inside=resolver.inside(planned.path, planned.dataset),
             partition=resolver.partition_number(planned.path),
             beneath=tuple(
-                backing_file_entry(each)
-                for each in plan.beneath
+                backing_file_entry(resolver, each)
+                for each in plan.backing_files
                 if each.target == planned.disk.target
             ),
         )
@@ -297,6 +297,7 @@ def disk_entries(plan: Plan) -> tuple[DiskEntry, ...]:
 
 
 def build_manifest(
+    resolver: Resolver,
     plan: Plan,
     level: Level,
     parts: list[Part],
@@ -323,7 +324,7 @@ def build_manifest(
             SnapshotEntry(dataset=s.dataset, name=s.name, guid=s.guid, createtxg=s.createtxg)
             for s in snapshots
         ),
-        disks=disk_entries(plan),
+        disks=disk_entries(resolver, plan),
         parts=tuple(parts),
         versions=VersionsEntry(
             snaporch=versions.snaporch,
@@ -336,7 +337,7 @@ def build_manifest(
     )
 
 
-def backing_file_entry(file: BackingFile) -> BackingFileEntry:
+def backing_file_entry(resolver: Resolver, file: BackingFile) -> BackingFileEntry:
     """Return the manifest's entry of a backing file or data file."""
     if file.dataset is not None:
         inside = resolver.inside(file.path, file.dataset)

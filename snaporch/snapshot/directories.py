@@ -6,8 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from snaporch.zfs import resolver
-from snaporch.zfs.resolver import NotOnZfsError
+from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
 
 def existing_part(path: Path) -> Path:
@@ -21,7 +20,7 @@ def free_mib(path: Path) -> int:
     return room.f_bavail * room.f_frsize >> 20
 
 
-def dataset_under(path: Path) -> str | None:
+def dataset_under(resolver: Resolver, path: Path) -> str | None:
     """Return the dataset that holds a path, or would hold it; ``None`` if that is not ZFS."""
     with suppress(NotOnZfsError, OSError):
         return resolver.resolve(str(existing_part(path))).name

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import Dataset, Disk, Domain, LeftOutCode
-from snaporch.zfs import resolver
-from snaporch.zfs.resolver import NotOnZfsError
+from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +48,12 @@ class LeftOut:
 
 
 def locate_disks(
-    domain: Domain, exclude: tuple[str, ...] = ()
+    resolver: Resolver, domain: Domain, exclude: tuple[str, ...] = ()
 ) -> tuple[list[PlannedDisk], list[LeftOut]]:
     """Find the dataset of every disk of the domain.
 
     Args:
+        resolver: finds the datasets of paths.
         domain: the domain as libvirt describes it.
         exclude: target names of disks to leave out (``exclude_disks``).
 
@@ -80,10 +80,10 @@ def locate_disks(
     return planned, left_out
 
 
-def datasets_of(domain: Domain) -> set[str]:
+def datasets_of(resolver: Resolver, domain: Domain) -> set[str]:
     """Return the datasets of a domain's disks; a missing image counts where it would be."""
     found: set[str] = set()
-    mounts = resolver.read_mounts()
+    mounts = resolver.mounts()
     for disk in domain.disks:
         if disk.source is None or not disk.source.startswith("/"):
             continue

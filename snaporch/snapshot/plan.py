@@ -49,10 +49,10 @@ class Plan:
 
     domain: Domain
     settings: DomainSettings
-    compressing: CompressionSettings
+    compression: CompressionSettings
     disks: tuple[PlannedDisk, ...]
     left_out: tuple[LeftOut, ...]
-    beneath: tuple[BackingFile, ...]
+    backing_files: tuple[BackingFile, ...]
     """Backing files and data files of the disks."""
     downgrade: str
     """Why the level is lower than the requested one; empty if it is not lower."""
@@ -67,7 +67,7 @@ class Plan:
     """Another program that may snapshot the datasets meanwhile; empty if no overlay is possible."""
     yields_to_other_program: bool = False
     """Whether overlays are avoided only because of that program."""
-    shared: tuple[str, ...] = ()
+    shared_disk_warnings: tuple[str, ...] = ()
     """Descriptions of disks to which other guests go on writing."""
 
     @property
@@ -145,7 +145,7 @@ def make_plan(
     if request.rate is not None:
         settings = settings.model_copy(update={"ram_rate": request.rate})
     check_firmware(domain, context.config.libvirt_uri)
-    planned, left_out = locate_disks(domain, settings.exclude_disks)
+    planned, left_out = locate_disks(context.resolver, domain, settings.exclude_disks)
     if not planned:
         details = "; ".join(out.describe() for out in left_out)
         raise RefusedError(domain.name, f"no disk on ZFS ({details or 'it has no disks'})")
@@ -154,7 +154,11 @@ def make_plan(
     datasets = tuple(sorted({disk.dataset.name for disk in planned}))
     _check_reservations(context, domain, datasets)
     beneath = find_beneath(
-        domain, disks, {each.dataset for each in planned}, context.hypervisor.domains
+        context.resolver,
+        domain,
+        disks,
+        {each.dataset for each in planned},
+        context.hypervisor.domains,
     )
     name = request.name if awaited is not None else None
     snapshot = name or _choose_name(context, domain, datasets, request, now)
@@ -210,7 +214,9 @@ def make_plan(
         group=group,
         other_program=other_program,
         yields_to_other_program=choice != alone,
-        shared=tuple(shared_disk_warnings(domain, disks, context.hypervisor.domains, group)),
+        shared_disk_warnings=tuple(
+            shared_disk_warnings(context.resolver, domain, disks, context.hypervisor.domains, group)
+        ),
     )
 
 

@@ -204,9 +204,9 @@ class _Run:
         for out in self._plan.left_out:
             report = progress.note if out.matters else progress.step
             report(name, f"left out: {out.describe()}")
-        for text in (*_about_other_program(self._plan), *self._plan.shared):
+        for text in (*_about_other_program(self._plan), *self._plan.shared_disk_warnings):
             progress.note(name, text)
-        for file in self._plan.beneath:
+        for file in self._plan.backing_files:
             if file.is_unknown:
                 text = "not snapshotted, and a later change of it cannot be detected"
                 progress.note(name, f"{text}: {file.path}, beneath {file.target}")
@@ -300,6 +300,7 @@ class _Run:
     ) -> Manifest:
         ram = strategy.ram_part()
         return build_manifest(
+            self._context.resolver,
             self._plan,
             level,
             [ram, *parts] if ram else parts,

@@ -19,6 +19,7 @@ from snaporch.snapshot.bundle_parts import disk_entries
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.plan_still_valid import check_unchanged
 from snaporch.zfs import PREFIX
+from snaporch.zfs.resolver import Resolver
 
 _SIDE = (Role.INACTIVE_XML, Role.NVRAM, Role.TPM)
 
@@ -37,7 +38,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
     domain = plan.domain
     if plan.level is not Level.OFF or plan.policy is None or plan.group or domain.managed_save:
         return None
-    if any(file.is_unknown for file in plan.beneath):
+    if any(file.is_unknown for file in plan.backing_files):
         return None
     now = context.clock.now()
     try:
@@ -46,7 +47,7 @@ def find_unchanged(context: Context, plan: Plan) -> SnapshotRecord | None:
         if record is None or not record.bundle or not _is_whole(record):
             return None
         manifest = context.store.manifest(f"{record.uuid}/{record.run}")
-        if manifest is None or not _is_held(manifest, plan):
+        if manifest is None or not _is_held(context.resolver, manifest, plan):
             return None
         names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
         if _is_written(context, plan, names):
@@ -80,10 +81,11 @@ def _is_whole(record: SnapshotRecord) -> bool:
     return record.level is Level.OFF and whole
 
 
-def _is_held(manifest: Manifest, plan: Plan) -> bool:
+def _is_held(resolver: Resolver, manifest: Manifest, plan: Plan) -> bool:
     """Whether the bundle has the guest's current disks, definition, UEFI and TPM state."""
     held = [(part.role, part.sha256) for part in manifest.parts if part.role in _SIDE]
-    return manifest.disks == disk_entries(plan) and sorted(held) == sorted(_side(plan.domain))
+    same = sorted(held) == sorted(_side(plan.domain))
+    return same and manifest.disks == disk_entries(resolver, plan)
 
 
 def _side(domain: Domain) -> Iterator[tuple[Role, str]]:

@@ -15,7 +15,6 @@ from snaporch.model import Domain, Strategy
 from snaporch.snapshot.directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk
 from snaporch.snapshot.plan_still_valid import check_idle
-from snaporch.zfs import resolver
 from snaporch.zfs.resolver import NotOnZfsError
 
 _RAM_RATIO = 0.6
@@ -70,7 +69,7 @@ def _check_unknown_overlay(context: Context, domain: Domain, out: LeftOut) -> No
     """Refuse a disk off ZFS whose backing chain leads onto ZFS: a failed run of another tool."""
     for below in context.hypervisor.backing_chain(domain, out.disk.target):
         try:
-            dataset = resolver.resolve(below)
+            dataset = context.resolver.resolve(below)
         except (NotOnZfsError, OSError):
             continue
         raise RefusedError(
@@ -88,14 +87,14 @@ def _overlay_place(context: Context, datasets: set[str]) -> Iterator[Blocker]:
     """
     paths = context.config.paths
     directory, journal = paths.overlays, paths.journal
-    if (dataset := dataset_under(directory)) in datasets:
+    if (dataset := dataset_under(context.resolver, directory)) in datasets:
         yield Blocker(
             _OVERLAY,
             f"the overlay directory {directory} lies in {dataset}, which would be snapshotted",
             "set paths.overlays to a place outside the guests' datasets",
         )
     for what, key, place in (("overlay", "overlays", directory), ("journal", "journal", journal)):
-        if kind := resolver.volatile_file_system(existing_part(place)):
+        if kind := context.resolver.volatile_file_system(existing_part(place)):
             yield Blocker(
                 _OVERLAY,
                 f"the {what} directory {place} is on {kind}, and a power loss would take the "
@@ -114,7 +113,7 @@ def _overlay_place(context: Context, datasets: set[str]) -> Iterator[Blocker]:
 def _store_place(context: Context, datasets: set[str]) -> Iterator[Blocker]:
     """Block RAM if bundles are in the guest's datasets: the rollback would remove the bundle."""
     store = context.config.paths.bundles
-    if (dataset := dataset_under(store)) in datasets:
+    if (dataset := dataset_under(context.resolver, store)) in datasets:
         yield Blocker(
             _RAM,
             f"the bundle store {store} lies in {dataset}, which is the guest's",

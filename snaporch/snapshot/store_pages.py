@@ -24,7 +24,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, SnaporchError
 from snaporch.model import PoolSnapshot, SnapshotRecord
 from snaporch.private_files import sha256_of, sync_directory
-from snaporch.zfs import RAM_POOLS_PROPERTY, RAM_PROPERTY, resolver
+from snaporch.zfs import RAM_POOLS_PROPERTY, RAM_PROPERTY
 
 COMPRESSION = "pages"
 _MORE = 1.25
@@ -152,7 +152,7 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
         )
     if own.get(_SNAPDIR) not in ("hidden", "visible"):
         context.pool.set_properties([name], {_SNAPDIR: "hidden"})
-    root = resolver.mount_point_of(name)
+    root = context.resolver.mount_point_of(name)
     root.chmod(0o700)  # RAM holds keys and passwords; snapshots keep the mode
     return PageDataset(name, root)
 

@@ -32,7 +32,6 @@ from snaporch.status.model import (
     Status,
     StoreUsage,
 )
-from snaporch.systemd.unit_state import unit_states
 from snaporch.zfs import BlockingMount
 
 _RESTORE_PHASE = "under way"
@@ -62,8 +61,8 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         status,
         domains=tuple(domain for domain in status.domains if domain.uuid in chosen),
         runs=tuple(run for run in status.runs if run.uuid in chosen),
-        overlays=(),
-        unused=(),
+        overlays_without_journal=(),
+        unused_policies=(),
         unknown_domains=(),
     )
 
@@ -80,17 +79,17 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     return Status(
         at=now,
         scheduler=SchedulerState(
-            held_by(config.paths.runtime, SCHEDULE), unit_states(), config.schedule.refresh
+            held_by(config.paths.runtime, SCHEDULE), context.unit_states(), config.schedule.refresh
         ),
         domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),
-        overlays=_stray(overlays, runs),
+        overlays_without_journal=_stray(overlays, runs),
         store=usage(config.paths.bundles),
-        store_gone=_store_gone(context, forecasts),
-        unused=_unused(config, forecasts),
+        store_missing=_store_gone(context, forecasts),
+        unused_policies=_unused(config, forecasts),
         unknown_domains=_unknown_domains(config, forecasts),
-        mounted=_mounted(context, forecasts),
-        barred=tuple(
+        mounted_snapshots=_mounted(context, forecasts),
+        barred_guests=tuple(
             (left.thing, left.explanation)
             for left in guests_left_barred(context, [each.domain for each in forecasts])
         ),
@@ -136,7 +135,7 @@ def _domain(
         name=domain.name,
         uuid=domain.uuid,
         policies=_policies(config, forecast, now),
-        unknown=forecast.assignment.unknown,
+        unknown_policies=forecast.assignment.unknown,
         newest={
             record.level: record.created for record in records
         },  # the last one wins, which is the newest
@@ -144,8 +143,8 @@ def _domain(
         last=records[-1] if records else None,
         verified=tuple(sorted(verified, key=_verified_at, reverse=True)),
         replicas=_replicas(config, forecast),
-        stray=() if known else _on_overlays(context, domain),
-        lost=_lost(forecast),
+        unknown_overlays=() if known else _on_overlays(context, domain),
+        lost_policy=_lost(forecast),
     )
 
 
@@ -197,13 +196,13 @@ def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now:
 
     A time less than ``status.grace`` ago does not count yet.
     """
-    if coming is None or coming.wanted is None:
+    if coming is None or coming.scheduled is None:
         return 0
     grace = config.status.grace
-    if coming.wanted + grace >= now:
+    if coming.scheduled + grace >= now:
         return 0
     place = group_of(config, forecast.domain) or forecast.domain.uuid
-    second = times(config, coming.policy, place).after(coming.wanted)
+    second = times(config, coming.policy, place).after(coming.scheduled)
     return 1 if second + grace >= now else 2
 
 
@@ -228,7 +227,7 @@ def _runs(config: Config) -> list[OpenRun]:
                 OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
             )
         else:
-            found.append(replace(_run(journal, since, held=held), guest_held=guest_held))
+            found.append(replace(_run(journal, since, held=held), guest_may_be_frozen=guest_held))
     return found
 
 

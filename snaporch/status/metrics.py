@@ -69,15 +69,19 @@ def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetri
     yield _one("info", "The version of snaporch.", 1, version=__version__)
     yield _one("status_timestamp_seconds", "When the status was collected.", status.at.timestamp())
     yield _one(
-        "scheduler_active", "Whether the daemon or the timer is active.", status.scheduler.there
+        "scheduler_active", "Whether the daemon or the timer is active.", status.scheduler.is_active
     )
     grades = [({"grade": g.value}, sum(t.grade is g for t in problems)) for g in ProblemGrade]
     yield _many("problems", "Problems by grade.", ("grade",), grades)
-    held = [run for run in status.runs if run.held]
+    held = [run for run in status.runs if run.locked]
     yield _one("runs_under_way", "Runs in progress.", len(held))
     yield _one("runs_interrupted", "Interrupted runs to recover.", len(status.runs) - len(held))
-    yield _one("guests_barred", "Guests barred until an undo is finished.", len(status.barred))
-    yield _one("windows_open", "Guests frozen or on overlays.", sum(r.window for r in status.runs))
+    yield _one(
+        "guests_barred", "Guests barred until an undo is finished.", len(status.barred_guests)
+    )
+    yield _one(
+        "windows_open", "Guests frozen or on overlays.", sum(r.in_window for r in status.runs)
+    )
     yield from _of_snapshots(status.domains)
     yield from _of_policies(status.domains)
     yield from _of_replicas(status.domains)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,11 @@ _ME = "metrics"
 class MetricsExporter:
     """Holds the metrics of the last forecasts; an error is printed as a note and ignored."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        collect_status: Callable[[Context, Sequence[Forecast], datetime], Status] = collect_status,
+    ) -> None:
+        self._collect_status = collect_status
         self._current: tuple[Status, Sequence[Problem]] | None = None
         self._served = False
 
@@ -33,7 +37,7 @@ class MetricsExporter:
         if not (textfile or self._served):
             return
         try:
-            status = collect_status(context, forecasts, now)
+            status = self._collect_status(context, forecasts, now)
             problems = find_problems(status, context.config.status)
             self._current = (status, problems)
             if textfile:

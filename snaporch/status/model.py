@@ -75,7 +75,7 @@ class DomainStatus:
     name: str
     uuid: str
     policies: tuple[PolicyStatus, ...]
-    unknown: tuple[str, ...]
+    unknown_policies: tuple[str, ...]
     """Names of assigned policies that are not in the configuration."""
     newest: Mapping[Level, datetime]
     """When the newest snapshot of each level was taken."""
@@ -86,9 +86,9 @@ class DomainStatus:
     verified: tuple[SnapshotRecord, ...]
     """The snapshots that were verified, the last one first."""
     replicas: tuple[ReplicaStatus, ...] = ()
-    stray: tuple[str, ...] = ()
+    unknown_overlays: tuple[str, ...] = ()
     """Overlays that it uses though no known run created them."""
-    lost: str = ""
+    lost_policy: str = ""
     """The policy that took its newest snapshot, if the domain now has no policy."""
 
 
@@ -101,14 +101,14 @@ class OpenRun:
     kind: str
     """``snapshot`` or ``restore``; empty if the journal is not readable."""
     phase: str
-    window: bool
+    in_window: bool
     """The guest is frozen, or writes to overlays."""
     since: datetime
     """When the journal was last written."""
-    held: bool
+    locked: bool
     """A process holds its lock: it is running or being recovered."""
     path: str
-    guest_held: bool = False
+    guest_may_be_frozen: bool = False
     """The guest may still be paused or frozen."""
 
 
@@ -153,7 +153,7 @@ class SchedulerState:
         return parse_iso(self.holder.checked or self.holder.since)
 
     @property
-    def there(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the daemon, a ``run-due`` or the timer is active."""
         return self.holder is not None or any(self.units.get(u) == "active" for u in CARRIERS)
 
@@ -166,18 +166,18 @@ class Status:
     scheduler: SchedulerState
     domains: tuple[DomainStatus, ...]
     runs: tuple[OpenRun, ...]
-    overlays: tuple[str, ...]
+    overlays_without_journal: tuple[str, ...]
     """Directories of overlays without a journal of their run."""
     store: StoreUsage
-    store_gone: bool = False
+    store_missing: bool = False
     """Whether the store is missing though snapshots have bundles."""
-    unused: tuple[str, ...] = ()
+    unused_policies: tuple[str, ...] = ()
     """Policies with times that no domain has."""
     unknown_domains: tuple[tuple[str, str], ...] = ()
     """Pairs of a configuration section and a domain in it that does not exist."""
-    mounted: tuple[BlockingMount, ...] = ()
+    mounted_snapshots: tuple[BlockingMount, ...] = ()
     """Mounted snapshots of these domains, which cannot be destroyed, and where they are mounted."""
-    barred: tuple[tuple[str, str], ...] = ()
+    barred_guests: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
 
     def as_json(self) -> dict[str, object]:
@@ -200,17 +200,19 @@ class Status:
                     "uuid": run.uuid,
                     "kind": run.kind,
                     "phase": run.phase,
-                    "window_open": run.window,
+                    "window_open": run.in_window,
                     "since": iso(run.since),
-                    "under_way": run.held,
-                    "guest_held": run.guest_held,
+                    "under_way": run.locked,
+                    "guest_held": run.guest_may_be_frozen,
                     "journal": run.path,
                 }
                 for run in self.runs
             ],
-            "unknown_overlays": list(self.overlays),
-            "barred": [name for name, _ in self.barred],
-            "mounted": [{"snapshot": each.name, "by": each.program} for each in self.mounted],
+            "unknown_overlays": list(self.overlays_without_journal),
+            "barred": [name for name, _ in self.barred_guests],
+            "mounted": [
+                {"snapshot": each.name, "by": each.program} for each in self.mounted_snapshots
+            ],
             "store": {
                 "path": store.path,
                 "bundles": store.bundles,

@@ -29,7 +29,7 @@ _TWO = 2
 def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     """All problems, the critical ones first."""
     found = [problem for run in status.runs for problem in _run(run)]  # first: may hold a guest
-    for name, text in status.barred:
+    for name, text in status.barred_guests:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     found += _scheduler(status, limits)
     for domain in status.domains:
@@ -38,13 +38,13 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
             found += _policy(domain.name, policy, status.at - limits.grace)
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
-    for path in status.overlays:
+    for path in status.overlays_without_journal:
         text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
         found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))
-    if status.store_gone:
+    if status.store_missing:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
-    found += _mounted(status.mounted)
+    found += _mounted(status.mounted_snapshots)
     found += _store(status.store, limits)
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
 
@@ -68,14 +68,14 @@ def _scheduler(status: Status, limits: StatusOptions) -> Iterator[Problem]:
         yield Problem(
             "check-late", ProblemGrade.WARNING, "policies", f"{text}; see: journalctl -u snaporch"
         )
-    for name in status.unused:
+    for name in status.unused_policies:
         yield Problem(
             "unused-policy", ProblemGrade.WARNING, f"policy.{name}", "no domain has this policy"
         )
     for section, name in status.unknown_domains:
         text = f"names the domain {name!r}, which does not exist"
         yield Problem("no-such-domain", ProblemGrade.WARNING, section, text)
-    if not status.scheduler.there and _anything_waits(status, limits.grace):
+    if not status.scheduler.is_active and _anything_waits(status, limits.grace):
         text = "snapshots are due, but neither the daemon nor the timer of run-due is active"
         yield Problem("scheduler-inactive", ProblemGrade.WARNING, "policies", text)
 
@@ -84,21 +84,21 @@ def _anything_waits(status: Status, grace: timedelta) -> bool:
     """Whether snapshots are due longer than ``grace``, so that no crontab takes them either."""
     coming = [each.next for domain in status.domains for each in domain.policies if each.next]
     return any(
-        each.due(status.at) if each.wanted is None else each.at + grace < status.at
+        each.due(status.at) if each.scheduled is None else each.at + grace < status.at
         for each in coming
     )
 
 
 def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
     """Problems of a domain; ``has_run``: a run on it has not ended, and may be reported itself."""
-    for name in domain.unknown:
+    for name in domain.unknown_policies:
         text = f"is given the policy {name!r}, which does not exist"
         yield Problem("unknown-policy", ProblemGrade.WARNING, domain.name, text)
-    if domain.lost:
-        text = f"had the policy {domain.lost!r} but has none now; if intended, assign 'none'"
+    if domain.lost_policy:
+        text = f"had the policy {domain.lost_policy!r} but has none now; if intended, assign 'none'"
         yield Problem("no-policy", ProblemGrade.CRITICAL, domain.name, text)
-    if domain.stray:
-        text = f"runs on an overlay of no known run: {', '.join(domain.stray)}"
+    if domain.unknown_overlays:
+        text = f"runs on an overlay of no known run: {', '.join(domain.unknown_overlays)}"
         yield Problem("on-overlay", ProblemGrade.CRITICAL, domain.name, text)
     last = domain.last
     if last is not None and not last.state.is_there and not has_run:
@@ -123,8 +123,9 @@ def _flaw(record: SnapshotRecord) -> str:
 def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Problem]:
     """Problems of a policy; one carried out since before ``limit`` must have a snapshot."""
     coming = policy.next
-    if coming is not None and coming.wanted is None and _long_since(coming.since, limit):
-        since = f"carried out since {_utc(coming.since)}" if coming.since else "never carried out"
+    if coming is not None and coming.scheduled is None and _long_since(coming.first_run, limit):
+        first = coming.first_run
+        since = f"carried out since {_utc(first)}" if first else "never carried out"
         text = f"{policy.policy}: no snapshot that counts ({coming.reason}); {since}"
         yield Problem("never", ProblemGrade.CRITICAL, domain, text)
     failed = policy.next.failed if policy.next else None
@@ -133,7 +134,7 @@ def _policy(domain: str, policy: PolicyStatus, limit: datetime) -> Iterator[Prob
         yield Problem("failed", grade, domain, f"{policy.policy}: {failed.reason}")
     if policy.missed:
         grade = ProblemGrade.CRITICAL if policy.missed >= _TWO else ProblemGrade.WARNING
-        wanted = policy.next.wanted if policy.next else None
+        wanted = policy.next.scheduled if policy.next else None
         text = f"{policy.policy}: the snapshot of {_utc(wanted)} was missed"
         more = ", and at least one more" if policy.missed >= _TWO else ""
         yield Problem("missed", grade, domain, text + more)
@@ -163,13 +164,13 @@ def _run(run: OpenRun) -> Iterator[Problem]:
     if not run.kind:
         text = f"{run.path} {run.phase}"
         yield Problem("unreadable-journal", ProblemGrade.CRITICAL, run.domain, text)
-    elif not run.held and run.guest_held:
+    elif not run.locked and run.guest_may_be_frozen:
         text = (
             f"a {run.kind} was interrupted while {run.phase}, and the guest may still be paused or "
             f"frozen; its guardian keeps trying, or run: snaporch recover {run.uuid}"
         )
         yield Problem("held", ProblemGrade.CRITICAL, run.domain, text)
-    elif not run.held:
+    elif not run.locked:
         text = f"a {run.kind} was interrupted while {run.phase}; run: snaporch recover {run.uuid}"
         yield Problem("interrupted", ProblemGrade.CRITICAL, run.domain, text)
 

@@ -1,1 +1,1 @@
-"""systemd: unit files, unit states, service notifications, scopes with a low priority."""
+"""systemd: detached processes, unit states, service notifications, scopes with a low priority."""

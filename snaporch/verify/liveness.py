@@ -19,9 +19,6 @@ from snaporch.hypervisor.domain_xml import agent_connected, parse
 from snaporch.model import DomainState
 from snaporch.restore.source import Source
 
-_CPU_SECONDS = 60.0
-_AGENT_SECONDS = 300.0
-_POLL_SECONDS = 0.1
 _STDERR = 2
 _ADVANCES = 2
 """The restore itself uses CPU time of the vCPU threads; so their time has to advance twice."""
@@ -49,8 +46,9 @@ def wait_for_cpus(context: Context, thing: str, uuid: str) -> int:
         seen.add(_running(context, thing, uuid).vcpu_ns)
         return len(seen) > _ADVANCES
 
-    if not _poll(context, thing, advanced, _CPU_SECONDS):
-        raise LivenessError(thing, f"its CPUs did nothing for {_CPU_SECONDS:.0f} s")
+    seconds = context.liveness_times.cpu
+    if not _poll(context, thing, advanced, seconds):
+        raise LivenessError(thing, f"its CPUs did nothing for {seconds:.0f} s")
     return max(seen)
 
 
@@ -82,10 +80,9 @@ def wait_for_agent(context: Context, source: Source, uuid: str) -> bool:
         _running(context, source.thing, uuid)
         return context.hypervisor.agent_answers(uuid, settings.agent_timeout)
 
-    if not _poll(context, source.thing, answers, _AGENT_SECONDS):
-        raise LivenessError(
-            source.thing, f"its agent does not answer within {_AGENT_SECONDS:.0f} s"
-        )
+    seconds = context.liveness_times.agent
+    if not _poll(context, source.thing, answers, seconds):
+        raise LivenessError(source.thing, f"its agent does not answer within {seconds:.0f} s")
     return True
 
 
@@ -141,5 +138,5 @@ def _poll(context: Context, thing: str, reached: Callable[[], bool], seconds: fl
         context.interrupt.check(thing)
         if time.monotonic() > end:
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(context.liveness_times.poll)
     return True

@@ -42,10 +42,10 @@ from snaporch.restore.source import (
     snapshots_of,
     underlying_devices,
 )
-from snaporch.systemd.low_priority import lower_priority
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
 from snaporch.verify.repeat import repeat_command
 from snaporch.zfs import PREFIX
+from snaporch.zfs.resolver import Resolver
 
 VERIFICATION = "verification"
 """The name of the lock that lets one verification run at a time on a host."""
@@ -179,7 +179,7 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
         if options.disks:
             with outcome.testing(VerifyStep.DISKS):
                 _read_disks(context, source, outcome)
-        reason = _reason_not_to_run(source, options)
+        reason = _reason_not_to_run(context.resolver, source, options)
         if reason is None:
             outcome.step = VerifyStep.CLONE
             reason = _run_clone(context, source, options, outcome)
@@ -269,7 +269,7 @@ def _read_disks(context: Context, source: Source, outcome: Verification) -> None
     )
 
 
-def _reason_not_to_run(source: Source, options: VerifyOptions) -> str | None:
+def _reason_not_to_run(resolver: Resolver, source: Source, options: VerifyOptions) -> str | None:
     """Why no clone is run; None if one can be run."""
     if not options.run:
         return "as requested"
@@ -278,7 +278,9 @@ def _reason_not_to_run(source: Source, options: VerifyOptions) -> str | None:
     if not source.disks:
         return "it has no disks"
     if parts := [
-        d.target for d in source.disks if partition_of(d) is not None or underlying_devices(d)
+        disk.target
+        for disk in source.disks
+        if partition_of(resolver, disk) is not None or underlying_devices(resolver, disk)
     ]:
         return f"its disk {parts[0]} is a part of a volume"
     if unknown := _unknown_files(source):
@@ -410,7 +412,7 @@ def host_lock(context: Context, wait: int = 0) -> Iterator[None]:
     runtime, interrupt = context.config.paths.runtime, context.interrupt
     with domain_lock(runtime, VERIFICATION, VERIFICATION, "verify", wait=wait, interrupt=interrupt):
         remove_leftovers(context)
-        lower_priority("verify")
+        context.lower_priority("verify")
         yield
 
 

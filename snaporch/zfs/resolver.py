@@ -374,18 +374,7 @@ class Resolver:
 
 
 HOST = Resolver()
-"""This host, which the functions of this module ask."""
-
-resolve = HOST.resolve
-resolve_nearest = HOST.resolve_nearest
-real_path = HOST.real_path
-inside = HOST.inside
-mount_point_of = HOST.mount_point_of
-volume_link = HOST.volume_link
-volume_node = HOST.volume_node
-partition_number = HOST.partition_number
-devices_below = HOST.devices_below
-volatile_file_system = HOST.volatile_file_system
+"""This host."""
 
 
 def flush_volume(path: str) -> None:

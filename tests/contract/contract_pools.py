@@ -11,7 +11,7 @@ from fakes.pool import FakePool
 
 from snaporch.model import DatasetKind
 from snaporch.zfs import Pool
-from snaporch.zfs.resolver import volume_node
+from snaporch.zfs.resolver import HOST
 
 
 class FakeScratch:
@@ -101,7 +101,7 @@ class ZfsScratch:
         _run("zfs", "create", "-V", "32m", dataset)
         kept = int(_run("zfs", "get", "-Hpo", "value", "refreservation", dataset))
         _run("zfs", "set", f"quota={kept + room + (1 << 20)}", dataset.rpartition("/")[0])
-        with volume_node(dataset).open("r+b") as node:
+        with HOST.volume_node(dataset).open("r+b") as node:
             node.write(os.urandom(8 << 20))
             os.fsync(node.fileno())
         _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])

@@ -10,7 +10,8 @@ from guests.disks import Disk, destroy
 from guests.guest import Guest
 from support import BUNDLES, assert_clean, must, one_line_error, restore, run, snaporch, snapshot
 
-from snaporch.zfs import resolver, volume_use_by_host
+from snaporch.zfs import volume_use_by_host
+from snaporch.zfs.resolver import HOST, NotOnZfsError
 
 pytestmark = pytest.mark.timeout(300)
 _SECTORS = 2048
@@ -28,7 +29,7 @@ def guest():
 def volume():
     """A volume that no guest uses, with a partition."""
     must("zfs", "create", "-V", "64m", "flash/parts")
-    node = resolver.volume_node("flash/parts")
+    node = HOST.volume_node("flash/parts")
     entry = struct.pack("<B3xB3xII", 0, 0x83, _SECTORS, 16 * _SECTORS)
     with node.open("r+b", buffering=0) as device:
         device.write(bytes(446) + entry + bytes(48) + b"\x55\xaa")
@@ -64,17 +65,17 @@ def part_of(node: Path) -> Path:
 
 
 def test_device_mapper_is_not_taken_for_the_volume_it_lies_over(volume):
-    assert resolver.resolve(str(volume)).name == "flash/parts"
+    assert HOST.resolve(str(volume)).name == "flash/parts"
     with mapped(volume) as over:
-        with pytest.raises(resolver.NotOnZfsError, match="a device over zd"):
-            resolver.resolve(str(over))
+        with pytest.raises(NotOnZfsError, match="a device over zd"):
+            HOST.resolve(str(over))
         assert volume_use_by_host.volume_user("flash/parts").startswith("dm-")
     assert volume_use_by_host.volume_user("flash/parts") == ""
 
 
 def test_a_partition_that_is_mounted_holds_the_volume(volume, tmp_path):
     part = part_of(volume)
-    assert resolver.resolve(str(part)).name == "flash/parts"
+    assert HOST.resolve(str(part)).name == "flash/parts"
     assert volume_use_by_host.partition_numbers("flash/parts") == {1}
     must("mkfs.ext4", "-q", str(part))
     assert volume_use_by_host.volume_user("flash/parts") == ""
@@ -88,7 +89,7 @@ def test_a_partition_that_is_mounted_holds_the_volume(volume, tmp_path):
 def test_a_volume_beneath_device_mapper_is_not_rolled_back(guest):
     snapshot(guest, "--name", "s1")
     mark = guest.mark()
-    with mapped(resolver.volume_node("flash/held")):
+    with mapped(HOST.volume_node("flash/held")):
         refused = snaporch("restore", f"{guest.name}@s1", "--yes")
         one_line_error(refused, 5, "flash/held would be rolled back, and this host uses it", "dm-")
         assert guest.state() == "running"
@@ -103,7 +104,7 @@ def test_nor_does_an_undo_or_its_script(guest, use, name):
     """Of the restore before."""
     guest.destroy()
     script = max(BUNDLES.glob("*/safety-*/undo.sh"))
-    with use(resolver.volume_node("flash/held")):
+    with use(HOST.volume_node("flash/held")):
         refused = run("sh", str(script))
         assert (refused.status, name in refused.err) == (5, True), refused
         one_line_error(snaporch("undo", guest.name, "--yes"), 5, "flash/held", name)

@@ -16,7 +16,8 @@ from snaporch.bundle.manifest import (
     SnapshotEntry,
     VersionsEntry,
 )
-from snaporch.cli.session import session
+from snaporch.cli.command_host import CommandHost
+from snaporch.cli.session import open_session
 from snaporch.model import Level
 from snaporch.schedule.apply_retention import apply_retention
 from snaporch.schedule.forecast import make_forecasts
@@ -138,7 +139,7 @@ def names(dataset):
 
 
 def test_four_hundred_days(guest):
-    with session(None, quiet=True) as context:
+    with open_session(CommandHost(), None, quiet=True) as context:
         domain = context.hypervisor.domain("aged")
         for first in range(0, DAYS, EVERY):
             days = range(first, first + EVERY)
@@ -155,6 +156,6 @@ def test_four_hundred_days(guest):
     for dataset in DATASETS:
         assert names(dataset) == stays
     assert len(list(BUNDLES.glob(f"{domain.uuid}/*"))) == len(stays)
-    reasons = {verdict.taken.snapshot: verdict.reason for verdict in outlook.verdicts}
+    reasons = {verdict.taken.snapshot: verdict.reason for verdict in outlook.retention}
     assert reasons[name_of(RAM_DAY)] == "the last good RAM snapshot"
     assert reasons[name_of(HELD_DAY)].startswith("held")

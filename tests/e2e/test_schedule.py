@@ -18,10 +18,11 @@ from support import (
     zfs_snapshots,
 )
 
-from snaporch.cli.session import session
+from snaporch.cli.command_host import CommandHost
+from snaporch.cli.session import open_session
+from snaporch.install_files import UNITS
 from snaporch.schedule.apply_retention import apply_retention
 from snaporch.schedule.forecast import make_forecasts
-from snaporch.systemd.install_files import UNITS
 
 POLICIES = """
 [schedule]
@@ -117,7 +118,7 @@ def test_retention_deletes_what_it_foresaw_and_nothing_else(guest):
     oldest, held, newest = sorted(ours)
     age_bundles("timed")
     must("zfs", "hold", "keep", f"flash/timed@{held}")
-    with session(None, quiet=True) as context:
+    with open_session(CommandHost(), None, quiet=True) as context:
         later = datetime.now(UTC) + timedelta(days=2)
         context.config = context.config.model_copy(update={"policy": only_last(context.config)})
         (outlook,) = make_forecasts(context, later, "timed")

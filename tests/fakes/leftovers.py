@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _PATIENCE = 60
@@ -27,15 +27,20 @@ def _open_files() -> set[str]:
 
 
 @contextmanager
-def nothing_left_open() -> Iterator[None]:
+def nothing_left_open(end_others: Callable[[], None]) -> Iterator[None]:
     """All threads started within the block end by themselves, and all files are closed by then.
 
     An aborted writer's file is closed a moment later, by a thread of that writer.
+
+    Args:
+        end_others: ends the fakes of other processes, whose files are open in this one.
     """
     _join([thread for thread in threading.enumerate() if thread.name == "store"])
+    end_others()
     threads, files = threading.enumerate(), _open_files()
     yield
     started = [thread for thread in threading.enumerate() if thread not in threads]
     _join(started)
     assert [thread for thread in started if thread.is_alive()] == []
+    end_others()
     assert _open_files() == files

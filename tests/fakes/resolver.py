@@ -9,16 +9,6 @@ from pathlib import Path
 from snaporch.model import Dataset, DatasetKind
 from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver
 
-FUNCTIONS = (
-    "resolve",
-    "resolve_nearest",
-    "inside",
-    "mount_point_of",
-    "volume_node",
-    "partition_number",
-    "volatile_file_system",
-)
-
 
 @dataclass(frozen=True)
 class FakeResolver(Resolver):

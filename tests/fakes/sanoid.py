@@ -48,6 +48,6 @@ def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: f
         open_context=lambda _path, progress, stop: replace(
             world.context, progress=progress, interrupt=stop, finishers={}
         ),
-        lower_priority=lambda _work: None,
+        monotonic=world.window_clock,
         **more,
     )

@@ -33,14 +33,14 @@ RECORD = SnapshotRecord(
     policy="hourly",
 )
 NEXT = NextSnapshot(
-    "hourly", NOW + timedelta(minutes=30), "every 1h", wanted=NOW + timedelta(minutes=30)
+    "hourly", NOW + timedelta(minutes=30), "every 1h", scheduled=NOW + timedelta(minutes=30)
 )
 POLICY = PolicyStatus("hourly", TAKEN, NEXT, 0)
 DOMAIN = DomainStatus(
     name="web",
     uuid="u",
     policies=(POLICY,),
-    unknown=(),
+    unknown_policies=(),
     newest={Level.RAM: TAKEN, Level.CRASH: NOW - timedelta(days=3)},
     counts={Level.RAM: 24, Level.CRASH: 1},
     last=RECORD,
@@ -55,7 +55,7 @@ WELL = Status(
     ),
     domains=(DOMAIN,),
     runs=(),
-    overlays=(),
+    overlays_without_journal=(),
     store=StoreUsage("/b", 24, 24 << 28, 1 << 20, 0, 900 << 30, 1000 << 30),
 )
 

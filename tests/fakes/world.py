@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
+import time
 import uuid as uuids
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,16 +18,15 @@ from fakes.domain_xml import DiskSpec, domain_xml
 from fakes.hooks import Hook, Hooks
 from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
-from fakes.resolver import FUNCTIONS, FakeResolver
+from fakes.resolver import FakeResolver
 from snaporch.config import Config, Paths
-from snaporch.context import Clock, Context, LibvirtTimes, SealingTimes
+from snaporch.context import Clock, Context, LibvirtTimes, LivenessTimes, SealingTimes
 from snaporch.default_paths import HostPaths
-from snaporch.disks import overlay_files
+from snaporch.disks.overlay_files import OverlayImages
 from snaporch.hypervisor import OverlayDisk
-from snaporch.journal import OtherJournal, RunFacts
+from snaporch.journal import OtherJournal, RunFacts, SnapshotJournal, read_journal
 from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
-from snaporch.zfs import resolver
 
 _WRITTEN = b"the guest's last writes"
 
@@ -73,9 +75,14 @@ class World:
         self.set_memory(1 << 40)
         self.guarded: list[RunFacts] = []
         self.guarded_again: list[RunFacts] = []
+        self._guardians: list[int] = []
+        self.lowered: list[str] = []
+        self.unit_states: dict[str, str] = {}
         self.clock = Clock()
+        self.window_clock = time.monotonic
         self.libvirt_times = LibvirtTimes(resume=0)
         self.sealing_times = SealingTimes()
+        self.liveness_times = LivenessTimes(cpu=0.05, agent=0.05, poll=0.001)
         self.paths = Paths(
             overlays=root / "overlays",
             overlay_reserve_mib=1,
@@ -106,7 +113,17 @@ class World:
             clock=self.clock,
             libvirt_times=self.libvirt_times,
             sealing_times=self.sealing_times,
+            liveness_times=self.liveness_times,
             finishers={"restore": self.finish},
+            overlay_images=OverlayImages(
+                self.make_overlay,
+                self.holds_writes,
+                self.holds_what_base_holds,
+                self.commit_offline,
+            ),
+            start_detached=self.start_detached,
+            lower_priority=self.lowered.append,
+            unit_states=lambda: self.unit_states,
         )
         return self.context
 
@@ -123,20 +140,8 @@ class World:
         return recovery.recover_restore(context, journal, dry_run=dry_run)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Install the fake resolver and the fake qemu-img; start no guardians."""
-        monkeypatch.setattr("snaporch.snapshot.run.start_guardian", self.start_guardian)
-        monkeypatch.setattr("snaporch.recovery.start_guardian.start_guardian", self.start_guardian)
-        monkeypatch.setattr("snaporch.snapshot.run.await_guardian", self.await_guardian)
-        for name in FUNCTIONS:
-            monkeypatch.setattr(resolver, name, getattr(self.resolver, name))
-        monkeypatch.setattr(
-            "snaporch.check.gather.volatile_file_system", self.resolver.volatile_file_system
-        )
+        """Install the fake TPM directory."""
         monkeypatch.setattr("snaporch.hypervisor.domain_xml.SWTPM_STATE", self.root / "swtpm")
-        monkeypatch.setattr(overlay_files, "make_overlay", self.make_overlay)
-        monkeypatch.setattr(overlay_files, "holds_writes", self.holds_writes)
-        monkeypatch.setattr(overlay_files, "holds_what_base_holds", self.holds_what_base_holds)
-        monkeypatch.setattr(overlay_files, "commit_offline", self.commit_offline)
 
     # -- guests ---------------------------------------------------------------------------------
 
@@ -282,19 +287,21 @@ class World:
         self.hooks.reach("overlays.compare")
         return Path(disk.overlay).read_bytes() == Path(disk.base).read_bytes()
 
-    def start_guardian(
-        self, context: Context, facts: RunFacts, journal: Path, *, process: int | None = None
-    ) -> None:
-        """Record the run that a guardian should watch again; see ``await_guardian``."""
+    def start_detached(self, unit: str, command: list[str]) -> None:
+        """Record the run that a guardian watches, and lock its journal as the guardian would."""
         self.hooks.reach("guardian.start")
-        if process is not None:
-            self.guarded_again.append(facts)
+        process, path = command[4:6]
+        descriptor = os.open(path, os.O_RDONLY)
+        self._guardians.append(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        journal = read_journal(Path(path))
+        assert isinstance(journal, SnapshotJournal)
+        (self.guarded_again if process == "0" else self.guarded).append(journal.facts)
 
-    def await_guardian(self, context: Context, facts: RunFacts, journal: Path) -> None:
-        """Returns at once: the guardian is ready."""
-        self.hooks.reach("guardian.watching")
-        assert journal.exists()
-        self.guarded.append(facts)
+    def kill_guardians(self) -> None:
+        """Kill all guardians, which unlocks their journals."""
+        while self._guardians:
+            os.close(self._guardians.pop())
 
     def commit_offline(self, disk: OverlayDisk, owner: Owner | None) -> None:
         """Do what ``qemu-img commit`` does."""

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from snaporch.systemd.install_files import render_units
+from snaporch.install_files import render_units
 
 PROGRAM = shutil.which("true")
 

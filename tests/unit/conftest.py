@@ -47,7 +47,8 @@ def world(tmp_path, monkeypatch):
     """A host of fakes, with nothing on it yet."""
     made = World(tmp_path)
     made.install(monkeypatch)
-    return made
+    yield made
+    made.kill_guardians()
 
 
 @pytest.fixture

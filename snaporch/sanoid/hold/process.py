@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import syslog
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
 from snaporch.sanoid.hooks.time_limits import patience
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.systemd.low_priority import lower_priority
 from snaporch.zfs import open_pool
 
 _JOIN_SECONDS = 60
@@ -91,18 +91,18 @@ def hold(
     *,
     join_seconds: float = _JOIN_SECONDS,
     open_context: Callable[[Path | None, Progress, Interrupt], Context] = open_context,
-    lower_priority: Callable[[str], object] = lower_priority,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> int:
     """Hold a guest for the hooks that join at the socket ``path``.
 
     Args:
         join_seconds: to wait for the first hook; without one, nothing is touched.
         open_context: opens the configuration, libvirt and ZFS.
-        lower_priority: lowers the priority of this process, once the guest is released.
+        monotonic: the clock of the window.
 
     Returns: the exit code.
     """
-    server = HoldServer(path, interrupt)
+    server = HoldServer(path, interrupt, monotonic)
     progress = HoldProgress(server)
     try:
         request = server.first_request(join_seconds)
@@ -111,9 +111,7 @@ def hold(
         context = open_context(config_path, progress, interrupt)
         domain = context.hypervisor.domain(uuid)
         settings = context.config.settings(domain.name, domain.uuid)
-        snapshotter = SanoidSnapshotter(
-            context, server, progress.notes, settings.hook_deadline, lower_priority
-        )
+        snapshotter = SanoidSnapshotter(context, server, progress.notes, settings.hook_deadline)
         wait = patience(settings)
         take_snapshot(
             context, domain, SnapshotRequest(request.names[0], wait=wait), taker=snapshotter

@@ -31,7 +31,10 @@ _WITHDRAWN: Message = {"ok": True, "withdrawn": True}
 class HoldServer:
     """Listens from the start of the hold process until the window closes."""
 
-    def __init__(self, path: Path, interrupt: Interrupt) -> None:
+    def __init__(
+        self, path: Path, interrupt: Interrupt, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
         self.window = HoldWindow()
         self._path = path
         self._interrupt = interrupt
@@ -81,7 +84,7 @@ class HoldServer:
             InterruptedRunError: all hooks have gone, or a signal came.
             RunFailedError: no order came in time.
         """
-        end = time.monotonic() + seconds
+        end = self._monotonic() + seconds
         with self._changed:
             self.window.set_opening()
             self._order, attempt = None, self._progress.get("attempt", 0) + 1
@@ -90,7 +93,7 @@ class HoldServer:
             self._wake()
             while self._order is None:
                 self._interrupt.check(thing)
-                if time.monotonic() > end:
+                if self._monotonic() > end:
                     raise RunFailedError(
                         thing,
                         f"no hook has given the order to freeze it for {seconds:.0f} s",
@@ -109,7 +112,7 @@ class HoldServer:
         """Report to all hooks that have joined that the guest is frozen."""
         with self._changed:
             self.window.set_open()
-            self._notes, self._frozen_at = notes, time.monotonic()
+            self._notes, self._frozen_at = notes, self._monotonic()
             self._sent = dict.fromkeys(self._joined, self._progress)  # never sent later
         self._wake()
 
@@ -132,7 +135,7 @@ class HoldServer:
                 end = min(
                     self._frozen_at + max_frozen, (self._begun_at or self._frozen_at) + seconds
                 )
-                left = end - time.monotonic()
+                left = end - self._monotonic()
                 if left <= 0 or self._interrupt.signum is not None:
                     if self.begun:
                         self._close_window()
@@ -251,7 +254,7 @@ class HoldServer:
         known = self._joined.pop(peer, None) is not None
         begins = known and self.window.phase is WindowPhase.OPEN
         if begins:
-            self._begun_at = self._begun_at or time.monotonic()
+            self._begun_at = self._begun_at or self._monotonic()
         self._send(peer, {"begun": begins})
 
     def _watch(self, sanoid: int) -> None:

@@ -6,7 +6,7 @@ they are frozen in the order of :mod:`snaporch.sanoid.hooks.freeze_order`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from snaporch.context import Context
 from snaporch.errors import RunFailedError
@@ -35,7 +35,6 @@ class SanoidSnapshotter:
         server: HoldServer,
         notes: list[str],
         seconds: int,
-        lower_priority: Callable[[str], object],
     ) -> None:
         self.window_seconds = 2 * seconds
         """Once until all guests of a call are frozen, and once for the snapshots."""
@@ -43,7 +42,6 @@ class SanoidSnapshotter:
         self._server = server
         self._notes = notes
         self._seconds = seconds
-        self._lower_priority = lower_priority
         self._before: set[int] = set()
         self._found: list[PoolSnapshot] = []
         self._complete = False
@@ -131,7 +129,7 @@ class SanoidSnapshotter:
     def released(self) -> None:
         """Reply to the post hooks, so that sanoid continues; the rest of the run is not urgent."""
         self._server.report_outcome({"ok": True, "notes": list(self._notes)})
-        self._lower_priority("seal")
+        self._context.lower_priority("seal")
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
         """Set the run's properties on the snapshots."""

@@ -15,7 +15,7 @@ from snaporch.errors import SnaporchError
 from snaporch.hypervisor import Hypervisor
 from snaporch.model import Domain
 from snaporch.sanoid.hooks.host import HookHost
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,12 @@ def guests_on(host: HookHost, targets: Sequence[str]) -> list[GuestDatasets]:
     Raises:
         UnavailableError, HypervisorError: libvirt does not answer.
     """
-    mounts = resolver.read_mounts()
+    mounts = host.resolver.mounts()
     guests = []
     for domain in map(_before_restore, host.hypervisor.domains()):
         paths = _disk_paths(host.hypervisor, domain, host.settings.overlays)
-        guest = GuestDatasets(domain, _datasets(paths, mounts, even_if_missing=domain.active))
+        datasets = _datasets(host.resolver, paths, mounts, even_if_missing=domain.active)
+        guest = GuestDatasets(domain, datasets)
         if guest.on(targets, below=True):
             guests.append(guest)
     return guests
@@ -80,12 +81,12 @@ def _disk_paths(hypervisor: Hypervisor, domain: Domain, overlays: Path) -> dict[
 
 
 def _datasets(
-    paths: dict[str, str], mounts: list[resolver.Mount], *, even_if_missing: bool
+    resolver: Resolver, paths: dict[str, str], mounts: list[Mount], *, even_if_missing: bool
 ) -> dict[str, str]:
     """Target → dataset; for a missing image of a running guest, the dataset it would be in."""
     resolve = resolver.resolve_nearest if even_if_missing else resolver.resolve
     found = {}
     for target, path in paths.items():
-        with suppress(resolver.NotOnZfsError, OSError):
+        with suppress(NotOnZfsError, OSError):
             found[target] = resolve(path, mounts).name
     return found

@@ -14,7 +14,7 @@ from snaporch.errors import NotFoundError
 from snaporch.hypervisor import Hypervisor, open_hypervisor
 from snaporch.sanoid.hooks.caller import Caller, find_sanoid
 from snaporch.sanoid.hooks.settings import HookSettings, read_settings
-from snaporch.zfs.resolver import read_mounts
+from snaporch.zfs.resolver import HOST, Resolver, read_mounts
 
 if TYPE_CHECKING:
     from snaporch.config import Config
@@ -25,6 +25,8 @@ _ZVOLS = Path("/dev/zvol")
 
 class HookHost:
     """Everything that the pre and the post hook use of a host; tests hand in another one."""
+
+    resolver: Resolver = HOST
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -81,7 +83,7 @@ class HookHost:
         import secrets
         import sys
 
-        from snaporch.recovery.start_guardian import start_detached
+        from snaporch.systemd.start_detached import start_detached
 
         words = [sys.executable, "-P", "-m", "snaporch.sanoid.hold.process", uuid]
         words.append(str(self.hold_socket(uuid)))

@@ -9,7 +9,7 @@ snapshots. The second reads only the bundles that name the snapshot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from snaporch.errors import UsageError
@@ -17,6 +17,7 @@ from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, quoted
 
 if TYPE_CHECKING:
     from snaporch.sanoid.hooks.settings import HookSettings
+    from snaporch.zfs import Pool
 
 _STEP = "this is called by sanoid's pruning_script; nothing was touched"
 
@@ -33,8 +34,18 @@ def pre_prune(environment: Mapping[str, str]) -> int:
     return 0
 
 
-def prune(environment: Mapping[str, str]) -> int:
+def _open_pool() -> Pool:
+    from snaporch.zfs import open_pool
+
+    return open_pool()
+
+
+def prune(environment: Mapping[str, str], open_pool: Callable[[], Pool] = _open_pool) -> int:
     """Move bundles whose last snapshot was destroyed to the trash.
+
+    Args:
+        environment: sanoid's.
+        open_pool: opens ZFS; called only if a bundle names the snapshot.
 
     Returns: the exit code, 0.
 
@@ -51,7 +62,7 @@ def prune(environment: Mapping[str, str]) -> int:
 
     settings = read_settings(environment)
     references = find_bundles(settings.bundles, dataset, snapshot)
-    return _prune_bundles(settings, references) if references else 0
+    return _prune_bundles(settings, references, open_pool) if references else 0
 
 
 def _read(environment: Mapping[str, str]) -> tuple[str, str]:
@@ -65,10 +76,11 @@ def _read(environment: Mapping[str, str]) -> tuple[str, str]:
     return dataset, snapshot
 
 
-def _prune_bundles(settings: HookSettings, references: list[str]) -> int:
+def _prune_bundles(
+    settings: HookSettings, references: list[str], open_pool: Callable[[], Pool]
+) -> int:
     from snaporch.prune.decision import PruneAction
     from snaporch.prune.prune import prune as prune_store
-    from snaporch.zfs import open_pool
 
     done = prune_store(settings.validated(), open_pool(), only=references)
     for verdict in done.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK):

@@ -26,7 +26,7 @@ class Overlay(RamStrategy):
         overlay_files.make_directory(Path(facts.overlay_dir))
         for disk in facts.overlays:
             size = self.work.hypervisor.disk_capacity(facts.uuid, disk.target)
-            overlay_files.make_overlay(disk, size, owner)
+            self.work.context.overlay_images.make_overlay(disk, size, owner)
 
     def remove_overlays(self) -> None:
         """Remove overlays that were never used."""

@@ -31,7 +31,7 @@ class RamStrategy(FreezeStrategy):
             work.bundle.directory,
             self._pipe,
             work.bundle.raw_ram,
-            work.plan.compressing,
+            work.plan.compression,
             work.context.sealing_times,
         )
         self._downtime = DowntimeLimit(work)

@@ -20,7 +20,6 @@ from snaporch.model import Dataset, DatasetKind
 from snaporch.output.terminal import TerminalProgress
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.zfs import resolver
 from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver
 
 DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
@@ -44,11 +43,15 @@ def main() -> None:
                 raise NotOnZfsError(place, "not in the stand-in for ZFS")
             return DATASET
 
-    resolver.resolve, resolver.resolve_nearest = StandIn().resolve, StandIn().resolve_nearest
     config = load_config(path)
     hypervisor = ReadsZstd(config.libvirt_uri)
     context = Context(
-        config, hypervisor, FakePool(DATASET.name), TerminalProgress(quiet=True), config_path=path
+        config,
+        hypervisor,
+        FakePool(DATASET.name),
+        TerminalProgress(quiet=True),
+        config_path=path,
+        resolver=StandIn(),
     )
     with context.interrupt.watching():
         record = take_snapshot(context, hypervisor.domain(domain), SnapshotRequest(snapshot))

@@ -7,6 +7,8 @@ from functools import partial
 import pytest
 
 from snaporch.cli import main
+from snaporch.cli.command_host import CommandHost
+from snaporch.config import load_config
 from snaporch.context import Context
 from snaporch.notify.notifier import Notifier
 
@@ -25,13 +27,19 @@ class Answer:
 
 
 @pytest.fixture
-def snaporch(capsys, monkeypatch):
+def command_host():
+    """The host on which commands run."""
+    return CommandHost()
+
+
+@pytest.fixture
+def snaporch(capsys, monkeypatch, command_host):
     """Runs a command."""
     monkeypatch.delenv("SNAPORCH_CONFIG", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
 
     def run(*arguments):
-        code = main._run(list(arguments))
+        code = main._run(list(arguments), command_host)
         captured = capsys.readouterr()
         return Answer(int(code), captured.out, captured.err)
 
@@ -49,7 +57,7 @@ def notified(monkeypatch):
 
 
 @pytest.fixture
-def host(world, monkeypatch, tmp_path):
+def host(world, command_host, tmp_path):
     """The world behind the command line; its configuration is the default one."""
     paths = world.paths
     lines = [
@@ -57,17 +65,17 @@ def host(world, monkeypatch, tmp_path):
         for key in ("overlays", "bundles", "clones")
     ]
     lines += [f"{key} = {json.dumps(str(getattr(paths, key)))}" for key in ("journal", "runtime")]
-    config = tmp_path / "snaporch.toml"
+    world.config_file = tmp_path / "snaporch.toml"
     lines = ["[paths]", "overlay_reserve_mib = 1", *lines]
     lines += ["[defaults]", 'ram_strategy = "overlay"']
-    config.write_text("\n".join(lines) + "\n")
-    monkeypatch.setattr("snaporch.config.load.DEFAULT_PATH", config)
-    monkeypatch.setattr("snaporch.cli.session.open_pool", lambda **_: world.pool)
-    monkeypatch.setattr("snaporch.cli.session.open_hypervisor", lambda _uri: world.hypervisor)
-    fakes = ("resolver", "clock", "libvirt_times", "sealing_times")
+    world.config_file.write_text("\n".join(lines) + "\n")
+    command_host.load_config = partial(load_config, default=world.config_file)
+    command_host.open_pool = lambda **_: world.pool
+    command_host.open_hypervisor = lambda _uri: world.hypervisor
+    fakes = (
+        *("resolver", "clock", "libvirt_times", "sealing_times", "overlay_images"),
+        *("liveness_times", "start_detached", "lower_priority", "unit_states"),
+    )
     given = {name: getattr(world.context, name) for name in fakes}
-    monkeypatch.setattr("snaporch.cli.session.Context", partial(Context, **given))
-    monkeypatch.setattr("snaporch.verify.verify.lower_priority", lambda _work: None)
-    monkeypatch.setattr("snaporch.zfs.open_pool", lambda **_: world.pool)
-    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", lambda _uri: world.hypervisor)
+    command_host.make_context = partial(Context, **given)
     return world

@@ -388,7 +388,7 @@ def nagios(snaporch, sanoid):
     return answer.code, answer.out
 
 
-def test_nagios(sound, snaporch, sanoid, monkeypatch):
+def test_nagios(sound, snaporch, sanoid, command_host):
     assert nagios(snaporch, sanoid) == (0, "SNAPORCH OK - nothing to fix\n")
     sound.add_guest("new|guest")
     code, line = nagios(snaporch, sanoid)
@@ -402,7 +402,7 @@ def test_nagios(sound, snaporch, sanoid, monkeypatch):
     def absent(_uri):
         raise UnavailableError("libvirt", "does not answer")
 
-    monkeypatch.setattr("snaporch.cli.session.open_hypervisor", absent)
+    command_host.open_hypervisor = absent
     code, line = nagios(snaporch, sanoid)
     assert (code, line) == (3, "SNAPORCH UNKNOWN - libvirt: does not answer\n")
 

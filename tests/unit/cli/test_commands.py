@@ -226,7 +226,7 @@ def test_a_dry_run_with_a_misspelt_name(host, snaporch):
 
 
 @pytest.mark.parametrize("words", [["list"], ["show", "web@s1"], ["plan"], ["status"]])
-def test_commands_that_only_read_do_not_import_libzfs_core(taken, snaporch, monkeypatch, words):
+def test_commands_that_only_read_do_not_import_libzfs_core(taken, snaporch, command_host, words):
     """The import of libzfs_core takes a fifth of the time of ``snaporch list``."""
     asked = []
 
@@ -234,8 +234,7 @@ def test_commands_that_only_read_do_not_import_libzfs_core(taken, snaporch, monk
         asked.append(how)
         return taken.pool
 
-    for place in ("snaporch.zfs.open_pool", "snaporch.cli.session.open_pool"):
-        monkeypatch.setattr(place, opened)
+    command_host.open_pool = opened
     snaporch(*words)
     assert asked == [{"read_only": True}]
 
@@ -628,6 +627,7 @@ def test_a_guest_that_cannot_be_resumed_gets_another_guardian_and_the_admin_is_n
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "locked"))
     words = ["snapshot", "web", "--level", "paused", "--quiet"]
     assert snaporch(*words).code == ExitCode.ATTENTION
+    host.kill_guardians()
     options = ["--notify"] if notified else []
     assert snaporch("recover", *options).code == ExitCode.ATTENTION
     assert [facts.domain for facts in host.guarded_again] == ["web"]
@@ -713,11 +713,11 @@ def test_a_journal_of_a_later_version_stops_only_its_own_domain(host, snaporch):
 # -- errors -------------------------------------------------------------------------------------
 
 
-def test_a_host_without_libvirt_is_exit_code_7(host, snaporch, monkeypatch):
+def test_a_host_without_libvirt_is_exit_code_7(host, snaporch, command_host):
     def absent(_uri):
         raise UnavailableError("libvirt", "does not answer")
 
-    monkeypatch.setattr("snaporch.cli.session.open_hypervisor", absent)
+    command_host.open_hypervisor = absent
     answer = snaporch("snapshot", "web")
     assert (answer.code, answer.err) == (7, "snaporch: libvirt: does not answer\n")
 
@@ -762,13 +762,13 @@ def test_an_interrupt_outside_a_run_is_no_traceback(host, snaporch):
     assert answer.err in ("", "snaporch: stopped by SIGINT\n")
 
 
-def test_a_reader_of_the_list_that_left_early_is_no_error(taken, monkeypatch):
+def test_a_reader_of_the_list_that_left_early_is_no_error(taken, monkeypatch, command_host):
     reading, writing = os.pipe()
     os.close(reading)
     gone = open(writing, "w")  # noqa: SIM115 - closed below, with what it could not write
     monkeypatch.setattr(sys, "stdout", gone)
     try:
-        assert main._run(["list"]) == 0
+        assert main._run(["list"], command_host) == 0
     finally:
         monkeypatch.undo()
         with suppress(BrokenPipeError):

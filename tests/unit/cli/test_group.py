@@ -2,7 +2,6 @@
 
 import pytest
 
-from snaporch.config import load
 from snaporch.errors import ExitCode
 
 
@@ -10,7 +9,7 @@ from snaporch.errors import ExitCode
 def pair(host):
     host.add_guest("app", disks={"vda": "tank/app"})
     host.add_guest("db", disks={"vda": "flash/db"})
-    with load.DEFAULT_PATH.open("a") as stream:
+    with host.config_file.open("a") as stream:
         stream.write('[group.pair]\ndomains = ["app", "d*"]\n')
         stream.write('[policy.hourly]\nevery = "1h"\nlevel = "crash"\n')
     return host
@@ -92,7 +91,7 @@ def test_a_failing_member_leaves_an_empty_array(pair, snaporch):
 
 def test_of_several_groups_a_policy_takes_the_first_of_the_file(pair, snaporch):
     pair.add_guest("mail", disks={"vda": "tank/mail"})
-    with load.DEFAULT_PATH.open("a") as stream:
+    with pair.config_file.open("a") as stream:
         stream.write('[group.all]\ndomains = ["app", "db", "mail"]\n')
     document = snaporch("snapshot", "db", "--policy", "hourly", "--json").json
     assert {(entry["domain"], entry["group"]) for entry in document} == {

@@ -8,12 +8,12 @@ import pytest
 from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode, RefusedError
 from snaporch.hypervisor.start_hook_check import find_hook_problem
+from snaporch.install_files import UNITS, Change, package_of
+from snaporch.install_files import uninstall as remove_files
 from snaporch.journal import Journal
 from snaporch.recovery.before_removal import check_no_run
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.systemd.install_files import UNITS, Change, package_of
-from snaporch.systemd.install_files import uninstall as remove_files
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2

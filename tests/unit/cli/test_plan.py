@@ -3,7 +3,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.config import load
 from snaporch.errors import ExitCode
 
 
@@ -11,7 +10,7 @@ from snaporch.errors import ExitCode
 def policies(host):
     """A guest with three snapshots: one more than the policy keeps, and one by hand."""
     host.add_guest()
-    with load.DEFAULT_PATH.open("a") as stream:
+    with host.config_file.open("a") as stream:
         stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["web"]\nkeep = { last = 1 }\n')
     scheduled = Scheduled(host)
     scheduled.configure(policy={"hourly": {}})
@@ -89,7 +88,7 @@ def test_a_snapshot_by_hand_belongs_to_no_policy(policies, snaporch):
 
 
 def test_a_policy_sets_its_level(policies, snaporch):
-    with load.DEFAULT_PATH.open("a") as stream:
+    with policies.config_file.open("a") as stream:
         stream.write('[policy.quick]\nlevel = "crash"\n')
     assert snaporch("snapshot", "web", "--policy", "quick", "--json").json["level"] == "crash"
     document = snaporch("snapshot", "web", "--policy", "quick", "--level", "paused", "--json").json
@@ -112,11 +111,17 @@ def test_options_that_contradict_a_policy(policies, snaporch, options, code, wor
     assert policies.pool.names() == before
 
 
-def test_a_bundle_that_differs_when_read_back_is_a_failure(policies, snaporch, monkeypatch):
-    with load.DEFAULT_PATH.open("a") as stream:
+def test_a_bundle_that_differs_when_read_back_is_a_failure(policies, snaporch):
+    with policies.config_file.open("a") as stream:
         stream.write("[policy.checked]\nverify = true\n")
     assert snaporch("snapshot", "web", "--policy", "checked").code == 0
-    monkeypatch.setattr("snaporch.bundle.store.sha256_of", lambda _path, _on_read: "0" * 64)
+
+    def damage():
+        """The store's disk loses what was written."""
+        for image in policies.paths.bundles.glob("*/*/ram.save"):
+            image.write_bytes(bytes(image.stat().st_size))
+
+    policies.hooks.at["pool.set_properties"] = damage
     answer = snaporch("snapshot", "web", "--policy", "checked")
     assert answer.code == ExitCode.FAILED
     assert "SHA-256" in answer.err

@@ -102,20 +102,20 @@ def test_a_misspelt_domain_is_an_error(lost, snaporch):
     assert answer.err == "snaporch: wbe: no such domain\n"
 
 
-def test_a_guest_may_be_barred_if_its_lock_is_found_or_libvirt_is_away(host, monkeypatch):
+def test_a_guest_may_be_barred_if_its_lock_is_found_or_libvirt_is_away(host, command_host):
     host.add_guest()
     guest = host.guest()
     config, uuid = host.context.config, guest.uuid
-    assert not may_be_barred(config, uuid)
+    assert not may_be_barred(command_host, config, uuid)
     guest.inactive = with_start_bar(host.context, guest.inactive)
-    assert may_be_barred(config, uuid)
-    assert not may_be_barred(config, "of-no-guest")
+    assert may_be_barred(command_host, config, uuid)
+    assert not may_be_barred(command_host, config, "of-no-guest")
 
     def away(_uri):
         raise UnavailableError("libvirt", "does not answer")
 
-    monkeypatch.setattr("snaporch.hypervisor.open_hypervisor", away)
-    assert may_be_barred(config, "of-no-guest")
+    command_host.open_hypervisor = away
+    assert may_be_barred(command_host, config, "of-no-guest")
 
 
 def test_list_shows_no_trashed_bundles(lost, snaporch):

@@ -8,7 +8,6 @@ from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
 from snaporch.config import Config
-from snaporch.config import load as load_module
 from snaporch.errors import BusyError, ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
@@ -23,15 +22,14 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 def there(host, monkeypatch):
     """Two replicas, and what each has; the policy of all guests replicates to one of them."""
     monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host.add_guest()
-    text = load_module.DEFAULT_PATH.read_text()
+    text = host.config_file.read_text()
     place = host.root / "schedule"
     text = text.replace("[paths]", f'[paths]\nschedule = "{place}"') + 'policies = ["hourly"]\n'
     text += '[policy.hourly]\nevery = "1h"\nreplicate = ["nas"]\n'
     for name in ("nas", "usb"):
         text += f'[replica.{name}]\nhost = "nas"\ndataset = "backup"\nbundles = "/backup/{name}"\n'
-    load_module.DEFAULT_PATH.write_text(text)
+    host.config_file.write_text(text)
     replicas = {}
 
     def opened(_context, name):
@@ -45,7 +43,7 @@ def there(host, monkeypatch):
 @pytest.fixture
 def scheduled(host, there):
     made = Scheduled(host)
-    document = tomllib.loads(load_module.DEFAULT_PATH.read_text())
+    document = tomllib.loads(host.config_file.read_text())
     made.context.config = Config.model_validate(document)
     return made
 
@@ -236,10 +234,10 @@ def test_wrong_arguments_of_replicate(there, snaporch, words, code, said):
     assert said in answer.err
 
 
-def test_a_replica_must_be_given_or_come_from_a_policy(there, taken, snaporch):
+def test_a_replica_must_be_given_or_come_from_a_policy(host, there, taken, snaporch):
     taken()
-    text = load_module.DEFAULT_PATH.read_text()
-    load_module.DEFAULT_PATH.write_text(text.replace('replicate = ["nas"]\n', ""))
+    text = host.config_file.read_text()
+    host.config_file.write_text(text.replace('replicate = ["nas"]\n', ""))
     answer = snaporch("replicate", "web")
     assert answer.code == ExitCode.REFUSED
     assert "web: none of its policies replicates; name a replica: --to NAME" in answer.err

@@ -1,16 +1,16 @@
+import os
 import signal
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import SCHEDULE, domain_lock, held_by
-from snaporch.schedule import apply_retention, subprocesses
-from snaporch.schedule.apply_retention import RetentionResult
+from snaporch.schedule import subprocesses
 
 CHILD = """
 import sys
@@ -22,16 +22,19 @@ print(f"{name}@s  ram  complete")
 """
 
 
+PARTIAL = ".20260601T100000Z-0123abcd.partial"
+
+
 @pytest.fixture
 def policies(host, monkeypatch):
     """A policy for all guests; the child that takes snapshots only prints its result."""
     host.add_guest()
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with host.config_file.open("a") as stream:
         stream.write('policies = ["hourly"]\n')
         stream.write(f'[policy.hourly]\nevery = "1h"\nkeep = {"{ last = 1 }"}\n')
-    text = load_module.DEFAULT_PATH.read_text()
+    text = host.config_file.read_text()
     place = host.root / "schedule"
-    load_module.DEFAULT_PATH.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
+    host.config_file.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
 
     def command(_config):
         return lambda job: [sys.executable, "-c", CHILD, job.domain]
@@ -99,20 +102,22 @@ def test_run_due_prints_what_the_daily_prune_did_and_could_not_judge(policies, s
     assert [str(foreign) in line for line in answer.json["failures"]] == [True]
 
 
-def test_the_daily_prune_does_not_block_another_run_due(policies, snaporch, monkeypatch):
+def test_the_daily_prune_does_not_block_another_run_due(policies, snaporch):
     seen = []
 
-    def prune(context, stopped):
-        seen.append((held_by(context.config.paths.runtime, SCHEDULE), stopped()))
-        context.interrupt.signum = signal.SIGTERM
-        seen.append(stopped())
-        return RetentionResult()
+    def census():
+        seen.append(held_by(policies.paths.runtime, SCHEDULE))
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(apply_retention, "prune_daily", prune)
+    partial = Path(Scheduled(policies).taken(datetime.now(UTC)).bundle).parent / PARTIAL
+    partial.mkdir()
+    policies.hooks.at["pool.census"] = census
     assert snaporch("run-due").code == 128 + signal.SIGTERM
-    assert seen == [(None, False), True]
+    assert set(seen) == {None}
+    seen.clear()
+    assert partial.exists()
     assert snaporch("run-due", "--no-retention").code == 0
-    assert len(seen) == 2
+    assert seen == []
 
 
 def test_run_due_as_json(policies, snaporch):
@@ -125,8 +130,8 @@ def test_run_due_as_json(policies, snaporch):
 
 
 def test_due_verifications_run_last(policies, snaporch):
-    text = load_module.DEFAULT_PATH.read_text()
-    load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
+    text = policies.config_file.read_text()
+    policies.config_file.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
     assert "verify due now" in snaporch("plan").out
     (foreseen,) = snaporch("plan", "--json").json["verifications"]
@@ -142,8 +147,8 @@ def test_due_verifications_run_last(policies, snaporch):
 def test_a_failed_verification_is_printed_and_sets_the_exit_code(
     policies, snaporch, notified, words
 ):
-    text = load_module.DEFAULT_PATH.read_text()
-    load_module.DEFAULT_PATH.write_text(f'{text}verify = "weekly"\n')
+    text = policies.config_file.read_text()
+    policies.config_file.write_text(f'{text}verify = "weekly"\n')
     record = Scheduled(policies).taken(datetime.now(UTC))
     (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
     answer = snaporch(*words)
@@ -172,16 +177,15 @@ def test_nothing_is_due(policies, snaporch):
     assert "nothing is due" in answer.err
 
 
-def configure(text):
-    with load_module.DEFAULT_PATH.open("a") as stream:
+def configure(policies, text):
+    with policies.config_file.open("a") as stream:
         stream.write(text)
 
 
 @pytest.mark.parametrize("words", [(), ("--no-retention",)])
 def test_metrics_are_written_after_run_due(policies, snaporch, tmp_path, monkeypatch, words):
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     target = tmp_path / "snaporch.prom"
-    configure(f'[metrics]\ntextfile = "{target}"\n')
+    configure(policies, f'[metrics]\ntextfile = "{target}"\n')
     policies.add_guest("bad")
     snaporch("run-due", *words)
     text = target.read_text()
@@ -189,7 +193,7 @@ def test_metrics_are_written_after_run_due(policies, snaporch, tmp_path, monkeyp
 
 
 def test_metrics_that_cannot_be_written_are_a_note(policies, snaporch, tmp_path):
-    configure(f'[metrics]\ntextfile = "{tmp_path}/no/x.prom"\n')
+    configure(policies, f'[metrics]\ntextfile = "{tmp_path}/no/x.prom"\n')
     answer = snaporch("run-due")
     assert (answer.code, answer.out) == (0, "web@s  ram  complete\n")
     assert "metrics  note: " in answer.err
@@ -199,7 +203,7 @@ def test_a_failure_is_notified(policies, snaporch, tmp_path):
     script = tmp_path / "script"
     script.write_text(f"#!/bin/sh\necho $SNAPORCH_TITLE: $SNAPORCH_TEXT >> {tmp_path}/sent\n")
     script.chmod(0o755)
-    configure(f'[notify]\non = ["failure", "success"]\ncommand = "{script}"\n')
+    configure(policies, f'[notify]\non = ["failure", "success"]\ncommand = "{script}"\n')
     policies.add_guest("bad")
     answer = snaporch("run-due")
     assert answer.code == ExitCode.REFUSED
@@ -211,7 +215,7 @@ def test_a_failure_is_notified(policies, snaporch, tmp_path):
 
 
 def test_an_undelivered_notification_is_a_note(policies, snaporch):
-    configure('[notify]\non = ["success"]\ncommand = "/nonexistent"\n')
+    configure(policies, '[notify]\non = ["success"]\ncommand = "/nonexistent"\n')
     answer = snaporch("run-due")
     assert answer.code == 0
     assert "web  note: notify.command: /nonexistent: cannot be started" in answer.err

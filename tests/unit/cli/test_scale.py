@@ -12,7 +12,6 @@ import pytest
 from fakes import zfs_get
 
 from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry
-from snaporch.config import load as load_module
 from snaporch.model import Level
 from snaporch.zfs.cli import ZfsCommand
 
@@ -88,18 +87,17 @@ def _run(store, domain, uuid, datasets, number):
 
 
 @pytest.fixture
-def zfs(crowd, host, monkeypatch):
+def zfs(crowd, host, command_host):
     """A host with these snapshots and bundles; returns its ``zfs``."""
     store, rows = crowd
     shutil.rmtree(host.paths.bundles, ignore_errors=True)
     host.paths.bundles.symlink_to(store)
     table = Table(rows)
-    for place in ("snaporch.zfs.open_pool", "snaporch.cli.session.open_pool"):
-        monkeypatch.setattr(place, lambda **_: table)
+    command_host.open_pool = lambda **_: table
     for number in range(DOMAINS):
         disks = {f"vd{'abcde'[disk]}": f"tank/vm{number}-{disk}" for disk in range(DATASETS)}
         host.add_guest(f"vm{number}", disks)
-    with load_module.DEFAULT_PATH.open("a") as stream:
+    with host.config_file.open("a") as stream:
         stream.write('[policy.hourly]\nevery = "1h"\ndomains = ["*"]\nkeep = { last = 10 }\n')
     return table
 

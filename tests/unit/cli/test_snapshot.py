@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-from snaporch.config import load
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
@@ -154,7 +153,7 @@ def test_jobs_limits_snapshots_on_the_host_and_in_a_pool(
 def test_with_a_policy_a_group_is_snapshotted_once(host, snaporch, children):
     for name in ("web", "app", "db"):
         host.add_guest(name)
-    with load.DEFAULT_PATH.open("a") as config:
+    with host.config_file.open("a") as config:
         config.write('[policy.hourly]\nevery = "1h"\n[group.pair]\ndomains = ["app", "db"]\n')
     answer = snaporch("snapshot", "--all", "--policy", "hourly", "--quiet")
     assert sorted(name for name, _ in children) == ["app", "web"]

@@ -4,21 +4,19 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.schedule import Scheduled
 
-from snaporch.config import load as load_module
 from snaporch.errors import ExitCode
 from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
 
 
 @pytest.fixture
-def policies(host, monkeypatch):
+def policies(host):
     """A policy for all guests, with a snapshot that is half an hour old."""
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     web = host.add_guest()
-    text = load_module.DEFAULT_PATH.read_text()
+    text = host.config_file.read_text()
     place = host.root / "schedule"
     text = text.replace("[paths]", f'[paths]\nschedule = "{place}"')
     text += 'policies = ["daily"]\n[status]\nstore_warning = 100\nstore_critical = 100\n'
-    load_module.DEFAULT_PATH.write_text(text + '[policy.daily]\nevery = "1d"\n')
+    host.config_file.write_text(text + '[policy.daily]\nevery = "1d"\n')
     scheduled = Scheduled(host)
     scheduled.configure(policy={"daily": {"every": "1d"}})
     scheduled.taken(datetime.now(UTC), "daily")

@@ -429,7 +429,7 @@ def test_a_dataset_that_is_mounted_elsewhere_now(world):
     disk = source(world).disks[0].model_copy(update={"inside": None})
     world.resolver.mount_points[disk.dataset] = Path("/elsewhere")
     with pytest.raises(RefusedError, match="is not below /elsewhere"):
-        image_path_in_dataset(disk)
+        image_path_in_dataset(world.resolver, disk)
 
 
 def test_a_dataset_that_is_not_mounted_is_refused_before_anything_is_made(world):

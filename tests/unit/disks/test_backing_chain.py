@@ -18,7 +18,7 @@ from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.verify import VerifyOptions, verify
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Mount
 
 
 class Chain:
@@ -53,7 +53,7 @@ class Chain:
         self.world.with_defaults(ram_strategy="manual")
         return [
             (file.path, file.dataset.name if file.dataset else None, file.state is not None)
-            for file in self.plan().beneath
+            for file in self.plan().backing_files
         ]
 
 
@@ -90,7 +90,7 @@ def test_a_backing_file_in_a_dataset_of_the_guest(chain, world, state):
 def test_a_backing_file_in_another_dataset_is_identified(chain, elsewhere, state):
     chain.write(qcow2(str(elsewhere), "raw"), state=state)
     assert chain.beneath() == [(str(elsewhere), None, True)]
-    (file,) = chain.plan().beneath
+    (file,) = chain.plan().backing_files
     assert (file.state.bytes, file.state.inode) == (0, elsewhere.stat().st_ino)
 
 
@@ -157,7 +157,7 @@ def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
     world.add_guest("other", {}, more=(DiskSpec("vda", str(elsewhere)),), state=state)
     chain.write(qcow2(str(elsewhere), "raw"))
     if state is DomainState.OFF:
-        assert len(chain.plan().beneath) == 1
+        assert len(chain.plan().backing_files) == 1
         return
     with pytest.raises(RefusedError, match="in flash/golden, and other writes to it"):
         chain.plan()
@@ -199,7 +199,7 @@ def test_a_golden_device_is_reported_and_refused_only_with_overlays(chain, world
     for level in ("ram", "paused", "crash") if state is DomainState.RUNNING else (None,):
         world.with_defaults(ram_strategy="auto")
         domain = world.hypervisor.domain("web")
-        (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).beneath
+        (file,) = make_plan(world.context, domain, SnapshotRequest(level=level)).backing_files
         assert file.is_unknown
     take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
     warning = f"a later change of it cannot be detected: {device}, beneath vda"
@@ -235,19 +235,14 @@ def test_a_backing_file_that_is_not_on_this_host(chain):
 
 
 def test_files_on_nfs_or_fuse_are_not_accessed(chain, elsewhere, monkeypatch):
-    real, touched = resolver.real_path, []
-
-    def away(path, mounts=None):
-        if path == str(elsewhere):
-            raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
-        return real(path, mounts)
+    touched = []
 
     def opened(path, *what, **how):
         touched.append(str(path))
         return open_file(path, *what, **how)
 
     open_file = os.open
-    monkeypatch.setattr(resolver, "real_path", away)
+    chain.world.resolver.table.append(Mount("0:9", str(elsewhere), "nfs4", "nas:/x", number=9))
     monkeypatch.setattr(os, "open", opened)
     chain.write(qcow2(str(elsewhere), "raw"))
     assert chain.beneath() == [(str(elsewhere), None, False)]
@@ -259,14 +254,11 @@ def test_files_on_nfs_or_fuse_are_not_accessed(chain, elsewhere, monkeypatch):
     assert str(elsewhere) not in touched
 
 
-def test_a_written_path_that_cannot_be_resolved_counts_by_its_name(chain, monkeypatch):
-    def away(path, mounts=None):
-        raise resolver.NotOnZfsError(path, "not on ZFS but on nfs4")
-
+def test_a_written_path_that_cannot_be_resolved_counts_by_its_name(chain):
     chain.write(b"", "raw")
-    monkeypatch.setattr(resolver, "real_path", away)
+    chain.world.resolver.table.append(Mount("0:9", str(chain.top), "nfs4", "nas:/x", number=9))
     domain = chain.world.hypervisor.domain(chain.world.guest("web").uuid)
-    assert written_by(domain) == {str(chain.top)}
+    assert written_by(chain.world.resolver, domain) == {str(chain.top)}
 
 
 @pytest.mark.parametrize("form", ["vmdk", "qed", "qcow"])
@@ -307,7 +299,7 @@ def test_a_disk_that_is_left_out_is_not_followed(chain):
         "db", {"vda": "tank/db"}, more=(DiskSpec("vdb", str(chain.top), format="qcow2"),)
     )
     context = chain.world.with_defaults(exclude_disks=["vdb"])
-    assert make_plan(context, chain.world.hypervisor.domain("db")).beneath == ()
+    assert make_plan(context, chain.world.hypervisor.domain("db")).backing_files == ()
 
 
 def test_a_data_file_gets_no_overlay(chain, world):

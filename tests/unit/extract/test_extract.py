@@ -32,7 +32,7 @@ def in_snapshot(world, dataset, name, content):
 
 
 def copy(world, to, target="vda", text="web@s1"):
-    ((disk, path),) = choose_disks(source(world, text), target, to)
+    ((disk, path),) = choose_disks(world.resolver, source(world, text), target, to)
     return extract(world.context, source(world, text), disk, path)
 
 
@@ -87,7 +87,7 @@ def test_a_sparse_image_stays_sparse(story, world, tmp_path):
 
 
 def test_all_disks_go_into_a_directory(story, world, tmp_path):
-    chosen = choose_disks(source(world), None, tmp_path)
+    chosen = choose_disks(world.resolver, source(world), None, tmp_path)
     assert [path for _, path in chosen] == [
         tmp_path / "web@s1-vda.raw",
         tmp_path / "web@s1-vdb.raw",
@@ -96,20 +96,20 @@ def test_all_disks_go_into_a_directory(story, world, tmp_path):
 
 def test_several_disks_do_not_go_into_one_file(story, world, tmp_path):
     with pytest.raises(RefusedError, match="vda, vdb"):
-        choose_disks(source(world), None, tmp_path / "x")
+        choose_disks(world.resolver, source(world), None, tmp_path / "x")
 
 
 def test_a_missing_disk_is_refused(story, world, tmp_path):
     with pytest.raises(NotFoundError, match="vda, vdb"):
-        choose_disks(source(world), "vdz", tmp_path)
+        choose_disks(world.resolver, source(world), "vdz", tmp_path)
 
 
 def test_nothing_is_overwritten(story, world, tmp_path):
     (tmp_path / "x").write_bytes(b"precious")
     with pytest.raises(RefusedError, match="exists already"):
-        choose_disks(source(world), "vda", tmp_path / "x")
+        choose_disks(world.resolver, source(world), "vda", tmp_path / "x")
     with pytest.raises(RefusedError, match="not a directory"):
-        choose_disks(source(world), "vda", tmp_path / "absent" / "x")
+        choose_disks(world.resolver, source(world), "vda", tmp_path / "absent" / "x")
 
 
 def test_a_missing_image_is_an_error(story, world, tmp_path):

@@ -6,7 +6,6 @@ from fakes.world import Heard
 
 from snaporch.config import Config
 from snaporch.errors import SnaporchError
-from snaporch.notify import notifier as module
 from snaporch.notify.channels import NotifyError
 from snaporch.notify.history import read_history
 from snaporch.notify.notifier import Notifier, close_seconds
@@ -25,8 +24,8 @@ def heard():
 
 
 @pytest.fixture
-def notifier(heard):
-    return Notifier(heard)
+def notifier(heard, way):
+    return Notifier(heard, way.open)
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def config(tmp_path):
 
 
 @pytest.fixture
-def way(monkeypatch):
+def way():
     """The only channel: a list of what was sent by it; it raises ``error`` if that is set."""
 
     class Recorder(list):
@@ -53,9 +52,10 @@ def way(monkeypatch):
                 raise self.error
             self.append((event.kind, event.domain, event.text))
 
-    made = Recorder()
-    monkeypatch.setattr(module, "open_channels", lambda _notify: {"way": made})
-    return made
+        def open(self, _notify):
+            return {"way": self}
+
+    return Recorder()
 
 
 def test_configured_events_are_sent(notifier, config, way, heard):
@@ -73,7 +73,7 @@ def test_configured_events_are_sent(notifier, config, way, heard):
 def test_the_same_problem_is_sent_once_until_it_is_over(config, way, heard):
     wanted = config()
     for outcome in (FAILED, FAILED, TAKEN, FAILED):
-        one = Notifier(heard)  # each like a separate process
+        one = Notifier(heard, way.open)  # each like a separate process
         one.ended(wanted, outcome)
         one.close(PATIENCE)
     assert len(way) == 2
@@ -82,7 +82,7 @@ def test_the_same_problem_is_sent_once_until_it_is_over(config, way, heard):
 def test_undelivered_notifications_are_sent_again(config, way, heard):
     way.error = NotifyError("mail.example.org", "answered 451 later")
     for _ in range(2):
-        one = Notifier(heard)
+        one = Notifier(heard, way.open)
         one.ended(config(), FAILED)
         one.close(PATIENCE)
         way.error = None
@@ -97,14 +97,10 @@ def test_a_bug_in_a_library_is_a_note_without_its_message(notifier, config, way,
     assert heard.notes == ["way: ValueError while sending"]
 
 
-def test_a_channel_that_hangs_delays_no_other_work(notifier, config, monkeypatch, heard):
+def test_a_channel_that_hangs_delays_no_other_work(config, heard):
     release, sent = threading.Event(), []
-    monkeypatch.setattr(module, "_EXTRA_SECONDS", -0.9)
-    monkeypatch.setattr(
-        module,
-        "open_channels",
-        lambda _: {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: sent.append(e.kind)},
-    )
+    ways = {"deaf": lambda _: release.wait(PATIENCE), "way": lambda e: sent.append(e.kind)}
+    notifier = Notifier(heard, lambda _: ways, extra_seconds=-0.9)
     try:
         notifier.ended(config(timeout="1s"), FAILED)
         notifier.close(PATIENCE)
@@ -114,11 +110,9 @@ def test_a_channel_that_hangs_delays_no_other_work(notifier, config, monkeypatch
         release.set()
 
 
-def test_close_waits_no_longer_than_its_time_limit(notifier, config, monkeypatch, heard):
+def test_close_waits_no_longer_than_its_time_limit(config, heard):
     release = threading.Event()
-    monkeypatch.setattr(
-        module, "open_channels", lambda _: {"deaf": lambda _: release.wait(PATIENCE)}
-    )
+    notifier = Notifier(heard, lambda _: {"deaf": lambda _: release.wait(PATIENCE)})
     try:
         notifier.ended(config(timeout="600s"), FAILED)
         notifier.close(0.01)
@@ -136,7 +130,8 @@ def test_a_history_that_cannot_be_written_is_a_note(notifier, config, way, heard
     assert str(tmp_path) in note
 
 
-def test_without_channels_no_thread_is_started(notifier, config, heard):
+def test_without_channels_no_thread_is_started(config, heard):
+    notifier = Notifier(heard)
     notifier.ended(config(), FAILED)
     assert notifier._thread is None
     notifier.close(PATIENCE)
@@ -170,7 +165,7 @@ def test_a_problem_of_no_run_is_over_after_a_forecast_without_it(notifier, confi
 def test_problems_of_other_processes_are_not_resolved_by_a_forecast(config, way, heard):
     wanted = config()
     for _ in range(2):
-        other, own = Notifier(heard), Notifier(heard)
+        other, own = Notifier(heard, way.open), Notifier(heard, way.open)
         other.failed(wanted, SnaporchError("nas: web", "is away"))
         other.close(PATIENCE)
         own.looked(wanted)

@@ -48,7 +48,7 @@ def test_a_guest_that_is_off_shows_its_last_unchanged_check(shown):
 
 
 def test_problems_fit_80_columns(shown):
-    lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, held=False),)))
+    lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, locked=False),)))
     assert max(map(len, lines)) <= 80
     text = " ".join(" ".join(lines).split())
     assert "run web: snapshot interrupted, frozen, window open for 0s" in text
@@ -97,7 +97,7 @@ def test_names_are_text(shown):
         (WELL, "SNAPORCH OK - 1 guest | guests=1 missed=0 failed=0 interrupted=0 oldest=600s ", 0),
         (with_policy(missed=1), "SNAPORCH WARNING - web: hourly: the snapshot of ", 1),
         (
-            replace(with_policy(missed=1), runs=(replace(RUN, held=False),)),
+            replace(with_policy(missed=1), runs=(replace(RUN, locked=False),)),
             (
                 "SNAPORCH CRITICAL - web: a snapshot was interrupted while frozen; run: snaporch "
                 "recover u (and 1 more) | guests=1 missed=1 failed=0 interrupted=1 "

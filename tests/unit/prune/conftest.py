@@ -49,7 +49,7 @@ class Shelf:
 
     def actions(self, **options):
         """What pruning does to each item, and why: title → (action, reason)."""
-        return {v.found.title: (v.action.value, v.reason) for v in self.prune(**options).verdicts}
+        return {v.found.title: (v.action.value, v.reason) for v in self.prune(**options).decisions}
 
     def trashed(self):
         """Names in the trash."""

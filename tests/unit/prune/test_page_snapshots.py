@@ -178,7 +178,7 @@ def test_files_that_a_killed_move_left_are_deleted(pages):
     (first / "ram.save").write_bytes(b"the image that pages took the place of")
     (first / "manifest.json.new").write_bytes(b"{")
     done = pages.prune()
-    assert not any(verdict.found.problem for verdict in done.verdicts)
+    assert not any(verdict.found.problem for verdict in done.decisions)
     assert sorted(os.listdir(first)) == [
         "domain.live.xml", "domain.xml", "manifest.json", "ram.rest",
     ]  # fmt: skip

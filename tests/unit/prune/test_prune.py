@@ -91,7 +91,7 @@ def test_without_grace_it_is_deleted_at_once(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
     done = shelf.prune(trash_days=0)
-    assert [v.action for v in done.verdicts] == [PruneAction.DELETE]
+    assert [v.action for v in done.decisions] == [PruneAction.DELETE]
     assert done.freed > 0
     assert not bundle.exists()
     assert shelf.trashed() == []
@@ -389,7 +389,7 @@ def test_an_unreadable_safety_copy_stays_with_all_that_it_may_need(shelf, safety
     second = shelf.prune()
     reason = f"{other}/undo.json: does not describe the copy"
     for done in (first, second):
-        assert [each.found.path for each in done.verdicts if each.reason == reason] == [other]
+        assert [each.found.path for each in done.decisions if each.reason == reason] == [other]
     assert reason in second.failures[0].line()
     assert other.is_dir()
     assert (safety.is_dir(), shelf.pool.holds(base)) == (True, [UNDO_HOLD])
@@ -405,7 +405,7 @@ def test_a_safety_copy_stays_while_its_guest_may_be_barred(shelf, safety):
     shelf.age(7)
     (kept,) = (
         verdict
-        for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).verdicts
+        for verdict in shelf.prune(safety_days=7, may_be_barred=lambda _: True).decisions
         if verdict.found.path == safety
     )
     assert (kept.action, "an interrupted undo" in kept.reason) == (PruneAction.KEEP, True)
@@ -463,7 +463,7 @@ def test_a_bundle_with_a_foreign_file_stays_and_is_reported(shelf, tmp_path, kin
         foreign.mkdir()
     else:
         foreign.symlink_to(tmp_path / "x")
-    (verdict,) = shelf.prune(trash_days=0).verdicts
+    (verdict,) = shelf.prune(trash_days=0).decisions
     assert verdict.action is PruneAction.KEEP
     assert verdict.reason == f"{bundle} holds {foreign.name}, which snaporch did not put there"
     assert os.path.lexists(foreign)
@@ -475,7 +475,7 @@ def test_a_manifest_that_cannot_be_read_keeps_the_bundle(shelf, text):
     shelf.lose("s1")
     manifest = bundle / "manifest.json"
     manifest.unlink() if text is None else manifest.write_bytes(text)
-    (verdict,) = shelf.prune(trash_days=0).verdicts
+    (verdict,) = shelf.prune(trash_days=0).decisions
     assert verdict.action is PruneAction.KEEP
     assert str(manifest) in verdict.reason
     assert bundle.is_dir()
@@ -508,7 +508,7 @@ def test_a_manifest_that_is_a_pipe_does_not_block_pruning(shelf):
     bundle = shelf.take("s1")
     (bundle / "manifest.json").unlink()
     os.mkfifo(bundle / "manifest.json")
-    (verdict,) = shelf.prune().verdicts
+    (verdict,) = shelf.prune().decisions
     assert "is not a plain file" in verdict.reason
 
 
@@ -549,7 +549,7 @@ def test_a_prune_killed_between_rename_and_delete_is_finished_by_the_next(shelf,
     assert name.endswith(".deleting")
     done = shelf.prune()
     assert done.freed > 0
-    assert [v.reason for v in done.verdicts] == ["its removal was interrupted"]
+    assert [v.reason for v in done.decisions] == ["its removal was interrupted"]
     assert shelf.trashed() == []
 
 
@@ -581,7 +581,7 @@ def test_remains_with_a_foreign_file_stay(shelf):
     uuid = next(p.name for p in shelf.root.iterdir() if p.name[0] != ".")
     remains = shelf.trash / f"20250601T120000Z.{uuid}.r1.deleting"
     (remains / "mine").mkdir(parents=True)
-    verdict = next(v for v in shelf.prune().verdicts if v.found.path == remains)
+    verdict = next(v for v in shelf.prune().decisions if v.found.path == remains)
     assert verdict.action is PruneAction.KEEP
     assert (remains / "mine").is_dir()
 
@@ -618,7 +618,7 @@ def test_an_item_that_another_process_moved_is_no_error(shelf):
 
     shelf.world.hooks.at["pool.census"] = move
     done = shelf.prune()
-    assert (done.verdicts, done.failures) == ([], [])
+    assert (done.decisions, done.failures) == ([], [])
 
 
 def test_the_rename_is_on_stable_storage_before_anything_is_deleted(shelf, monkeypatch):
@@ -646,7 +646,7 @@ def test_a_dry_run_changes_nothing(shelf):
     shelf.lose("s1")
     before = contents(shelf.root)
     done = shelf.prune(trash_days=0, dry_run=True)
-    assert [v.action for v in done.verdicts] == [PruneAction.DELETE]
+    assert [v.action for v in done.decisions] == [PruneAction.DELETE]
     assert contents(shelf.root) == before
     assert not shelf.trash.exists()
 
@@ -664,7 +664,7 @@ def test_a_prune_of_one_domain_touches_no_other(shelf, by):
 
 def test_an_empty_store_needs_no_zfs(shelf):
     shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs", "no"))
-    assert shelf.prune().verdicts == []
+    assert shelf.prune().decisions == []
 
 
 def test_snapshots_of_given_bundles_are_searched_in_their_own_datasets_first(shelf):

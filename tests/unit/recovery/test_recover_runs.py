@@ -1418,7 +1418,15 @@ class KilledHolder(Killed):
         versions = self.world.hypervisor.versions(self.domain)
         now = datetime.now(UTC)
         manifest = build_manifest(
-            self.plan, Level.RAM, list(parts), snapshots, versions, Pause(now, 1.0), now, now
+            self.world.resolver,
+            self.plan,
+            Level.RAM,
+            list(parts),
+            snapshots,
+            versions,
+            Pause(now, 1.0),
+            now,
+            now,
         )
         self.bundle.seal(manifest)
         return self

@@ -14,14 +14,10 @@ from snaporch.errors import InterruptedRunError, UnavailableError
 from snaporch.journal import Journal, Note
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState
-from snaporch.recovery.start_guardian import (
-    await_guardian,
-    guard_leftovers,
-    start_detached,
-    start_guardian,
-)
+from snaporch.recovery.start_guardian import await_guardian, guard_leftovers, start_guardian
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
+from snaporch.systemd.start_detached import start_detached
 
 JOURNAL = Path("/journal/run.jsonl")
 
@@ -51,7 +47,8 @@ def start(world, started):
         started.append((unit, command))
 
     def begin(facts, **process):
-        start_guardian(world.context, facts, JOURNAL, start=note, **process)
+        world.context.start_detached = note
+        start_guardian(world.context, facts, JOURNAL, **process)
 
     return begin
 
@@ -150,7 +147,8 @@ def test_with_systemd_a_guardian_is_a_unit_of_its_own(world, facts, systemd_run,
     def start(unit, command):
         processes.append(start_detached(unit, command, systemd=tmp_path))
 
-    start_guardian(world.context, run_facts, JOURNAL, start=start)
+    world.context.start_detached = start
+    start_guardian(world.context, run_facts, JOURNAL)
     assert processes == [None]
     words = noted.read_text().splitlines()
     assert Path(words[0]).name == "systemd-run"
@@ -196,7 +194,8 @@ def test_a_run_that_waits_for_a_guardian_that_cannot_be_started_fails(world, fac
 
     run_facts = facts()
     journal = Journal(world.paths.journal, run_facts)
-    start_guardian(world.context, run_facts, journal.path, start=fail)
+    world.context.start_detached = fail
+    start_guardian(world.context, run_facts, journal.path)
     with pytest.raises(UnavailableError, match="did not start within 0 s"):
         await_guardian(world.context, run_facts, journal.path, seconds=0)
 
@@ -223,7 +222,8 @@ def test_a_real_guardian_ends_when_the_journal_is_removed(world, facts, no_syste
     def start(unit, command):
         processes.append(start_detached(unit, command, systemd=no_systemd))
 
-    start_guardian(world.context, run_facts, journal.path, start=start)
+    world.context.start_detached = start
+    start_guardian(world.context, run_facts, journal.path)
     (process,) = processes
     try:
         await_guardian(world.context, run_facts, journal.path)

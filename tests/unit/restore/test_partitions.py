@@ -44,7 +44,7 @@ def test_it_is_neither_cloned_nor_copied_as_the_whole_volume(source, world, tmp_
     with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
         check_clone(world.context, source, request)
     with pytest.raises(RefusedError, match="vda is partition 1 of tank/vol, not all of it"):
-        choose_disks(source, None, tmp_path / "out")
+        choose_disks(world.resolver, source, None, tmp_path / "out")
 
 
 def test_it_is_verified_without_a_clone_that_runs(source, world):

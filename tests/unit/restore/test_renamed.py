@@ -96,7 +96,7 @@ def test_the_old_name_may_be_in_use(renamed, world):
 
 def test_prune_leaves_it_alone(renamed, world):
     done = prune(Config.model_validate({"paths": world.paths.model_dump()}), world.pool)
-    assert [verdict.action.value for verdict in done.verdicts] == ["keep"]
+    assert [verdict.action.value for verdict in done.decisions] == ["keep"]
 
 
 def test_retention_keeps_it(renamed, world):

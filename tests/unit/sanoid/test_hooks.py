@@ -55,7 +55,7 @@ class FakeHost(HookHost):
     """Where sanoid runs its hooks; hold processes are threads."""
 
     def __init__(self, world, tmp_path):
-        self.world = world
+        self.world, self.resolver = world, world.resolver
         self.conf = tmp_path / "sanoid"
         self.conf.mkdir()
         self.pid = 0

@@ -12,6 +12,7 @@ from fakes.schedule import NOW
 
 from snaporch.catalog.keep import KEEP_HOLD, keep, unkeep
 from snaporch.catalog.records import all_records
+from snaporch.context import Clock
 from snaporch.errors import ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
@@ -19,7 +20,6 @@ from snaporch.model import BundleState
 from snaporch.prune.ages import Ages, ClockReading
 from snaporch.prune.decision import PruneAction
 from snaporch.replication.replicate import replication_lock_name
-from snaporch.schedule import apply_retention as retire_module
 from snaporch.schedule.apply_retention import apply_retention, prune_daily
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.zfs import BlockingMount, PoolError
@@ -140,11 +140,11 @@ def test_a_domain_that_libvirt_does_not_know_keeps_its_snapshots(scheduled):
     assert remaining(scheduled) == [record.run for record in taken]
 
 
-def test_retention_holds_the_lock_for_a_limited_time(scheduled, monkeypatch):
+def test_retention_holds_the_lock_for_a_limited_time(scheduled):
     """A due snapshot waits for the lock, but not for ever."""
     scheduled.hours_ago(6, 5, 4, 3, 2, 1)
     clock = iter(range(0, 10_000, 40))
-    monkeypatch.setattr(retire_module.time, "monotonic", lambda: next(clock))
+    scheduled.context.clock = Clock(monotonic=lambda: next(clock))
     done = clean_up(scheduled)
     assert (len(done.deleted), done.busy) == (1, ["web"])
     done = clean_up(scheduled)
@@ -160,7 +160,7 @@ def test_snapshots_of_a_renamed_dataset_expire_and_count(scheduled):
     world.pool.rename("tank/web", "tank/web2")
     world.resolver.named["tank/web"] = "tank/web2"
     (forecast,) = make_forecasts(scheduled.context, NOW)
-    assert forecast.next_snapshots[0].wanted is not None
+    assert forecast.next_snapshots[0].scheduled is not None
     done = apply_retention(scheduled.context, [forecast], NOW)
     assert [verdict.taken.created for _, verdict in done.deleted] == [NOW - timedelta(hours=3)]
     assert len(world.pool.names()) == 2

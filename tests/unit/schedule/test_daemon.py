@@ -8,13 +8,12 @@ import pytest
 from fakes.hooks import failing
 
 from snaporch.config import Config
+from snaporch.context import Clock
 from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note
 from snaporch.locks import DAEMON, SCHEDULE, domain_lock, held_by
 from snaporch.model import VerificationResult, VerifyDepth, iso
-from snaporch.schedule import daemon as daemon_module
-from snaporch.schedule.apply_retention import RetentionResult
 from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError
 from snaporch.schedule.daemon import Daemon, PolicyTrigger
 from snaporch.schedule.failed_attempts import read_failed
@@ -78,10 +77,14 @@ class Heard:
 
 
 @pytest.fixture
-def await_line(monkeypatch):
+def lines():
+    """The lines to systemd."""
+    return queue.SimpleQueue()
+
+
+@pytest.fixture
+def await_line(lines):
     """Waits for the next line to systemd that starts so; returns it."""
-    lines = queue.SimpleQueue()
-    monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])
 
     def wait(start):
         while not (line := lines.get(timeout=PATIENCE)).startswith(start):
@@ -92,7 +95,7 @@ def await_line(monkeypatch):
 
 
 @pytest.fixture
-def serving(scheduled):
+def serving(scheduled, lines):
     """Runs a daemon in a thread until the end of the block."""
 
     @contextmanager
@@ -100,7 +103,9 @@ def serving(scheduled):
         taker = Taker(scheduled)
         heard = Heard()
         load = load or (lambda: scheduled.context.config)
-        made = Daemon(scheduled.context, taker, load, heard)
+        made = Daemon(
+            scheduled.context, taker, load, heard, lambda *new: [lines.put(line) for line in new]
+        )
         made.heard, made.ended = heard, queue.SimpleQueue()
 
         def serve():
@@ -229,16 +234,17 @@ def test_snapshots_that_no_rule_keeps_are_deleted(scheduled, serving, await_line
     assert f"deleted @{old.snapshot}: not in hourly=2" in scheduled.world.heard.steps
 
 
-def test_a_long_prune_delays_no_forecast(scheduled, serving, await_line, monkeypatch):
+def test_a_long_prune_delays_no_forecast(scheduled, serving, await_line):
     begun, go_on = threading.Event(), threading.Event()
+    record = scheduled.taken(datetime.now(UTC))
+    partial = Path(record.bundle).parent / ".20260601T100000Z-0123abcd.partial"
+    partial.mkdir()
 
-    def prune(_context, stopped):
+    def census():
         begun.set()
         assert go_on.wait(PATIENCE)
-        assert stopped()
-        return RetentionResult()
 
-    monkeypatch.setattr(daemon_module, "prune_daily", prune)
+    scheduled.world.hooks.at["pool.census"] = census
     with serving() as daemon:
         daemon.thread.start()
         assert begun.wait(PATIENCE)
@@ -248,6 +254,7 @@ def test_a_long_prune_delays_no_forecast(scheduled, serving, await_line, monkeyp
         daemon.stop()
         await_line("STOPPING=1")
         go_on.set()
+    assert partial.exists(), "a daemon that ends prunes nothing more"
 
 
 def test_a_reload_brings_other_policies_and_limits(scheduled, serving, await_line):
@@ -486,10 +493,8 @@ def heard(lines, seconds):
         return None
 
 
-def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, monkeypatch):
+def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, lines, monkeypatch):
     scheduled.taken(datetime.now(UTC))
-    lines = queue.SimpleQueue()
-    monkeypatch.setattr(daemon_module, "notify", lambda *new: [lines.put(line) for line in new])
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     answer = threading.Event()
     scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
@@ -556,14 +561,14 @@ def test_a_clock_that_is_put_forward_wakes_the_scheduler(
     ahead = timedelta(0)
     asked = queue.SimpleQueue()
 
-    class Clock(datetime):
+    class Shifted(datetime):
         @classmethod
         def now(cls, zone=None):
             asked.put(threading.current_thread().name)
             return datetime.now(zone) + ahead
 
-    monkeypatch.setattr("apscheduler.schedulers.base.datetime", Clock)
-    monkeypatch.setattr(daemon_module, "datetime", Clock)
+    monkeypatch.setattr("apscheduler.schedulers.base.datetime", Shifted)
+    scheduled.context.clock = Clock(now=lambda: Shifted.now(UTC))
     with serving() as daemon:
         daemon.thread.start()
         await_line("STATUS=1 scheduled")

@@ -51,7 +51,7 @@ def test_a_name_or_an_inherited_property_does_not_mark_a_snapshot(scheduled):
     scheduled.world.pool.set_properties(["tank/web"], {"snaporch:retention": "manual-ish"})
     scheduled.hours_ago(0, policy=None)
     (each,) = make_forecasts(scheduled.context, NOW)
-    assert [v.taken.policy for v in each.verdicts] == [None]
+    assert [v.taken.policy for v in each.retention] == [None]
     assert each.next_snapshots[0].due(NOW)
 
 
@@ -111,7 +111,7 @@ def test_held_cloned_and_incomplete_snapshots_stay_and_have_a_reason(scheduled):
     pool.clone(f"tank/web@{cloned.snapshot}", "tank/copy")
     shutil.rmtree(torn.bundle)
     (each,) = make_forecasts(scheduled.context, NOW)
-    reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
+    reasons = {v.taken.run: v.reason for v in each.retention if not v.delete}
     assert reasons[held.run] == "held, though not in hourly=2"
     assert reasons[cloned.run] == "cloned as tank/copy, though not in hourly=2"
     assert reasons[torn.run].startswith("incomplete")
@@ -126,7 +126,7 @@ def test_snapshots_that_came_back_from_a_replica_stay_until_they_are_released(sc
     scheduled.hours_ago(0)
     (each,) = make_forecasts(scheduled.context, NOW)
     assert each.to_delete == []
-    assert each.verdicts[0].reason == "came back from a replica, though not in hourly=2"
+    assert each.retention[0].reason == "came back from a replica, though not in hourly=2"
     assert not each.next_snapshots[0].due(NOW)
     for name in taken:
         pool.inherit(f"tank/web@{name}", "snaporch:copy")
@@ -144,7 +144,7 @@ def test_copies_that_another_host_sends_after_a_failover_are_not_the_guests_own(
     scheduled.copied(NOW - timedelta(minutes=5))
     (each,) = make_forecasts(scheduled.context, NOW)
     assert [record.run for record in each.records] == [own.run]
-    assert [verdict.taken.run for verdict in each.verdicts] == [own.run]
+    assert [verdict.taken.run for verdict in each.retention] == [own.run]
     assert each.next_snapshots[0].due(NOW)
     assert each.replications == ()
 
@@ -169,7 +169,7 @@ def test_a_torn_snapshot_does_not_count(scheduled):
     full = f"tank/web@{torn.snapshot}"
     scheduled.world.pool.set_properties([full], {"snaporch:torn": "yes"})
     (each,) = make_forecasts(scheduled.context, NOW)
-    reasons = {v.taken.run: v.reason for v in each.verdicts if not v.delete}
+    reasons = {v.taken.run: v.reason for v in each.retention if not v.delete}
     assert set(reasons) == {second.run, first.run, torn.run}
     assert reasons[torn.run].startswith("incomplete")
     assert the_next(scheduled).due(NOW)
@@ -230,7 +230,7 @@ def test_a_failed_verification_makes_no_snapshot_due_before_its_time(scheduled):
         VerificationResult(NOW, passed=False, reached=VerifyDepth.CHECKED),
     )
     assert the_next(scheduled).at == NOW + timedelta(minutes=30)
-    ((verdict,),) = [each.verdicts for each in make_forecasts(scheduled.context, NOW)]
+    ((verdict,),) = [each.retention for each in make_forecasts(scheduled.context, NOW)]
     assert verdict.taken.passed is False
 
 
@@ -301,7 +301,7 @@ def test_snapshots_of_a_guest_that_is_off_stay(scheduled):
         assert record.run == off.run
         found_unchanged(scheduled, record, now)
         (each,) = make_forecasts(scheduled.context, now)
-        kept = [v.taken.created for v in each.verdicts if not v.delete]
+        kept = [v.taken.created for v in each.retention if not v.delete]
         assert kept[-2:] == [NOW - timedelta(hours=720), NOW - timedelta(hours=719)]
 
 
@@ -328,7 +328,7 @@ def test_clones_of_verifications_are_no_domains_but_leftovers_and_permanent_ones
     assert names() == {"web", "mine", "verify-1"}, "its process was killed"
 
 
-def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled, monkeypatch):
+def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled):
     listed = scheduled.world.hypervisor.domains
     with ExitStack() as stack:
 
@@ -336,5 +336,5 @@ def test_a_clone_that_is_made_while_domains_are_listed_is_no_domain(scheduled, m
             stack.enter_context(locked(begin_clone(scheduled.world, "verify-1")))
             return listed()
 
-        monkeypatch.setattr(scheduled.world.hypervisor, "domains", domains)
+        scheduled.world.hypervisor.domains = domains
         assert [each.domain.name for each in make_forecasts(scheduled.context, NOW)] == ["web"]

@@ -94,9 +94,9 @@ def test_retention_keeps_snapshots_of_a_group_together(pair):
     forecasts = make_forecasts(pair.context, now)
     assert [verdict for each in forecasts for verdict in each.to_delete] == []
     web = next(each for each in forecasts if each.domain.name == "web")
-    assert web.verdicts[0].reason == "taken together with mail's, which is kept"
+    assert web.retention[0].reason == "taken together with mail's, which is kept"
     (again,) = make_forecasts(pair.context, now, "web")
-    assert again.verdicts == web.verdicts
+    assert again.retention == web.retention
     assert apply_retention(pair.context, forecasts, now).deleted == []
 
 

@@ -16,7 +16,6 @@ from snaporch.schedule.failed_attempts import (
 )
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.plan import make_plan
-from snaporch.verify import liveness
 from snaporch.verify.verify import verify
 
 DAY = timedelta(days=1)
@@ -24,10 +23,9 @@ NEXT_MONDAY = NOW.replace(day=15, hour=0, minute=0)
 
 
 @pytest.fixture(autouse=True)
-def weekly(scheduled, monkeypatch):
+def weekly(scheduled):
     policy = HOURLY | {"verify": "weekly", "keep": {"last": 9}}
     scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
-    monkeypatch.setattr(liveness, "_POLL_SECONDS", 0.001)
     return scheduled
 
 
@@ -39,12 +37,12 @@ def write_verified(scheduled, record, at, *, passed=True, disks=False):
 
 
 def the_check(scheduled, now=NOW):
-    ((found,),) = [each.checks for each in make_forecasts(scheduled.context, now)]
+    ((found,),) = [each.verifications for each in make_forecasts(scheduled.context, now)]
     return found
 
 
 def test_without_a_snapshot_there_is_nothing_to_verify(weekly):
-    ((found),) = [each.checks for each in make_forecasts(weekly.context, NOW)]
+    ((found),) = [each.verifications for each in make_forecasts(weekly.context, NOW)]
     assert found == ()
 
 
@@ -90,14 +88,14 @@ def test_a_result_from_the_future_is_ignored(weekly):
 
 def test_snapshots_by_hand_are_not_verified(weekly):
     weekly.hours_ago(1, policy=None)
-    assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
+    assert [each.verifications for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
 def test_a_snapshot_of_a_run_under_way_is_not_verified(weekly):
     (record,) = weekly.hours_ago(1)
     plan = make_plan(weekly.context, weekly.context.hypervisor.domain("web"))
     Journal(weekly.world.paths.journal, replace(plan.facts, run=record.run))
-    assert [each.checks for each in make_forecasts(weekly.context, NOW)] == [()]
+    assert [each.verifications for each in make_forecasts(weekly.context, NOW)] == [()]
 
 
 def test_a_verification_without_a_result_is_retried_later(weekly):

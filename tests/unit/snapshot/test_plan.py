@@ -20,7 +20,7 @@ from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.snapshot_name import check_snapshot_name
-from snaporch.zfs import resolver
+from snaporch.zfs.resolver import Resolver
 
 
 def planned(world, domain, name=None, **defaults):
@@ -148,7 +148,7 @@ def test_a_disk_that_others_write_to_is_reported(world, shareable, other, togeth
     group = GroupRun("both", "r", ((domain.uuid, "web"), (second.uuid, "db")))
     context = world.with_defaults(ram_strategy="auto")
     made = make_plan(context, domain, SnapshotRequest("s"), group=group if together else None)
-    assert [text.split(":")[0] for text in made.shared] == (
+    assert [text.split(":")[0] for text in made.shared_disk_warnings] == (
         ["db writes to vdb, too, and is not frozen"] if reported else []
     )
 
@@ -177,14 +177,13 @@ def test_a_missing_disk_is_refused_and_named(world):
         planned(world, domain)
 
 
-def test_a_disk_without_read_permission_asks_for_root(world, monkeypatch):
+def test_a_disk_without_read_permission_asks_for_root(world):
     def forbidden(path):
         raise PermissionError(13, "Permission denied", path)
 
     domain = world.add_guest()
-    monkeypatch.setattr(resolver, "resolve", forbidden)
     with pytest.raises(UnavailableError, match="run snaporch as root"):
-        locate_disks(domain)
+        locate_disks(Resolver(stat=forbidden), domain)
 
 
 # -- the strategy -------------------------------------------------------------------------------
@@ -353,7 +352,7 @@ def test_planning_changes_nothing(world):
 def test_compression_follows_the_settings(world):
     domain = world.add_guest()
     context = world.with_defaults(compression="gzip", compression_level=7, compression_threads=3)
-    how = make_plan(context, domain).compressing
+    how = make_plan(context, domain).compression
     assert (how.method, how.level, how.threads) == (Compression.GZIP, 7, 3)
 
 
@@ -364,7 +363,11 @@ def saved_before(context, domain, pace):
     part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace})
     versions, moment = context.hypervisor.versions(domain), datetime.now(UTC)
     pause = Pause(None, 0.0)
-    bundle.seal(build_manifest(plan, plan.level, [part], [], versions, pause, moment, moment))
+    bundle.seal(
+        build_manifest(
+            context.resolver, plan, plan.level, [part], [], versions, pause, moment, moment
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -380,20 +383,20 @@ def test_the_compression_level_follows_the_last_snapshot(world, compression, pac
     domain = world.add_guest()
     context = world.with_defaults(compression=compression)
     saved_before(context, domain, pace)
-    assert make_plan(context, domain).compressing.level == level
+    assert make_plan(context, domain).compression.level == level
 
 
 def test_a_configured_compression_level_is_kept(world):
     domain = world.add_guest()
     context = world.with_defaults(compression_level=0)
     saved_before(context, domain, RamSaveTimes(1, 10.0, 0.0, 0.0))
-    assert make_plan(context, domain).compressing.level == 0
+    assert make_plan(context, domain).compression.level == 0
 
 
 def test_an_old_libvirt_gets_what_it_can_read(world):
     world.hypervisor.zstd = False
     made = make_plan(world.with_defaults(), world.add_guest())
-    assert made.compressing.method is Compression.GZIP
+    assert made.compression.method is Compression.GZIP
 
 
 @pytest.mark.parametrize("what", ["nvram", "tpm"])

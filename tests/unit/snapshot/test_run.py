@@ -455,7 +455,10 @@ def test_a_journal_that_cannot_be_written_stops_the_run_before_anything(world):
 def test_a_full_disk_under_the_journal_at_any_step(world, refuse_line, step, event):
     world.add_guest(disks=TWO)
     refuse_line(f'"event": "{event}", "step": "{step}"')
-    with nothing_left_open(), pytest.raises(RunFailedError, match="No space left"):
+    with (
+        nothing_left_open(world.kill_guardians),
+        pytest.raises(RunFailedError, match="No space left"),
+    ):
         snapshot(world)
     assert_as_it_was(world)
 
@@ -711,7 +714,7 @@ def test_the_domain_is_read_again_under_its_lock(world):
 def test_no_descriptor_and_no_thread_is_left(world):
     world.add_guest(disks=TWO)
     snapshot(world, "warm-up")
-    with nothing_left_open():
+    with nothing_left_open(world.kill_guardians):
         snapshot(world, "s1")
         world.hooks.at["capture.writing"] = failing(HypervisorError("web", "no"))
         with suppress(RunFailedError):

@@ -19,7 +19,6 @@ from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import RAM_PROPERTY, PoolError
-from snaporch.zfs.resolver import NotOnZfsError
 
 SECOND = 2
 WRITING, READING_BACK = "writing what changed in RAM", "reading RAM back"
@@ -179,11 +178,8 @@ class Usage:
     free = 0
 
 
-def test_a_dataset_that_is_not_mounted_leaves_the_image(paged, monkeypatch):
-    def nowhere(name):
-        raise NotOnZfsError(name, "is not mounted", f"zfs mount {name}")
-
-    monkeypatch.setattr("snaporch.zfs.resolver.mount_point_of", nowhere)
+def test_a_dataset_that_is_not_mounted_leaves_the_image(paged):
+    paged.resolver.mount_points[dataset(paged)] = None
     stays(paged, snapshot(paged), "zfs mount")
 
 

@@ -8,8 +8,7 @@ from snaporch.status.collect import collect_status
 
 
 @pytest.fixture
-def scheduled(world, monkeypatch):
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
+def scheduled(world):
     world.add_guest()
     return Scheduled(world)
 

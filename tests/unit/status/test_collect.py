@@ -82,7 +82,7 @@ def test_a_snapshot_after_a_failure_ends_it(scheduled, standing):
 
 def test_a_policy_that_does_not_exist_is_reported(scheduled, standing):
     scheduled.world.pool.set_properties(["tank/web"], {"snaporch:policy": "dayly"})
-    assert standing().domains[0].unknown == ("dayly",)
+    assert standing().domains[0].unknown_policies == ("dayly",)
 
 
 def test_a_failed_verification_counts_as_long_as_its_snapshot_exists(scheduled, standing):
@@ -143,8 +143,8 @@ def test_a_run_under_way(scheduled, standing, opened, steps, phase, window):
     opened(*steps)
     with held(scheduled):
         (run,) = standing().runs
-    assert (run.domain, run.kind, run.phase, run.window) == ("web", "snapshot", phase, window)
-    assert run.held
+    assert (run.domain, run.kind, run.phase, run.in_window) == ("web", "snapshot", phase, window)
+    assert run.locked
     assert run.since - datetime.now(UTC) < timedelta(seconds=1)
 
 
@@ -154,7 +154,7 @@ def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opene
     strange = scheduled.context.config.paths.journal / "zz.jsonl"
     strange.write_text(content)
     run, other = standing().runs
-    assert not run.held
+    assert not run.locked
     assert (other.kind, other.path) == ("", str(strange))
 
 
@@ -164,18 +164,18 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     opened(Step.PREPARE).note(Note.SUSPENDED)
     with held(scheduled, doing) if doing else nullcontext():
         (run,) = standing().runs
-    assert (run.guest_held, run.held) == (True, doing == "snapshot")
+    assert (run.guest_may_be_frozen, run.locked) == (True, doing == "snapshot")
 
 
 def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
     guest = scheduled.world.guest()
     guest.live, guest.state = None, DomainState.OFF
     whole, guest.inactive = guest.inactive, with_start_bar(scheduled.context, guest.inactive)
-    ((name, text),) = standing().barred
+    ((name, text),) = standing().barred_guests
     assert (name, "cannot be started" in text) == ("web", True)
     seen = make_forecasts(scheduled.context, NOW)
     guest.inactive = whole  # its restore has just ended
-    assert collect_status(scheduled.context, seen, NOW).barred == ()
+    assert collect_status(scheduled.context, seen, NOW).barred_guests == ()
 
 
 def test_overlays_of_no_run(scheduled, standing, opened):
@@ -183,7 +183,7 @@ def test_overlays_of_no_run(scheduled, standing, opened):
     overlays = scheduled.context.config.paths.overlays
     (overlays / journal.path.stem).mkdir(parents=True)
     (overlays / "20200101T000000Z-0badcafe").mkdir()
-    assert standing().overlays == (str(overlays / "20200101T000000Z-0badcafe"),)
+    assert standing().overlays_without_journal == (str(overlays / "20200101T000000Z-0badcafe"),)
 
 
 def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypatch):
@@ -195,7 +195,7 @@ def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypa
         return []
 
     monkeypatch.setattr("snaporch.status.collect.list_journals", ended)
-    assert standing().overlays == ()
+    assert standing().overlays_without_journal == ()
 
 
 def on_overlay(scheduled):
@@ -208,12 +208,12 @@ def on_overlay(scheduled):
 
 def test_a_guest_on_an_overlay_of_no_run(scheduled, standing, opened):
     overlay, _ = on_overlay(scheduled)
-    assert standing().domains[0].stray == (str(overlay),)
+    assert standing().domains[0].unknown_overlays == (str(overlay),)
     with held(scheduled):
-        assert standing().domains[0].stray == ()
+        assert standing().domains[0].unknown_overlays == ()
 
 
-def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatch):
+def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing):
     overlay, base = on_overlay(scheduled)
     web = scheduled.world.guest()
     ask = scheduled.world.hypervisor.sources
@@ -222,20 +222,20 @@ def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing, monkeypatc
         web.live = web.live.replace(str(overlay), base)
         return ask(uuid)
 
-    monkeypatch.setattr(scheduled.world.hypervisor, "sources", settled)
-    assert standing().domains[0].stray == ()
+    scheduled.world.hypervisor.sources = settled
+    assert standing().domains[0].unknown_overlays == ()
 
 
 # -- the scheduler and the store -----------------------------------------------------------------
 
 
 def test_the_scheduler_that_runs_is_shown(scheduled, standing):
-    assert not standing().scheduler.there
+    assert not standing().scheduler.is_active
     runtime = scheduled.context.config.paths.runtime
     with domain_lock(runtime, "schedule", "schedule", "daemon", wait=0, interrupt=Interrupt()):
         scheduler = standing().scheduler
     assert (scheduler.holder.doing, scheduler.holder.pid) == ("daemon", os.getpid())
-    assert scheduler.there
+    assert scheduler.is_active
     assert scheduler.refresh == scheduled.context.config.schedule.refresh
 
 
@@ -276,13 +276,13 @@ def test_a_store_that_does_not_exist_yet_has_the_space_of_its_file_system(tmp_pa
     assert found.size_bytes == usage(Path(tmp_path)).size_bytes
 
 
-def test_zfs_is_listed_once(scheduled, standing, monkeypatch):
+def test_zfs_is_listed_once(scheduled, standing):
     scheduled.hours_ago(5, 4, 3, 2, 1)
     calls = []
     found = scheduled.world.pool.survey()
-    monkeypatch.setattr(scheduled.world.pool, "survey", lambda: calls.append(1) or found)
+    scheduled.world.pool.survey = lambda: calls.append(1) or found
     for name in ("snapshots", "holds", "clones", "sizes", "census", "datasets"):
-        monkeypatch.setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
+        setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
     standing()
     assert calls == [1]
 
@@ -386,21 +386,21 @@ def test_missed_times_use_the_stagger_of_the_group(scheduled, standing):
 
 def test_a_store_that_is_not_mounted(scheduled, standing):
     scheduled.hours_ago(1)
-    assert not standing().store_gone
+    assert not standing().store_missing
     bundles, elsewhere = scheduled.world.paths.bundles, scheduled.world.root / "elsewhere"
     bundles.rename(elsewhere)
-    assert standing().store_gone
+    assert standing().store_missing
     bundles.mkdir()
-    assert standing().store_gone
+    assert standing().store_missing
     (bundles / ".snaporch-store").touch()
-    assert not standing().store_gone
+    assert not standing().store_missing
 
 
 def test_snapshots_that_are_mounted_elsewhere(scheduled, standing):
     scheduled.hours_ago(1)
     ours = BlockingMount("tank/web@of-others", "the guest db")
     scheduled.world.pool.foreign = [ours, BlockingMount("tank/home@x", "backup (process 7)")]
-    assert standing().mounted == (ours,)
+    assert standing().mounted_snapshots == (ours,)
     assert standing().as_json()["mounted"] == [
         {"snapshot": "tank/web@of-others", "by": "the guest db"}
     ]

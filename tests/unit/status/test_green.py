@@ -96,10 +96,8 @@ class Host:
 @given(events=st.lists(EVENTS, min_size=4, max_size=14))
 def test_the_status_is_well_only_while_the_promise_is_kept(tmp_path_factory, events):
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(
-            "snaporch.status.collect.unit_states", lambda: {"snaporch.service": "active"}
-        )
         host = Host(tmp_path_factory.mktemp("host"), monkeypatch)
+        host.world.unit_states["snaporch.service"] = "active"
         for event in events:
             host.happen(*event)
             assert not host.is_well() or host.is_promised(), event
@@ -107,7 +105,6 @@ def test_the_status_is_well_only_while_the_promise_is_kept(tmp_path_factory, eve
 
 def test_the_status_is_well_while_the_promise_is_kept(tmp_path, monkeypatch):
     """Otherwise the test above would prove nothing."""
-    monkeypatch.setattr("snaporch.status.collect.unit_states", dict)
     host = Host(tmp_path, monkeypatch)
     host.happen("look", 0)
     host.happen("take", 0)

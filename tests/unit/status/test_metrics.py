@@ -28,8 +28,8 @@ def samples(status, problems=()):
 
 
 def test_metrics_as_prometheus_reads_them():
-    runs = (RUN, replace(RUN, held=False))
-    found = samples(replace(WELL, runs=runs, barred=(("db", "why"),)), [PROBLEM])
+    runs = (RUN, replace(RUN, locked=False))
+    found = samples(replace(WELL, runs=runs, barred_guests=(("db", "why"),)), [PROBLEM])
     assert found["snaporch_info", __version__] == 1
     assert found["snaporch_status_timestamp_seconds",] == NOW.timestamp()
     assert found["snaporch_scheduler_active",] == 1

@@ -51,10 +51,7 @@ def test_an_address_in_use_is_a_note(scheduled, place):
     assert note == f"metrics are not served at {place}: Address already in use"
 
 
-def test_unless_configured_nothing_is_collected(scheduled, monkeypatch):
-    monkeypatch.setattr(
-        "snaporch.status.metrics_exporter.collect_status", lambda *_: pytest.fail("looked")
-    )
-    observer = MetricsExporter()
+def test_unless_configured_nothing_is_collected(scheduled):
+    observer = MetricsExporter(lambda *_: pytest.fail("looked"))
     with observer.serving(scheduled.context, MetricsOptions()):
         looked(observer, scheduled.context)

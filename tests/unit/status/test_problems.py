@@ -17,8 +17,8 @@ from snaporch.zfs import BlockingMount
 FAILED = replace(NEXT, failed=FailedAttempt(NOW, "no such luck"))
 DUE = replace(NEXT, at=NOW - timedelta(minutes=31))
 JUST_DUE = replace(NEXT, at=NOW - timedelta(minutes=30))
-FIRST = replace(NEXT, at=NOW, wanted=None, since=NOW - timedelta(minutes=30))
-LONG = replace(FIRST, since=NOW - timedelta(minutes=30, seconds=1))
+FIRST = replace(NEXT, at=NOW, scheduled=None, first_run=NOW - timedelta(minutes=30))
+LONG = replace(FIRST, first_run=NOW - timedelta(minutes=30, seconds=1))
 INACTIVE = SchedulerState(None, {"snaporch.service": "inactive"})
 STARTING = replace(WELL.scheduler.holder, checked="")
 HALF = replace(RECORD, state=BundleState.MISSING)
@@ -88,9 +88,9 @@ def test_nothing_needs_attention(status):
         (with_policy(missed=2), ("missed", "critical")),
         (with_policy(next=FAILED), ("failed", "warning")),
         (with_policy(next=FAILED, last=None), ("failed", "critical")),
-        (with_domain(unknown=("dayly",)), ("unknown-policy", "warning")),
-        (with_domain(stray=("/o/vda",)), ("on-overlay", "critical")),
-        (replace(WELL, store_gone=True), ("no-store", "critical")),
+        (with_domain(unknown_policies=("dayly",)), ("unknown-policy", "warning")),
+        (with_domain(unknown_overlays=("/o/vda",)), ("on-overlay", "critical")),
+        (replace(WELL, store_missing=True), ("no-store", "critical")),
         (with_replica(failed=TRIED), ("replica-failed", "critical")),
         (with_replica(last=NOW, failed=TRIED), ("replica-failed", "warning")),
         (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
@@ -98,10 +98,10 @@ def test_nothing_needs_attention(status):
         (with_domain(verified=(BROKEN,)), ("verify-failed", "critical")),
         (with_domain(verified=(BROKEN, FINE)), ("verify-failed", "critical")),
         (with_domain(verified=(FINE, BROKEN)), ("verify-failed", "warning")),
-        (replace(WELL, runs=(replace(RUN, held=False),)), ("interrupted", "critical")),
+        (replace(WELL, runs=(replace(RUN, locked=False),)), ("interrupted", "critical")),
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
-        (replace(WELL, barred=(("web", "cannot be started"),)), ("barred", "critical")),
-        (replace(WELL, overlays=("/o/r",)), ("unknown-overlay", "warning")),
+        (replace(WELL, barred_guests=(("web", "cannot be started"),)), ("barred", "critical")),
+        (replace(WELL, overlays_without_journal=("/o/r",)), ("unknown-overlay", "warning")),
         (late(minutes=35, seconds=1), ("check-late", "warning")),
         (
             replace(WELL, scheduler=replace(WELL.scheduler, holder=STARTING)),
@@ -110,9 +110,9 @@ def test_nothing_needs_attention(status):
         (replace(with_policy(next=DUE), scheduler=INACTIVE), ("scheduler-inactive", "warning")),
         (replace(with_policy(next=FIRST), scheduler=INACTIVE), ("scheduler-inactive", "warning")),
         (with_policy(next=LONG), ("never", "critical")),
-        (with_policy(next=replace(FIRST, since=None)), ("never", "critical")),
-        (with_domain(lost="hourly"), ("no-policy", "critical")),
-        (replace(WELL, unused=("hourly",)), ("unused-policy", "warning")),
+        (with_policy(next=replace(FIRST, first_run=None)), ("never", "critical")),
+        (with_domain(lost_policy="hourly"), ("no-policy", "critical")),
+        (replace(WELL, unused_policies=("hourly",)), ("unused-policy", "warning")),
         (replace(WELL, unknown_domains=(("policy.p", "wbe"),)), ("no-such-domain", "warning")),
         (
             replace(
@@ -127,7 +127,7 @@ def test_nothing_needs_attention(status):
             replace(WELL, scheduler=SchedulerState(None, {"snaporch.service": "failed"})),
             ("unit-failed", "critical"),
         ),
-        (replace(WELL, mounted=(MOUNT, MOUNT)), ("mounted", "warning")),
+        (replace(WELL, mounted_snapshots=(MOUNT, MOUNT)), ("mounted", "warning")),
         (filled(85), ("store-full", "warning")),
         (filled(95), ("store-full", "critical")),
     ],
@@ -141,7 +141,7 @@ def test_limits_are_the_configured_ones():
 
 
 def test_critical_problems_come_first():
-    status = replace(with_policy(missed=1), runs=(replace(RUN, held=False),))
+    status = replace(with_policy(missed=1), runs=(replace(RUN, locked=False),))
     problems = find_problems(status, StatusOptions())
     assert [each.grade for each in problems] == [ProblemGrade.CRITICAL, ProblemGrade.WARNING]
     assert worst_grade(problems) is ProblemGrade.CRITICAL
@@ -150,9 +150,9 @@ def test_critical_problems_come_first():
 
 
 def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
-    held = replace(RUN, guest_held=True)
+    held = replace(RUN, guest_may_be_frozen=True)
     assert find_problems(replace(WELL, runs=(held,)), StatusOptions()) == []  # it is just at it
-    (problem,) = find_problems(replace(WELL, runs=(replace(held, held=False),)), StatusOptions())
+    (problem,) = find_problems(replace(WELL, runs=(replace(held, locked=False),)), StatusOptions())
     assert (problem.code, problem.grade) == ("held", ProblemGrade.CRITICAL)
     assert "while frozen, and the guest may still be paused or frozen" in problem.text
     assert problem.text.endswith("run: snaporch recover u")
@@ -165,19 +165,19 @@ def test_an_interrupted_run_is_not_reported_as_a_missing_bundle():
     assert problem.text.endswith(
         "is only crash-consistent: its run was interrupted, or the guest was not frozen"
     )
-    assert codes(replace(bare, runs=(replace(RUN, held=False),))) == [("interrupted", "critical")]
+    assert codes(replace(bare, runs=(replace(RUN, locked=False),))) == [("interrupted", "critical")]
 
 
 def test_texts_of_interrupted_and_missed_snapshots():
-    (problem,) = find_problems(replace(WELL, runs=(replace(RUN, held=False),)), StatusOptions())
+    (problem,) = find_problems(replace(WELL, runs=(replace(RUN, locked=False),)), StatusOptions())
     assert problem.text == "a snapshot was interrupted while frozen; run: snaporch recover u"
-    wanted = replace(NEXT, wanted=NOW - timedelta(hours=2))
+    wanted = replace(NEXT, scheduled=NOW - timedelta(hours=2))
     (missed,) = find_problems(with_policy(missed=2, next=wanted), StatusOptions())
     assert missed.text.startswith("hourly: the snapshot of 2026-06-10 10:30 UTC was missed, and")
 
 
 def test_snapshots_that_are_mounted_are_counted():
-    (problem,) = find_problems(replace(WELL, mounted=(MOUNT, MOUNT)), StatusOptions())
+    (problem,) = find_problems(replace(WELL, mounted_snapshots=(MOUNT, MOUNT)), StatusOptions())
     assert (problem.subject, problem.text.split(",")[0]) == (
         "the guest db",
         "has 2 snapshots mounted",
@@ -194,4 +194,4 @@ def test_every_code_is_documented():
 
 
 def test_the_service_of_the_timer_does_not_count_as_active():
-    assert not SchedulerState(None, {"snaporch-run-due.service": "active"}).there
+    assert not SchedulerState(None, {"snaporch-run-due.service": "active"}).is_active

@@ -91,7 +91,7 @@ class Host:
         self.taken = {name: [] for name in POLICIES}
         self.since = dict.fromkeys(POLICIES)
         self.elsewhere = root / "elsewhere"
-        monkeypatch.setattr("snaporch.status.collect.unit_states", self.units)
+        self.world.context.unit_states = self.units
         monkeypatch.setattr(
             "snaporch.schedule.forecast.read_zone_again", lambda: None
         )  # named above

@@ -40,7 +40,6 @@ from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import store_as_pages
-from snaporch.verify import liveness
 from snaporch.verify.verify import VerifyOptions, check_options, longest_ago, verify, verify_all
 from snaporch.zfs import PoolError
 
@@ -68,10 +67,7 @@ def nothing_of_it(world):
 
 
 @pytest.fixture(autouse=True)
-def original(story, monkeypatch):
-    monkeypatch.setattr(liveness, "_CPU_SECONDS", 0.05)
-    monkeypatch.setattr(liveness, "_AGENT_SECONDS", 0.05)
-    monkeypatch.setattr(liveness, "_POLL_SECONDS", 0.001)
+def original(story):
     return story
 
 
@@ -478,11 +474,11 @@ def test_a_clone_that_has_a_disk_of_the_original_open_does_not_run(original, wor
     assert ("hypervisor.resume" in world.hooks.acts()) is (place == "hypervisor.resume")
 
 
-def test_an_emulator_whose_files_cannot_be_read_gives_no_result(world, monkeypatch):
+def test_an_emulator_whose_files_cannot_be_read_gives_no_result(world):
     def hidden(uuid):
         raise UnavailableError(uuid, "its emulator cannot be found")
 
-    monkeypatch.setattr(world.hypervisor, "open_files", hidden)
+    world.hypervisor.open_files = hidden
     with pytest.raises(UnavailableError):
         check(world)
     assert record(world).verified is None

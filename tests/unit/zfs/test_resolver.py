@@ -14,12 +14,12 @@ from snaporch.default_paths import HostPaths
 from snaporch.model import Dataset, DatasetKind
 from snaporch.zfs import resolver
 from snaporch.zfs.resolver import (
+    HOST,
     Mount,
     NotOnZfsError,
     Resolver,
     parse_mount,
     read_mounts,
-    resolve,
 )
 
 LINE = "42 28 0:37 / /tank/web rw,relatime shared:1 - zfs tank/web rw,xattr,posixacl"
@@ -144,7 +144,7 @@ def test_a_file_whose_mount_is_not_seen(image):
 
 def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        resolve(str(tmp_path / "absent"))
+        HOST.resolve(str(tmp_path / "absent"))
 
 
 # -- paths that may hang ------------------------------------------------------------------------
@@ -197,13 +197,13 @@ def test_a_mount_over_the_path_counts(image, tmp_path):
     device = f"{os.major(image.stat().st_dev)}:{os.minor(image.stat().st_dev)}"
     zfs = Mount(device, str(tmp_path), "zfs", "tank/web", 3, 2)
     over = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path, "nfs"), zfs]
-    assert resolve(str(image), over).name == "tank/web"
+    assert HOST.resolve(str(image), over).name == "tank/web"
     hidden = [
         mount(1, 0, "/", "ext4"),
         mount(2, 1, tmp_path / "disk.img", "nfs"),
         Mount(device, str(tmp_path), "zfs", "tank/web", 3, 1),
     ]
-    assert resolve(str(image), hidden).name == "tank/web"
+    assert HOST.resolve(str(image), hidden).name == "tank/web"
 
 
 @pytest.mark.parametrize("filesystem", ["nfs4", "fuse"])
@@ -215,14 +215,14 @@ def test_a_mount_below_a_servers_file_system_decides(tmp_path, touched, filesyst
     zfs = Mount(device, str(image.parent), "zfs", "tank/web", 3, 2)
     table = [mount(1, 0, "/", "ext4"), mount(2, 1, tmp_path / "dead", filesystem), zfs]
     assert Resolver(stat=os.stat).resolve(str(image), table).name == "tank/web"
-    assert resolver.real_path(str(image), table) == str(image)
+    assert HOST.real_path(str(image), table) == str(image)
     touched.clear()
     for other in ("dead/some", "dead/some/other/disk.img", "dead/some/../some/vm/disk.img"):
         with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {filesystem}"):
-            resolver.real_path(str(tmp_path / other), table)
+            HOST.real_path(str(tmp_path / other), table)
     deeper = Mount("9:9", str(image.parent / "more"), filesystem, "server:/", 4, 3)
     with pytest.raises(NotOnZfsError, match=f"not on ZFS but on {filesystem}"):
-        resolver.real_path(str(image.parent / "more" / "x"), [*table, deeper])
+        HOST.real_path(str(image.parent / "more" / "x"), [*table, deeper])
     assert not [path for path in touched if not Path(path).is_relative_to(image.parent)]
 
 
@@ -232,10 +232,10 @@ def test_a_real_path_is_the_kernels(tmp_path):
     (tmp_path / "round").symlink_to(tmp_path / "a" / "up" / "b")
     for name in ("round", "a/up/b/../up", "round/../../a", "none/at/all", "round/none/../x"):
         path = str(tmp_path / name)
-        assert resolver.real_path(path) == os.path.realpath(path)
+        assert HOST.real_path(path) == os.path.realpath(path)
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(OSError, match="symbolic links"):
-        resolver.real_path(str(tmp_path / "loop"))
+        HOST.real_path(str(tmp_path / "loop"))
 
 
 def test_a_missing_image_would_be_in_its_directorys_dataset(image, mounted, tmp_path):

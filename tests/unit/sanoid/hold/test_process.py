@@ -257,9 +257,9 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock(world):
     made = Clock()
-    monkeypatch.setattr("snaporch.sanoid.hold.server.time", made)
+    world.window_clock = made.monotonic
     return made
 
 

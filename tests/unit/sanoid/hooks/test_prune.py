@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,13 @@ HEAVY = ("typer", "rich", "pydantic", "tenacity", "libvirt", "libzfs_core", "sub
 
 
 @pytest.fixture
-def host(world, monkeypatch, tmp_path):
+def host(world, tmp_path):
     """A guest on two pools with a bundle; the configuration is named in the environment."""
     config = tmp_path / "snaporch.toml"
     names = ("overlays", "bundles", "journal", "runtime")
     lines = [f"{name} = {json.dumps(str(getattr(world.paths, name)))}" for name in names]
     config.write_text("\n".join(["[paths]", *lines]) + "\n")
-    monkeypatch.setattr("snaporch.zfs.open_pool", lambda: world.pool)
+    world.prune = partial(prune, open_pool=lambda: world.pool)
     world.environment = DESTROYED | {"SNAPORCH_CONFIG": str(config)}
     domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
     world.bundle = Path(take_snapshot(world.context, domain, SnapshotRequest("s1")).bundle)
@@ -38,11 +39,11 @@ def destroy(world, *names):
 
 def test_a_bundle_is_deleted_with_its_last_snapshot_and_not_before(host, capsys):
     destroy(host, "tank/web@s1")
-    assert prune(host.environment) == 0
+    assert host.prune(host.environment) == 0
     assert host.bundle.is_dir()
     assert capsys.readouterr().out == ""
     destroy(host, "flash/web@s1")
-    assert prune(host.environment | {"SANOID_TARGET": "flash/web"}) == 0
+    assert host.prune(host.environment | {"SANOID_TARGET": "flash/web"}) == 0
     assert not host.bundle.exists()
     (moved,) = (host.paths.bundles / ".trash").iterdir()
     assert moved.name.endswith(host.bundle.name)
@@ -52,14 +53,14 @@ def test_a_bundle_is_deleted_with_its_last_snapshot_and_not_before(host, capsys)
 
 
 def test_a_snapshot_that_still_exists_keeps_its_bundle(host):
-    assert prune(host.environment) == 0
+    assert host.prune(host.environment) == 0
     assert host.bundle.is_dir()
 
 
 def test_a_replica_elsewhere_keeps_it(host):
     host.pool.replicate("tank/web@s1", "backup/web")
     destroy(host, "tank/web@s1", "flash/web@s1")
-    assert prune(host.environment) == 0
+    assert host.prune(host.environment) == 0
     assert host.bundle.is_dir()
 
 
@@ -67,24 +68,23 @@ def test_only_named_datasets_are_listed_while_a_snapshot_is_left(host):
     asked = []
     host.hooks.at["pool.census"] = lambda: asked.append("all")
     destroy(host, "tank/web@s1")
-    prune(host.environment)
+    host.prune(host.environment)
     assert asked == []
 
 
 @pytest.mark.parametrize("change", [{"SANOID_TARGET": "tank/home"}, {"SANOID_SNAPNAME": "s2"}])
-def test_zfs_is_not_asked_about_a_snapshot_that_no_bundle_names(host, change, monkeypatch):
+def test_zfs_is_not_asked_about_a_snapshot_that_no_bundle_names(host, change):
     def unwanted():
         raise AssertionError
 
-    monkeypatch.setattr("snaporch.zfs.open_pool", unwanted)
-    assert prune(host.environment | change) == 0
+    assert prune(host.environment | change, unwanted) == 0
     assert host.bundle.is_dir()
 
 
 def test_sanoid_2_0_3_sets_no_script(host):
     destroy(host, "tank/web@s1", "flash/web@s1")
     environment = {k: v for k, v in host.environment.items() if k != "SANOID_SCRIPT"}
-    assert prune(environment) == 0
+    assert host.prune(environment) == 0
     assert not host.bundle.exists()
 
 
@@ -98,7 +98,7 @@ def test_before_a_snapshot_is_destroyed_nothing_is_done(host):
 
 def test_the_trash_is_emptied_too(host):
     destroy(host, "tank/web@s1", "flash/web@s1")
-    prune(host.environment)
+    host.prune(host.environment)
     trash = host.paths.bundles / ".trash"
     ages = host.paths.bundles / "ages.json"
     document = json.loads(ages.read_bytes())
@@ -107,7 +107,7 @@ def test_the_trash_is_emptied_too(host):
     guest = host.hypervisor.domain("web")
     bundle = Path(take_snapshot(host.context, guest, SnapshotRequest("s2")).bundle)
     destroy(host, "tank/web@s2", "flash/web@s2")
-    prune(host.environment | {"SANOID_SNAPNAME": "s2"})
+    host.prune(host.environment | {"SANOID_SNAPNAME": "s2"})
     assert [path.name.endswith(bundle.name) for path in trash.iterdir()] == [True]
 
 

@@ -20,7 +20,7 @@ from snaporch.data_files import shared_file
 from snaporch.errors import UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
 from snaporch.private_files import store_errors
-from snaporch.recovery.start_guardian import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
+from snaporch.systemd.start_detached import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
 
 UNITS = (
     "snaporch.service",

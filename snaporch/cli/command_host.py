@@ -1,0 +1,43 @@
+"""The host of a command. Modules are imported when they are first used: start-up time counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snaporch.config import Config
+    from snaporch.context import Context
+    from snaporch.hypervisor import Hypervisor
+    from snaporch.zfs import Pool
+
+
+class CommandHost:
+    """How commands open the configuration, libvirt and ZFS; tests hand in another one."""
+
+    config: Path | None = None
+    """The ``--config`` before the command."""
+
+    def load_config(self, path: Path | None) -> Config:
+        """The configuration; see :func:`~snaporch.config.load.load_config`."""
+        from snaporch.config import load_config
+
+        return load_config(path)
+
+    def open_pool(self, *, read_only: bool = False) -> Pool:
+        """ZFS; see :func:`~snaporch.zfs.open.open_pool`."""
+        from snaporch.zfs import open_pool
+
+        return open_pool(read_only=read_only)
+
+    def open_hypervisor(self, uri: str) -> Hypervisor:
+        """libvirt; see :func:`~snaporch.hypervisor.open_hypervisor`."""
+        from snaporch.hypervisor import open_hypervisor
+
+        return open_hypervisor(uri)
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Context:
+        """Make the context of a command."""
+        from snaporch.context import Context
+
+        return Context(*arguments, **settings)
