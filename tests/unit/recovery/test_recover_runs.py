@@ -1481,7 +1481,7 @@ def test_last_writes_are_quarantined_when_the_run_was_killed(world):
 
 def test_commands_of_a_recovery_are_logged_with_the_run(world):
     run = Killed(world).switched()
-    with command_log.fields(STEP="before"):
+    with command_log.fields(**dict.fromkeys(command_log.FIELD_NAMES, "")):
         recover_run(world.context, run.facts, ())
         assert command_log.current_fields() == {
             "DOMAIN": run.facts.domain,
