@@ -454,7 +454,7 @@ class _Transfer:
         if not _has_bundle(record, self._members[record]) or bundles.is_read(record):
             return True
         if not bundles.differing(record):
-            if marked and not (must_read and bundles.is_described(record)):
+            if marked and not must_read:
                 return True
             damaged = bundles.read(record)
             if not damaged:

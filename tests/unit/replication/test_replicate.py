@@ -1175,6 +1175,34 @@ def test_a_copy_of_a_bundle_that_is_incomplete_here_stays_replicated(shop):
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
 
 
+def test_a_copy_whose_bundle_here_is_lost_is_compared_with_its_own_manifest(shop):
+    record, _ = shop.take("s1", "s2")
+    shop.ship()
+    shutil.rmtree(record.bundle)
+    assert shop.ship(recheck=True).read == 2
+    assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+    copy = shop.copy(record) / "ram.save"
+    content = copy.read_bytes()
+    copy.write_bytes(b"x" * len(content))
+    with pytest.raises(ReplicaError, match="damaged, and the one on this host is not whole"):
+        shop.ship(recheck=True)
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+    copy.write_bytes(content)
+    assert names(shop.ship()) == ["s1"]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", None])
+def test_a_copy_without_any_manifest_is_not_replicated(shop, text):
+    record, other = shop.take("s1", "s2")
+    shop.ship()
+    shutil.rmtree(record.bundle)
+    copy = shop.copy(record) / "manifest.json"
+    copy.write_bytes((shop.copy(other) / "manifest.json").read_bytes() if text is None else text)
+    with pytest.raises(ReplicaError, match="damaged, and the one on this host is not whole"):
+        shop.ship(recheck=True)
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+
+
 def test_an_unmarked_bundle_is_read_before_it_is_marked(shop):
     """It may have arrived under another name of the replica, long ago."""
     (record,) = shop.take("s1")
