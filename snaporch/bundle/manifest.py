@@ -15,7 +15,7 @@ from snaporch.model import LeftOutCode, Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
-_MAX_BYTES = 16 << 20
+MAX_MANIFEST_BYTES = 16 << 20
 """Far more than the manifest of any guest; a bundle may come from another host."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -255,9 +255,9 @@ def read_manifest(directory: Path) -> Manifest:
     path = directory / MANIFEST_NAME
     try:
         with path.open("rb") as stream:
-            data = stream.read(_MAX_BYTES + 1)
-        if len(data) > _MAX_BYTES:
-            raise ManifestError(str(path), f"is larger than {_MAX_BYTES >> 20} MiB")
+            data = stream.read(MAX_MANIFEST_BYTES + 1)
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise ManifestError(str(path), f"is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
         return Manifest.model_validate_json(data)
     except OSError as error:
         raise ManifestError(str(path), error.strerror or "cannot be read") from error

@@ -10,6 +10,8 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest
 from snaporch.bundle.store import COPY_NAME
 from snaporch.context import Context
@@ -79,10 +81,6 @@ class BundleCopies:
         limit = oldest if _SPREAD_SECONDS < oldest < READ_AGAIN_SECONDS else READ_AGAIN_SECONDS
         return frozenset(run for run, age in ages.items() if age >= limit)
 
-    def is_described(self, record: SnapshotRecord) -> bool:
-        """Whether this host has the bundle's manifest, with which the copy can be compared."""
-        return self._files[record.run] is not None
-
     def is_read(self, record: SnapshotRecord) -> bool:
         """Whether this replication has read the bundle there, or copied it."""
         return record.run in self._read
@@ -91,20 +89,35 @@ class BundleCopies:
         """Read a bundle on the replica.
 
         Returns:
-            The files that are missing, or differ from this host's manifest.
+            The files that are missing, or differ from this host's manifest. If this host has none,
+            the files are compared with the manifest there.
 
         Raises:
             ReplicaError, CommandError: the replica does not answer.
         """
-        files = self._files[record.run]
-        if files is None:
-            return (MANIFEST_NAME,)
         self._context.progress.step(self._replica, f"reading the bundle of @{record.snapshot}")
-        sums = {name: file.sha256 for name, file in files.items()}
-        damaged = self._destination.damaged(f"{record.uuid}/{record.run}", sums)
+        files, reference = self._files[record.run], f"{record.uuid}/{record.run}"
+        if files is None:
+            sums = self._sums_there(record)
+        else:
+            sums = {name: file.sha256 for name, file in files.items()}
+        if not sums:
+            return (MANIFEST_NAME,)
+        damaged = self._destination.damaged(reference, sums)
         if not damaged:
             self._read.add(record.run)
         return tuple(damaged)
+
+    def _sums_there(self, record: SnapshotRecord) -> dict[str, str]:
+        """The SHA-256 of each file in the replica's own manifest; empty without a valid one."""
+        text = self._destination.manifest(f"{record.uuid}/{record.run}")
+        try:
+            manifest = Manifest.model_validate_json(text)
+        except ValidationError:
+            return {}
+        if (manifest.uuid, manifest.run) != (record.uuid, record.run):
+            return {}
+        return {part.name: part.sha256 for part in manifest.parts}
 
     def copy(self, record: SnapshotRecord) -> bool:
         """Copy a bundle to the replica, in place of the one that is there.

@@ -25,6 +25,7 @@ from math import inf
 from pathlib import Path
 from typing import Protocol
 
+from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, copy_name
 from snaporch.command_log import LoggedCommand
 from snaporch.config import Replica
@@ -152,6 +153,13 @@ class Destination(Protocol):
         Returns:
             The files that are missing, cannot be read or differ. If there is none, the time of the
             reading is recorded on the replica.
+        """
+
+    def manifest(self, reference: str) -> str:
+        """The text of the manifest of a bundle that the replica has, which may be any text.
+
+        Args:
+            reference: ``uuid/run``.
         """
 
     def store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
@@ -340,6 +348,12 @@ class ReplicaDestination:
         if not found:
             self._host.run("touch", f"{directory}/{COPY_NAME}")
         return found
+
+    def manifest(self, reference: str) -> str:
+        """See the protocol."""
+        path = shlex.quote(f"{self._replica.bundles}/{reference}/{MANIFEST_NAME}")
+        read = f"if test -f {path}; then head -c {MAX_MANIFEST_BYTES} {path}; fi"
+        return self._host.script(read, what=MANIFEST_NAME)
 
     def _differing(self, directory: str, sums: Mapping[str, str]) -> list[str]:
         """The files in a directory whose content does not have this SHA-256."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
-from snaporch.catalog.records import one_per_dataset, run_members
+from snaporch.catalog.records import missing_datasets, one_per_dataset, run_members
 from snaporch.config import Config, Replica
 from snaporch.model import PoolSnapshot, SnapshotRecord
 
@@ -59,6 +59,7 @@ class Originals:
             present: the datasets that exist.
         """
         disks = {dataset for record in self._records for dataset in self.of(record)}
+        disks |= self._named & set(present)  # the last snapshot here may be destroyed
         pages = {m.pages.dataset for m in self._manifests.values() if m is not None and m.pages}
         return [*sorted(disks), *sorted((pages & set(present)) - disks)]
 
@@ -92,6 +93,8 @@ class Originals:
     ) -> list[tuple[str, int]]:
         """What the replica lacks of a record's ZFS snapshots, and of that of its pages of RAM.
 
+        ZFS snapshots that were destroyed on this host count, too.
+
         Args:
             record: the record.
             members: its ZFS snapshots.
@@ -104,7 +107,29 @@ class Originals:
         manifest = self._manifests[record.run]
         if manifest is not None and (pages := manifest.pages) is not None:
             wanted.append((pages.dataset, pages.guid))
+        for same in self.destroyed(record, members):
+            wanted += [] if any(each in theirs for each in same) else same
         return [each for each in wanted if each not in theirs]
+
+    def destroyed(
+        self, record: SnapshotRecord, members: Iterable[PoolSnapshot]
+    ) -> list[list[tuple[str, int]]]:
+        """The dataset and the GUIDs of a record's ZFS snapshots that this host has destroyed.
+
+        Args:
+            record: the record.
+            members: its ZFS snapshots.
+
+        Returns:
+            For each dataset that has none of them any more: all of them, of which one would do.
+        """
+        manifest = self._manifests[record.run]
+        if manifest is None:
+            return []
+        known = [(entry.dataset, entry.guid) for entry in manifest.snapshots]
+        gone = missing_datasets(manifest, members)
+        found = ([each for each in known if each[0] == dataset] for dataset in gone)
+        return [each for each in found if each]
 
 
 def nesting_reason(replica: Replica, datasets: Iterable[str]) -> str:

@@ -24,7 +24,7 @@ from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
 from snaporch.replication.destination import Destination, ReplicaError
-from snaporch.replication.marks import COPY, REPLICATED, record_presence, replicas
+from snaporch.replication.marks import COPY, DROPPED, REPLICATED, record_presence, replicas
 from snaporch.replication.members import Originals, nesting_reason
 from snaporch.systemd.low_priority import lower_priority
 
@@ -326,15 +326,23 @@ class _Transfer:
         """Count it as a failure if the newest snapshot has not arrived."""
         newest = self._records[-1]
         thing = f"{self._name}: {newest.full_name}"
-        had = self._name in (*newest.replicated, *newest.dropped)
+        members = self._members[newest]
+        dropped = any(self._name in replicas(each, DROPPED) for each in members)
+        had = dropped or self._name in newest.replicated
         if not self._originals.of(newest):
             reason = f"{', '.join(newest.datasets)} looks like a copy, and its manifest is missing"
             step = "if they are the guest's own, take another snapshot"
             self._failures.append(ReplicaError(thing, reason, step))
         elif newest in missing:
-            step = "see: snaporch show; take another snapshot"
+            step = f"see: snaporch show {newest.full_name}; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
-        elif self._members[newest] and newest not in whole and not had and not self._failures:
+        elif not members or newest in whole or had or self._failures:
+            return
+        elif gone := self._originals.destroyed(newest, members):
+            names = ", ".join(sorted(each[0][0] for each in gone))
+            reason = f"its ZFS snapshot of {names} does not exist any more"
+            self._failures.append(ReplicaError(thing, reason, "take another snapshot"))
+        else:
             step = "see: zfs get -r syncoid:sync, for each of its datasets"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
 
@@ -446,7 +454,7 @@ class _Transfer:
         if not _has_bundle(record, self._members[record]) or bundles.is_read(record):
             return True
         if not bundles.differing(record):
-            if marked and not (must_read and bundles.is_described(record)):
+            if marked and not must_read:
                 return True
             damaged = bundles.read(record)
             if not damaged:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fakes.hooks import Hooks
 from fakes.pool import FakePool
+from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
@@ -124,6 +125,11 @@ class FakeReplica:
         if not found:
             (self.root / reference / COPY_NAME).touch()
         return found
+
+    def manifest(self, reference: str) -> str:
+        """See the protocol."""
+        path = self.root / reference / MANIFEST_NAME
+        return path.read_text(errors="surrogateescape") if path.exists() else ""
 
     @staticmethod
     def _differing(directory: Path, sums: Mapping[str, str]) -> list[str]:

@@ -472,6 +472,14 @@ def test_files_of_a_bundle_that_are_missing_or_differ_are_found(tmp_path):
     assert there.bundles("u")["run-1"].unread < 60
 
 
+def test_the_manifest_of_a_copy_is_read(tmp_path):
+    store = tmp_path / "bundles" / "u" / "run-1"
+    store.mkdir(parents=True)
+    assert to(tmp_path).manifest("u/run-1") == ""
+    (store / "manifest.json").write_bytes(b"{\xff}")
+    assert to(tmp_path).manifest("u/run-1") == "{\udcff}"
+
+
 def test_a_copy_that_differs_from_its_sums_is_discarded(tmp_path, tools):
     tools.put("rsync", 'for last; do :; done; mkdir -p "$last"; echo ram >"$last/ram"')
     (tmp_path / "bundle").mkdir()

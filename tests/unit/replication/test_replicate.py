@@ -958,8 +958,39 @@ def test_a_newest_snapshot_that_seems_to_be_a_copy_is_a_failure(shop):
 def test_of_an_incomplete_snapshot_the_rest_is_copied(shop):
     shop.take("s1", "s2")
     shop.world.pool.destroy_snapshots(["flash/web@s1"])
-    assert names(shop.ship()) == ["s1", "s2"]
+    assert names(shop.ship()) == ["s2"]
     assert sorted(shop.there.names()) == ["flash/web@s2", "tank/web@s1", "tank/web@s2"]
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+
+
+def test_a_snapshot_that_is_incomplete_only_here_stays_replicated(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    shop.world.pool.destroy_snapshots(["flash/web@s1"])
+    shop.ship()
+    assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+    shop.there.drop("flash/web@s1")
+    shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+
+
+def test_it_stays_replicated_when_a_dataset_has_no_snapshot_here_any_more(shop):
+    shop.take("s1")
+    shop.ship()
+    shop.world.pool.destroy_snapshots(["flash/web@s1"])
+    assert names(shop.ship()) == []
+    assert shop.replicated() == {"s1": ("nas",)}
+
+
+def test_the_newest_that_is_incomplete_here_is_a_failure(shop):
+    shop.take("s1", "s2")
+    shop.world.pool.destroy_snapshots(["flash/web@s2"])
+    with pytest.raises(ReplicaError) as caught:
+        shop.ship()
+    assert str(caught.value) == (
+        "nas: web@s2: its ZFS snapshot of flash/web does not exist any more; take another snapshot"
+    )
+    assert shop.replicated() == {"s1": ("nas",), "s2": ()}
 
 
 @pytest.mark.parametrize(("lost", "left"), [("s1", ["s2"]), ("s2", ["s1"])])
@@ -979,6 +1010,19 @@ def test_a_snapshot_that_the_replica_dropped_is_not_sent_again_and_no_failure(sh
     shop.there.drop("tank/web@s1")
     shop.take("s3")
     assert names(shop.ship()) == ["s3"]
+
+
+def test_the_newest_that_the_replica_dropped_before_it_was_marked_is_no_failure(shop):
+    """As after a kill; another program's snapshot is newer there."""
+    shop.take("s1")
+    for each in TWO.values():
+        shop.world.pool.snapshot([f"{each}@newer"], {})
+    shop.there.hooks.at["replica.store"] = failing_once(ReplicaError("x", "killed"))
+    with pytest.raises(ReplicaError, match="killed"):
+        shop.ship()
+    shop.there.drop("tank/web@s1")
+    assert names(shop.ship()) == []
+    assert shop.replicated() == {"s1": ()}
 
 
 def test_the_newest_that_did_not_arrive_is_a_failure(shop):
@@ -1129,6 +1173,34 @@ def test_a_copy_of_a_bundle_that_is_incomplete_here_stays_replicated(shop):
     shipped = shop.ship(recheck=True)
     assert (shipped.damaged, shipped.missing, shipped.read) == ((), (), 2)
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+
+
+def test_a_copy_whose_bundle_here_is_lost_is_compared_with_its_own_manifest(shop):
+    record, _ = shop.take("s1", "s2")
+    shop.ship()
+    shutil.rmtree(record.bundle)
+    assert shop.ship(recheck=True).read == 2
+    assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+    copy = shop.copy(record) / "ram.save"
+    content = copy.read_bytes()
+    copy.write_bytes(b"x" * len(content))
+    with pytest.raises(ReplicaError, match="damaged, and the one on this host is not whole"):
+        shop.ship(recheck=True)
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+    copy.write_bytes(content)
+    assert names(shop.ship()) == ["s1"]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff", None])
+def test_a_copy_without_any_manifest_is_not_replicated(shop, text):
+    record, other = shop.take("s1", "s2")
+    shop.ship()
+    shutil.rmtree(record.bundle)
+    copy = shop.copy(record) / "manifest.json"
+    copy.write_bytes((shop.copy(other) / "manifest.json").read_bytes() if text is None else text)
+    with pytest.raises(ReplicaError, match="damaged, and the one on this host is not whole"):
+        shop.ship(recheck=True)
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
 
 
 def test_an_unmarked_bundle_is_read_before_it_is_marked(shop):
