@@ -268,23 +268,14 @@ class _Transfer:
 
     def _send(self, copies: Sequence[PoolSnapshot], dataset: str, *, raw: bool) -> bool:
         """Send a dataset if it has snapshots that its copy lacks; return whether it has."""
-        pool = self._context.pool
-        ours = pool.snapshots([dataset])
+        ours = self._context.pool.snapshots([dataset])
         birth = self._birth(dataset, ours, copies)
-        later = [each for each in ours if each.createtxg > birth]
         with self._collect_failure():
             self._bookmark(dataset, copies)
-        if not later:
+        if not any(each.createtxg > birth for each in ours):
             return False
         self._context.progress.step(self._name, f"sending {dataset}")
         with self._collect_failure():
-            # syncoid looks for a common snapshot, by its name
-            last = [(each.name, each.guid) for each in copies[-1:]]
-            if not {(each.name, each.guid) for each in ours}.issuperset(last):
-                for name, mark in pool.bookmarks(dataset).items():
-                    if mark.guid == copies[-1].guid:
-                        self._destination.send_from_bookmark(name, later[0].full_name, raw=raw)
-                        break
             self._destination.send(dataset, raw=raw)
         return True
 
@@ -306,7 +297,7 @@ class _Transfer:
             step = "see: snaporch show; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
         elif self._members[newest] and newest not in whole and not had:
-            step = "see: zfs get -r syncoid:sync, for each of its datasets"
+            step = f"try again: snaporch replicate {shlex.quote(newest.domain)}"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
 
     def _mark_dropped(
