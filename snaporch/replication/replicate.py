@@ -406,9 +406,10 @@ class _Transfer:
             if not damaged:
                 self._read += marked
                 return True
-            if marked:
-                self._report_damage(record, damaged)
-                self._record(record, replicated=False)
+            for each in self._same_run(record):
+                if self._is_marked(each):
+                    self._report_damage(each, damaged)
+                    self._record(each, replicated=False)
         if bundles.copy(record):
             return True
         if record in self._damaged:
@@ -416,6 +417,10 @@ class _Transfer:
             step = f"see: snaporch show {record.full_name}"
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
+
+    def _same_run(self, record: SnapshotRecord) -> list[SnapshotRecord]:
+        """The records of a run: it may have several names, and they have the same bundle."""
+        return [each for each in self._records if each.run == record.run]
 
     def _is_unchanged(self, record: SnapshotRecord) -> bool:
         """Whether the bundle is still the one that was copied.

@@ -24,7 +24,7 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import OtherJournal, RunFacts
 from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
-from snaporch.zfs import resolver
+from snaporch.zfs import PREFIX, resolver
 
 _WRITTEN = b"the guest's last writes"
 
@@ -137,6 +137,14 @@ class World:
         monkeypatch.setattr(overlay_files, "holds_writes", self.holds_writes)
         monkeypatch.setattr(overlay_files, "holds_what_base_holds", self.holds_what_base_holds)
         monkeypatch.setattr(overlay_files, "commit_offline", self.commit_offline)
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def take_again(self, name: str, *datasets: str) -> None:
+        """Another name for the ZFS snapshots of a run, as of sanoid's daily beside its hourly."""
+        for each in self.pool.snapshots(list(datasets) or ["tank/web", "flash/web"]):
+            marks = {PREFIX + key: value for key, value in each.properties.items()}
+            self.pool.snapshot([f"{each.dataset}@{name}"], marks)
 
     # -- guests ---------------------------------------------------------------------------------
 

@@ -174,10 +174,7 @@ def test_a_marked_snapshot_is_not_marked_again(shop):
 def test_one_bundle_of_two_snapshots_of_a_run_is_copied_once(shop):
     """sanoid takes such an hourly and a daily snapshot at the same instant."""
     shop.take("s1")
-    pool = shop.world.pool
-    for each in pool.snapshots(["tank/web", "flash/web"]):
-        marks = {PREFIX + key: value for key, value in each.properties.items()}
-        pool.snapshot([f"{each.dataset}@daily"], marks)
+    shop.world.take_again("daily")
     assert len(shop.records()) == 2
     assert sorted(names(shop.ship())) == ["daily", "s1"]
     assert shop.there.hooks.acts().count("replica.store") == 1
@@ -804,6 +801,25 @@ def test_a_damaged_bundle_on_the_replica_is_found_by_recheck_and_replaced(shop, 
     assert shop.is_whole(damaged)
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
     assert shop.ship(recheck=True).read == 2
+
+
+@pytest.mark.parametrize("unmarked", [[], ["s1"]])
+def test_damage_of_a_bundle_on_the_replica_counts_for_all_names_of_the_run(shop, unmarked):
+    (record,) = shop.take("s1")
+    shop.world.take_again("daily")
+    shop.ship()
+    for name in unmarked:
+        for dataset in TWO.values():
+            shop.world.pool.inherit(f"{dataset}@{name}", PREFIX + "replicated")
+    flip(shop.copy(record) / "ram.save")
+    ram = Path(record.bundle) / "ram.save"
+    kept = ram.rename(shop.world.root / "kept")
+    with suppress(ReplicaError):
+        shop.ship(recheck=not unmarked)
+    assert shop.replicated() == {"daily": (), "s1": ()}
+    kept.rename(ram)
+    assert sorted(names(shop.ship())) == ["daily", "s1"]
+    assert shop.is_whole(record)
 
 
 def test_a_bundle_on_the_replica_is_read_again_after_a_week(shop):
