@@ -20,8 +20,3 @@ def test_each_required_library_is_vendored():
     required = re.findall(r"(?m)^[\w-]+", setup["options"]["install_requires"])
     pinned = re.findall(r"(?m)^([\w-]+)==", (TOP / "debian/tools/vendored.txt").read_text("utf-8"))
     assert set(required) - set(pinned) == {"libvirt-python"}
-
-
-def test_both_flavours_have_the_same_maintainer_scripts():
-    for script in ("postinst", "postrm", "prerm"):
-        assert (TOP / f"debian/snaporch-vendored.{script}").resolve().name == f"snaporch.{script}"

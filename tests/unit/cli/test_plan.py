@@ -116,7 +116,7 @@ def test_a_bundle_that_differs_when_read_back_is_a_failure(policies, snaporch, m
     with load.DEFAULT_PATH.open("a") as stream:
         stream.write("[policy.checked]\nverify = true\n")
     assert snaporch("snapshot", "web", "--policy", "checked").code == 0
-    monkeypatch.setattr("snaporch.private_files.sha256_of", lambda _path, _on_read: "0" * 64)
+    monkeypatch.setattr("snaporch.bundle.store.sha256_of", lambda _path, _on_read: "0" * 64)
     answer = snaporch("snapshot", "web", "--policy", "checked")
     assert answer.code == ExitCode.FAILED
     assert "SHA-256" in answer.err
