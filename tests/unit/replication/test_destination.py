@@ -428,12 +428,8 @@ def test_a_token_without_raw_of_an_encrypted_dataset_is_discarded(sending):
     refused(sending, "its token is not for a raw stream", raw=True)
 
 
-@pytest.mark.parametrize(
-    ("there", "guid"), [("other/x@s1", "1"), ("backup/kvm/tank:web@s1", "x"), ("no-snapshot", "1")]
-)
-def test_an_answer_that_cannot_be_read_is_a_failure(sending, there, guid):
-    script = ZFS.format(place=sending.place, cipher="off")
-    sending.tools.put("zfs", script.replace("backup/kvm/tank:web@s1", there))
+@pytest.mark.parametrize("guid", ["x", "", "9" * 5000])
+def test_an_answer_that_cannot_be_read_is_a_failure(sending, guid):
     (sending.place / "newest").write_text(guid)
     with pytest.raises(ReplicaError, match="nas: its answer cannot be read"):
         sending.sent()
