@@ -36,7 +36,7 @@ class FaultCondition(StrEnum):
     VOLUME = "a guest's disk on a ZFS volume"
     CLONING = "zfs_bclone_enabled is 1"
     SNAPDIR = "a file system with guests' disks"
-    APPARMOR = "AppArmor is on"
+    APPARMOR = "AppArmor is on, and snapshots of a guest use overlays"
     SPARSE = 'snapshot_image_format is "sparse" in /etc/libvirt/qemu.conf'
 
 
@@ -60,6 +60,8 @@ class Fault:
     """How snaporch avoids the fault."""
     fix: str
     sources: tuple[str, ...]
+    setting: str = ""
+    """The setting of a domain in ``snaporch.toml`` that avoids the fault."""
 
     def affects(self, release: Release) -> bool:
         """Return whether a version has the fault.
@@ -150,11 +152,13 @@ FAULTS: tuple[Fault, ...] = (
         "base: a commit fails with 'Permission denied'",
         meanwhile="`auto` takes `manual`, which commits nothing, where all disks are in one pool; "
         "a commit that is denied leaves the guest running on its overlay, and is reported",
-        fix="upgrade libvirt; a guest whose commit was denied: shut it off, `snaporch recover`",
+        fix="upgrade libvirt, or avoid overlays in snaporch.toml; a guest whose commit was denied: "
+        "shut it off, `snaporch recover`",
         sources=(
             "https://gitlab.com/libvirt/libvirt/-/issues/806",
             "libvirt 12.1.0, NEWS: 'AppArmor: Ask for no deny rule for readonly disk elements'",
         ),
+        setting='ram_strategy = "manual"',
     ),
     Fault(
         code="sparse-images",

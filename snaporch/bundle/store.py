@@ -36,6 +36,10 @@ from snaporch.private_files import (
 )
 
 RAM_NAME = "ram.save"
+RAW_NAME = ".ram.raw"
+"""In a domain's directory: the file into which libvirt saves RAM without a pipe. One name for all
+runs, because libvirt adds it to the guest's AppArmor profile each time.
+"""
 REST_NAME = "ram.rest"
 """Replaces the image when its pages are in a page file."""
 NEW_MANIFEST_NAME = "manifest.json.new"
@@ -118,7 +122,7 @@ class BundleStore:
         return None
 
     def create(self, uuid: str, run: str) -> PartialBundle:
-        """Begin a bundle.
+        """Begin a bundle; the caller holds the domain's lock.
 
         Raises:
             UnavailableError: the store cannot be written.
@@ -127,13 +131,16 @@ class BundleStore:
             private_directory(self.root)
             (self.root / MARKER).touch(mode=0o600)
             private_directory(self.root / uuid)
+            (self.root / uuid / RAW_NAME).unlink(missing_ok=True)  # left by a run without a journal
             partial = self.root / uuid / f".{run}.partial"
             partial.mkdir(mode=0o700)
         return PartialBundle(partial, self.root / uuid / run)
 
     def discard_partial(self, uuid: str, run: str) -> None:
-        """Remove the partial bundle of an unfinished run."""
+        """Remove the partial bundle of an unfinished run; the caller holds the domain's lock."""
         shutil.rmtree(self.root / uuid / f".{run}.partial", ignore_errors=True)
+        with suppress(OSError):
+            (self.root / uuid / RAW_NAME).unlink(missing_ok=True)
 
     def manifest(self, reference: str) -> Manifest | None:
         """The manifest of a bundle; ``None`` if there is no such directory.
@@ -249,6 +256,11 @@ class PartialBundle:
     def reference(self) -> str:
         """The future value of ``snaporch:bundle``."""
         return f"{self._final.parent.name}/{self._final.name}"
+
+    @property
+    def raw_ram(self) -> Path:
+        """The file into which libvirt saves RAM without a pipe."""
+        return self.directory.parent / RAW_NAME
 
     def add_text(self, name: str, role: Role, text: str) -> Part:
         """Write a small part."""

@@ -74,6 +74,8 @@ class GuestFacts:
     """The program that snapshots its datasets without freezing the guest, for a message."""
     overlays: bool = False
     """Whether a snapshot switches its disks to overlays and commits them afterwards."""
+    commits: bool = False
+    """Whether any of its snapshots does so, also those that sanoid takes while hooks freeze it."""
     estimate: FreezeEstimate | None = None
     """What freezing it for sanoid takes; ``None`` if it is off or cannot be planned."""
     on_unavailable: str = "fail"
@@ -86,6 +88,8 @@ class GuestFacts:
     """Whether the configuration gives it no policy on purpose; a clone needs none."""
     unmet: tuple[UnmetPolicy, ...] = ()
     """Policies whose level it cannot have."""
+    nested: Mapping[str, str] = field(default_factory=dict)
+    """Replicas of its policies that refuse its datasets, each with the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,15 +156,16 @@ def _needs(
     def guests_on(kind: DatasetKind) -> list[str]:
         return [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
 
+    confined = _text(PLACES.apparmor).strip() == "Y"
     by_guest = {
         FaultCondition.DISCARD: [d.name for d in domains if any(disk.discards for disk in d.disks)],
         FaultCondition.VOLUME: guests_on(DatasetKind.VOLUME),
         FaultCondition.SNAPDIR: guests_on(DatasetKind.FILESYSTEM),
+        FaultCondition.APPARMOR: [g.name for g in guests if confined and g.commits],
     }
     by_host = {
         FaultCondition.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip()
         == "1",
-        FaultCondition.APPARMOR: _text(PLACES.apparmor).strip() == "Y",
         FaultCondition.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
     }
     found = {need: tuple(names) for need, names in by_guest.items() if names}
@@ -299,6 +300,10 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         estimate=estimate,
         other_program=by_snaporch.other_program,
         overlays=bool(by_snaporch.facts.overlays),
+        commits=bool(
+            by_snaporch.facts.overlays
+            or (for_sanoid.facts.overlays and context.frozen_by_hooks(datasets))
+        ),
     )
 
 

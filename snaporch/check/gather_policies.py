@@ -11,7 +11,9 @@ from snaporch.config import Config, Policy
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.model import Domain
-from snaporch.schedule.policy_assignment import assign
+from snaporch.replication.members import nesting_reason
+from snaporch.schedule.forecast import replicas_of
+from snaporch.schedule.policy_assignment import Assignment, assign
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 
@@ -29,7 +31,10 @@ def with_policies(
         planned = given.policies if guest.refusal is None and not guest.busy else ()
         unmet = filter(None, (_unmet(context, domain, name) for name in planned))
         opted_out = bool(given.source) and not given.policies and not given.unknown
-        found.append(replace(guest, policies=takes, opted_out=opted_out, unmet=tuple(unmet)))
+        nested = _nested(context.config, given, guest.datasets)
+        found.append(
+            replace(guest, policies=takes, opted_out=opted_out, unmet=tuple(unmet), nested=nested)
+        )
     return tuple(found)
 
 
@@ -48,6 +53,14 @@ def _unmet(context: Context, domain: Domain, policy: str) -> UnmetPolicy | None:
     except SnaporchError as error:
         return UnmetPolicy(policy, error.reason, error.step, fails=True)
     return UnmetPolicy(policy, plan.downgrade, "", fails=False) if plan.downgrade else None
+
+
+def _nested(config: Config, given: Assignment, datasets: Sequence[str]) -> dict[str, str]:
+    """The replicas that refuse these datasets, each with the reason."""
+    reasons = {
+        name: nesting_reason(config.replica[name], datasets) for name in replicas_of(config, given)
+    }
+    return {name: reason for name, reason in reasons.items() if reason}
 
 
 def unknown_names(config: Config, domains: Sequence[Domain]) -> dict[str, tuple[str, ...]]:

@@ -107,7 +107,7 @@ def _line(each: Deletion) -> str:
     from snaporch.errors import one_line
     from snaporch.output.format import size
 
-    parts = [", ".join(each.item.zfs_names) or "only its bundle"]
+    parts = [", ".join(sorted(each.item.zfs_names)) or "only its bundle"]
     if (bundle := each.bundle) is not None:
         action = {"trash": "to the trash", "delete": "deleted", "keep": f"kept: {bundle.reason}"}
         text = action.get(bundle.action.value, bundle.action.value)

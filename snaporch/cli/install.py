@@ -80,18 +80,21 @@ def uninstall_command(
     """Stop the units; remove installed files that were not edited.
 
     Refuses if a run was interrupted or is under way, because its guest may be on overlays.
-    Snapshots and bundles stay.
+    Snapshots and bundles stay, and files of the Debian package too.
     """
     from snaporch.config import load_config
     from snaporch.output.terminal import print_error
-    from snaporch.systemd.install_files import Change, check_no_run, stop_units, uninstall
+    from snaporch.recovery.before_removal import check_no_run
+    from snaporch.systemd.install_files import Change, package_of, stop_units, uninstall
 
     if root == Path("/"):
-        settings = load_config(config_path(context, config))
-        check_no_run(settings)
+        journals = load_config(config_path(context, config)).paths.journal
+        check_no_run(journals)
         stop_units()
-        check_no_run(settings)
-    done = _print_steps(uninstall(root))
+        check_no_run(journals)
+        done = _print_steps(uninstall(root, package_of))
+    else:
+        done = _print_steps(uninstall(root))
     if not done:
         print_error(f"no units of snaporch below {root}")
     elif root == Path("/") and any(each.change is Change.REMOVED for each in done):
@@ -113,5 +116,5 @@ def _print_steps(steps: Iterable[FileChange]) -> list[FileChange]:
     done = []
     for each in steps:
         done.append(each)
-        print_result(f"{each.path}  {each.change}{f' {each.saved}' if each.saved else ''}")
+        print_result(f"{each.path}  {each.change} {each.detail}".rstrip())
     return done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from snaporch.context import Context
     from snaporch.restore.confirm_and_restore import RestoreRequest
     from snaporch.restore.plan_model import RestorePlan
+    from snaporch.restore.preview import RestorePreview
     from snaporch.restore.run import Restored
 
 
@@ -39,6 +41,14 @@ def restore_command(
         ),
     ],
     yes: YesOption = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Make the checks, print what would be done, discarded and refused; change "
+            "nothing.",
+        ),
+    ] = False,
     to_time: Annotated[
         str | None,
         typer.Option(
@@ -119,7 +129,11 @@ def restore_command(
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_json, print_result
-    from snaporch.restore.confirm_and_restore import RestoreRequest, run_restore
+    from snaporch.restore.confirm_and_restore import (
+        RestoreRequest,
+        preview_restore,
+        run_restore,
+    )
 
     request = RestoreRequest(
         snapshot,
@@ -137,6 +151,14 @@ def restore_command(
         despite_damage=despite_damage,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
+        if dry_run:
+            preview = preview_restore(opened, request)
+            if json:
+                print_json(preview.as_json())
+            else:
+                print_steps(f"restoring {preview.plan.thing}", preview)
+                _print_losses(request, preview.plan, preview.discarded, print_result)
+            return print_refusals(preview)
         ask = None if yes else partial(_ask, opened, request)
         restored = run_restore(opened, request, confirm=ask, wait=wait)
         if json:
@@ -156,13 +178,40 @@ def _ask(context: Context, request: RestoreRequest, plan: RestorePlan) -> None:
     from snaporch.output.terminal import print_error
     from snaporch.restore.losses import losses
 
-    print_error(f"restoring {plan.thing} discards:")
-    for loss in losses(context, plan):
-        print_error(f"  {loss}")
+    _print_losses(request, plan, losses(context, plan), print_error)
+    confirm(plan.thing)
+
+
+def _print_losses(
+    request: RestoreRequest,
+    plan: RestorePlan,
+    lost: Iterable[str],
+    output: Callable[[str], None],
+) -> None:
+    output(f"restoring {plan.thing} discards:")
+    for loss in lost:
+        output(f"  {loss}")
     if request.safety:
         kept = "the disks and the RAM" if request.keep_running else "the disks"
-        print_error(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
-    confirm(plan.thing)
+        output(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
+
+
+def print_steps(heading: str, preview: RestorePreview) -> None:
+    """Print what would be done with the disks and the guest."""
+    from snaporch.output.terminal import print_result
+
+    print_result(f"{heading}:")
+    for line in preview.lines():
+        print_result(f"  {line}")
+
+
+def print_refusals(preview: RestorePreview) -> int:
+    """Print why the restore would be refused; the exit code of the first reason, or 0."""
+    from snaporch.output.terminal import print_error
+
+    for error in preview.refusals:
+        print_error(error.line())
+    return int(preview.refusals[0].exit_code) if preview.refusals else 0
 
 
 def confirm(thing: str) -> None:

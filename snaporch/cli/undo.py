@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,12 +18,13 @@ from snaporch.cli.options import (
     YesOption,
     config_path,
 )
-from snaporch.cli.restore import confirm, print_undo_command
+from snaporch.cli.restore import confirm, print_refusals, print_steps, print_undo_command
 
 if TYPE_CHECKING:
     from snaporch.context import Context
     from snaporch.restore.confirm_and_undo import UndoRequest
     from snaporch.restore.plan_model import RestorePlan
+    from snaporch.restore.preview import RestorePreview
     from snaporch.restore.run import Restored
     from snaporch.restore.safety_catalog import SafetyCopy
 
@@ -91,12 +92,15 @@ def undo_command(
         safety=not no_safety,
     )
     with session(config_path(context, config), quiet=quiet or json) as opened:
+        report = partial(opened.progress.note, request.domain) if json else print_result
         if dry_run:
-            if (planned := preview_undo(opened, request, print_result)) is not None:
-                _print_plan(opened, request, *planned, print_result)
+            planned = preview_undo(opened, request, report)
+            if planned is not None:
+                return _print_preview(opened, request, *planned, json=json)
+            if json:
+                print_json(_without_copy(opened, request) | {"dry_run": True})
             return 0
         ask = None if yes else partial(_ask, opened, request)
-        report = partial(opened.progress.note, request.domain) if json else print_result
         undone = run_undo(opened, request, confirm=ask, report=report, wait=wait)
         if undone is not None:
             _print_undone(opened, *undone, json=json)
@@ -112,30 +116,58 @@ def _ask(context: Context, request: UndoRequest, plan: RestorePlan, copy: Safety
         RefusedError: the answer is no, or standard input is no terminal.
     """
     from snaporch.output.terminal import print_error
+    from snaporch.restore.losses import losses
 
-    _print_plan(context, request, plan, copy, print_error)
+    _print_losses(context, request, losses(context, plan), copy, print_error)
     confirm(plan.thing)
 
 
-def _print_plan(
+def _print_preview(
     context: Context,
     request: UndoRequest,
-    plan: RestorePlan,
+    preview: RestorePreview,
+    copy: SafetyCopy,
+    *,
+    json: bool,
+) -> int:
+    """Print what the undo would do; the exit code of the first refusal, or 0."""
+    from snaporch.output.terminal import print_json, print_result
+
+    if json:
+        undo = {
+            "copy": copy.name,
+            "restored": copy.manifest.snapshot,
+            "other_copies": [other.name for other in _other_copies(context, copy)],
+        }
+        print_json(preview.as_json() | undo)
+    else:
+        print_steps(f"undoing {copy.thing}", preview)
+        _print_losses(context, request, preview.discarded, copy, print_result)
+    return print_refusals(preview)
+
+
+def _print_losses(
+    context: Context,
+    request: UndoRequest,
+    lost: Iterable[str],
     copy: SafetyCopy,
     output: Callable[[str], None],
 ) -> None:
     """Print what is undone, what is discarded, and which other safety copies exist."""
-    from snaporch.restore.losses import losses
-    from snaporch.restore.safety_catalog import safety_copies
-
     output(f"undoing {copy.thing} brings back what {copy.name} holds, and discards:")
-    for loss in losses(context, plan):
+    for loss in lost:
         output(f"  {loss}")
     if request.safety:
         output("  (a copy of the disks is kept, which can be brought back in the same way)")
-    for other in safety_copies(context.store, copy.manifest.uuid):
-        if other.name != copy.name and other.is_offered:
-            output(f"  (--copy {other.name} would undo {other.thing})")
+    for other in _other_copies(context, copy):
+        output(f"  (--copy {other.name} would undo {other.thing})")
+
+
+def _other_copies(context: Context, copy: SafetyCopy) -> list[SafetyCopy]:
+    from snaporch.restore.safety_catalog import safety_copies
+
+    found = safety_copies(context.store, copy.manifest.uuid)
+    return [other for other in found if other.name != copy.name and other.is_offered]
 
 
 def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, json: bool) -> None:
@@ -157,16 +189,14 @@ def _print_undone(context: Context, restored: Restored, copy: SafetyCopy, *, jso
 
 def _document_without_copy(context: Context, request: UndoRequest) -> dict[str, object]:
     """The document of an undo that needed no safety copy: the restore had rolled back nothing."""
+    state = context.hypervisor.domain(request.domain).state.value
+    rest = {"domain_state": state, "resumed": False, "undo": None}
+    return _without_copy(context, request) | rest
+
+
+def _without_copy(context: Context, request: UndoRequest) -> dict[str, object]:
     domain = context.hypervisor.domain(request.domain)
-    return {
-        "domain": domain.name,
-        "uuid": domain.uuid,
-        "copy": None,
-        "restored": None,
-        "domain_state": domain.state.value,
-        "resumed": False,
-        "undo": None,
-    }
+    return {"domain": domain.name, "uuid": domain.uuid, "copy": None, "restored": None}
 
 
 def _document(restored: Restored, copy: SafetyCopy) -> dict[str, object]:

@@ -35,6 +35,7 @@ from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, rele
 from snaporch.recovery.window_limits import (
     Window,
     exceeds_limits,
+    facts_of,
     is_frozen,
     is_released,
     is_suspended,
@@ -135,7 +136,9 @@ class _Guardian:
             self._release_first(lines)
             options = ["--config", config[0]] if config else []
             command = [sys.executable, "-P", "-m", "snaporch", *options]
-            command += ["recover", "--wait", _RECOVER_WAIT, "--notify", lines[0]["facts"]["uuid"]]
+            command += ["recover", "--wait", _RECOVER_WAIT, "--notify"]
+            if uuid := facts_of(lines).get("uuid"):  # without one it reports this journal
+                command.append(uuid)
             try:
                 check = self._check_during_recovery
                 output.write(self._actions.recover(command, limit, check, self._times.poll))
@@ -153,10 +156,10 @@ class _Guardian:
 
     def _release_first(self, lines: list[dict[str, Any]]) -> None:
         """Release the guest before the recovery, which also needs a configuration and ZFS."""
-        window = window_of(lines)
-        if window in (None, Window.ON_OVERLAYS) or not self._may_be_held():
-            return
         try:
+            window = window_of(lines)
+            if window in (None, Window.ON_OVERLAYS) or not self._may_be_held():
+                return
             self._actions.release(
                 window, lines, self._uri, self._journal, self._host, run_ended=True
             )
@@ -166,9 +169,11 @@ class _Guardian:
     def _may_be_held(self) -> bool:
         """Whether the guest may be paused or frozen."""
         try:
-            from snaporch.journal import SnapshotJournal, read_journal
+            from snaporch.journal import SnapshotJournal, UnreadableJournal, read_journal
 
             journal = read_journal(self._journal)
+            if isinstance(journal, UnreadableJournal):  # its facts may have been read before
+                return window_of(self._read_journal()) not in (None, Window.ON_OVERLAYS)
             return isinstance(journal, SnapshotJournal) and journal.held
         except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
             complain(error)
@@ -191,7 +196,10 @@ class _Guardian:
         return True
 
     def _read_journal(self) -> list[dict[str, Any]]:
-        """The complete lines of the journal; those read last if it cannot be read."""
+        """The complete lines of the journal; those read last if it cannot be read.
+
+        If the line with the facts was damaged, the one that was read last is in its place.
+        """
         lines: list[dict[str, Any]] = []
         try:
             text = self._journal.read_text("utf-8", "replace")
@@ -200,6 +208,9 @@ class _Guardian:
         for line in text.splitlines():
             with contextlib.suppress(ValueError):  # an incomplete line; the next one is complete
                 lines.append(json.loads(line))
+        lines = [line for line in lines if isinstance(line, dict)]
+        if facts_of(self._lines) and not facts_of(lines):
+            lines.insert(0, self._lines[0])
         self._lines = lines
         return lines
 

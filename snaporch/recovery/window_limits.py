@@ -34,6 +34,12 @@ class Window(Enum):
     """The guest is suspended so that its commit catches up with its writes."""
 
 
+def facts_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The facts of the run, from the journal's first line; empty if that line is damaged."""
+    facts = lines[0].get("facts") if lines else None
+    return facts if isinstance(facts, dict) else {}
+
+
 def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
     """How the run holds its guest now; ``None`` if it does not.
 
@@ -43,9 +49,9 @@ def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
     Args:
         lines: the journal's lines.
     """
-    if not lines:
+    facts = facts_of(lines)
+    if not facts:
         return None
-    facts = lines[0]["facts"]
     strategy = facts["strategy"]
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
@@ -82,7 +88,7 @@ def is_frozen(lines: Sequence[dict[str, Any]]) -> bool:
 
 def is_released(lines: Sequence[dict[str, Any]]) -> bool:
     """Whether the release has ended: the guest runs on its bases."""
-    return any(line.get("event") == "end" and line["step"] == "release" for line in lines)
+    return any(line.get("event") == "end" and line.get("step") == "release" for line in lines)
 
 
 def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ from snaporch.replication.streams import (
     streams,
     token_refusal,
 )
-from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool
+from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
 from snaporch.zfs.remote import RemoteZfs
 
 _POLL_SECONDS = 0.2
@@ -55,6 +55,21 @@ _NAMED = 5
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
 
 
+_FORMER_SUFFIX = ".former"
+"""Suffix of the directory of a bundle that is being replaced."""
+_FINISH_REPLACING = (
+    f"for former in .*{_FORMER_SUFFIX}; do"
+    ' test -d "$former" || continue;'
+    f' run=${{former#.}}; run=${{run%{_FORMER_SUFFIX}}}; new=".$run{COPYING_SUFFIX}";'
+    f' test -e "$new/{COPY_NAME}" || new="$former";'
+    ' { test -e "$run" || mv -T "$new" "$run"; } && sync -f . && rm -rf "$former" || exit 1;'
+    " done"
+)
+"""A script for the directory of a domain's bundles: finishes what a crash interrupted.
+
+A bundle was being replaced if its former directory is still there. If none has its name, the new
+one gets it, which was synced before the former one lost the name.
+"""
 _BUNDLE_FILE = re.compile(rf"(\d+) (-?\d+) \./({RUN_NAME})/([^/]+)")
 
 
@@ -75,8 +90,20 @@ class BundleCopy:
 class Destination(Protocol):
     """A replica that snapshots and bundles are copied to."""
 
+    def create(self) -> None:
+        """Create what the copies are stored in, unless it exists; for a replica without copies.
+
+        Raises:
+            SnaporchError: it cannot be created.
+        """
+
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
-        """The replica's copies of snapshots of these datasets, with this host's dataset names."""
+        """The replica's copies of snapshots of these datasets, with this host's dataset names.
+
+        Raises:
+            SnaporchError: the listing failed, or does not contain what the copies are stored in. So
+                copies that are not listed do not exist.
+        """
 
     def send(self, dataset: str, *, raw: bool) -> None:
         """Copy the snapshots of a dataset that the replica lacks, up to the newest.
@@ -111,7 +138,13 @@ class Destination(Protocol):
         """
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
-        """The bundles of a domain that the replica has, by run."""
+        """The bundles of a domain that the replica has, by run.
+
+        If the replica crashed while a bundle was replaced, that is finished first.
+
+        Raises:
+            SnaporchError: the listing failed, or the directory of all bundles is missing.
+        """
 
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Read a bundle on the replica.
@@ -165,18 +198,32 @@ class ReplicaDestination:
         self._progress = progress
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)
-        self._is_made = False
         self._encrypts: bool | None = None
 
     def _copy_name(self, name: str) -> str:
         return f"{self._replica.dataset}/{copy_name(name)}"
 
+    def create(self) -> None:
+        """See the protocol."""
+        self._pool.make(self._replica.dataset)
+
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """See the protocol."""
         names = {self._copy_name(each): each for each in datasets}
-        with self._reading():
-            found = self._pool.snapshots(list(names))
-            return [replace(each, dataset=names[each.dataset]) for each in found]
+        root = self._replica.dataset
+        try:
+            with self._reading():
+                found = self._pool.copies(root, list(names))
+        except PoolError as error:
+            if error.step:
+                raise
+            create = self._command("zfs", "create", "-p", "-o", "mountpoint=none", root)
+            raise ReplicaError(
+                f"{self._name}: {root}",
+                f"the copies cannot be listed: {error.reason}",
+                f"is its pool imported? if the copies are lost: {create}, and all are sent again",
+            ) from error
+        return [replace(s, dataset=names[s.dataset]) for s in found if s.dataset in names]
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -189,9 +236,6 @@ class ReplicaDestination:
 
     def send(self, dataset: str, *, raw: bool) -> None:
         """See the protocol."""
-        if not self._is_made:
-            self._pool.make(self._replica.dataset)
-            self._is_made = True
         ours, newest = self._both(dataset)
         if self._resume(ours, newest, raw=raw):
             ours, newest = self._both(dataset)
@@ -282,19 +326,23 @@ class ReplicaDestination:
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
         """See the protocol."""
-        copy, replica = self._copy_name(dataset), self._replica
+        copy = self._copy_name(dataset)
         names = ", ".join(f"@{each}" for each in only_there[:_NAMED])
         more = f" and {len(only_there) - _NAMED} more" if len(only_there) > _NAMED else ""
         reason = (
             f"{copy} on {self._host.label} has diverged, as after a restore: "
             f"it ends with snapshots that may exist nowhere else ({names}{more})"
         )
-        keep = shlex.join(["zfs", "rename", copy, f"{copy}-kept-{only_there[-1]}"])
-        keep = shlex.join(["ssh", replica.host, keep]) if replica.host else keep
+        keep = self._command("zfs", "rename", copy, f"{copy}-kept-{only_there[-1]}")
         step = f"keep them: {keep}, and the next replication sends a full copy; or discard them"
         return ReplicaError(
             f"{self._name}: {dataset}", reason, f"{step}: see docs/how-to/replication.md"
         )
+
+    def _command(self, *words: str) -> str:
+        """A command on the replica, for an admin on this host."""
+        command = shlex.join(words)
+        return shlex.join(["ssh", self._replica.host, command]) if self._replica.host else command
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """See the protocol."""
@@ -320,10 +368,14 @@ class ReplicaDestination:
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """See the protocol."""
-        directory = shlex.quote(f"{self._replica.bundles}/{uuid}")
+        store, directory = self._replica.bundles, shlex.quote(f"{self._replica.bundles}/{uuid}")
         files = "find . -mindepth 2 -maxdepth 2 -type f -exec stat -c '%s %Y %n' {} +"
-        script = f"date +%s; if test -d {directory}; then cd {directory} && {files}; fi"
-        now, _, lines = self._host.script(script, what="find").partition("\n")
+        settled = f"cd {directory} && {_FINISH_REPLACING} && {files}"
+        script = f"cd {shlex.quote(str(store))} && date +%s"
+        script += f" && if test -d {directory}; then {settled}; fi"
+        now, _, lines = self._host.script(script, what=str(store)).partition("\n")
+        if not now.isdecimal():
+            raise ReplicaError(f"{self._name}: {store}", "its bundles cannot be listed: no output")
         with self._reading():
             return self._bundle_copies(now, lines)
 
@@ -341,7 +393,7 @@ class ReplicaDestination:
             if match := _BUNDLE_FILE.fullmatch(line):
                 size, changed, run, name = match.groups()
                 sizes[run][name] = int(size)
-                if name == COPY_NAME and now.isdecimal() and int(changed) <= int(now):
+                if name == COPY_NAME and int(changed) <= int(now):
                     ages[run] = int(now) - int(changed)
         return {run: BundleCopy(found, ages.get(run, inf)) for run, found in sizes.items()}
 
@@ -369,7 +421,8 @@ class ReplicaDestination:
         # Do not make the directory itself: it may be the mount point of a missing file system.
         self._host.script(
             f"umask 077; cd {shlex.quote(str(self._replica.bundles))}"
-            f" && mkdir -p {shlex.quote(above)} && command -v rsync",
+            f" && mkdir -p {shlex.quote(above)} && command -v rsync"
+            f" && cd {shlex.quote(above)} && {_FINISH_REPLACING}",
             what=str(self._replica.bundles),
         )
         self._copy_files(directory, reference, partial)
@@ -379,12 +432,13 @@ class ReplicaDestination:
             return damaged
         description = shlex.quote(json.dumps({"dataset": self._replica.dataset}))
         copied, ready, store = map(shlex.quote, (partial, final, above))
-        former = shlex.quote(f"{above}/.{run}.former{COPYING_SUFFIX}")
+        former = shlex.quote(f"{above}/.{run}{_FORMER_SUFFIX}")
         self._host.script(
             f"umask 077; echo {description} >{copied}/{COPY_NAME} && sync -f {copied}"
             f" && if test -e {ready}; then rm -rf {former} && mv -T {ready} {former}; fi"
             f" && mv -T {copied} {ready} && sync -f {store}"
-            f" && rm -rf {store}/.*{COPYING_SUFFIX}",  # leftovers of transfers that were abandoned
+            # leftovers of transfers that were abandoned: of each, the former bundle has its name
+            f" && rm -rf {former} {store}/.*{COPYING_SUFFIX}",
             what="mv",
         )
         return []

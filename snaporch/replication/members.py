@@ -8,16 +8,18 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import one_per_dataset, run_members
-from snaporch.config import Config
+from snaporch.config import Config, Replica
 from snaporch.model import PoolSnapshot, SnapshotRecord
 
 
 class Originals:
     """The datasets and ZFS snapshots of a domain's records, without the copies on this host.
 
-    Copies carry the same properties, so a run without a manifest cannot distinguish them from
-    originals. A copy is below a configured replica of this host, or is named as snaporch names the
-    copy of a dataset of any record: the original's snapshot may have been destroyed.
+    A manifest names the originals, wherever they are. Copies carry the same properties, so a run
+    without a manifest cannot distinguish them from originals. Then a dataset is an original if any
+    of the manifests names it. Others are copies if they are below a configured replica of this
+    host, or are named as snaporch names the copy of a dataset of any record: the original's
+    snapshot may have been destroyed.
 
     Args:
         config: names the replicas.
@@ -37,14 +39,18 @@ class Originals:
         self._manifests = manifests
         self._local = tuple(f"{e.dataset}/" for e in config.replica.values() if not e.host)
         self._copies = tuple(f"/{copy_name(each)}" for each in datasets if "/" in each)
+        known = [manifest for manifest in manifests.values() if manifest is not None]
+        self._named = {entry.dataset for manifest in known for entry in manifest.snapshots}
 
     def of(self, record: SnapshotRecord) -> set[str]:
-        """The record's datasets."""
-        return {
-            each
-            for each in record.datasets
-            if not each.startswith(self._local) and not each.endswith(self._copies)
-        }
+        """The record's datasets; empty if all of them seem to be copies."""
+        if self._manifests[record.run] is not None:
+            return set(record.datasets)
+        return {each for each in record.datasets if each in self._named or not self._is_copy(each)}
+
+    def _is_copy(self, dataset: str) -> bool:
+        """Whether a dataset is named, or lies, as a copy does."""
+        return dataset.startswith(self._local) or dataset.endswith(self._copies)
 
     def datasets(self, present: Collection[str]) -> list[str]:
         """The datasets of the guest's disks, then those of its pages of RAM.
@@ -92,10 +98,24 @@ class Originals:
             theirs: the dataset and the GUID of each snapshot that the replica has.
 
         Returns:
-            The dataset of each, and its txg on this host.
+            The dataset and the GUID of each.
         """
-        wanted = [(each.dataset, each.guid, each.createtxg) for each in members]
+        wanted = [(each.dataset, each.guid) for each in members]
         manifest = self._manifests[record.run]
         if manifest is not None and (pages := manifest.pages) is not None:
-            wanted.append((pages.dataset, pages.guid, pages.createtxg))
-        return [(name, txg) for name, guid, txg in wanted if (name, guid) not in theirs]
+            wanted.append((pages.dataset, pages.guid))
+        return [each for each in wanted if each not in theirs]
+
+
+def nesting_reason(replica: Replica, datasets: Iterable[str]) -> str:
+    """Why datasets of this host cannot be copied to a replica, by their names; empty if they can.
+
+    Below a dataset to copy, each copy would be copied, too, for ever. Above one, a replica would
+    get copies of what is inside it.
+    """
+    for dataset in datasets if not replica.host else ():
+        if f"{replica.dataset}/".startswith(f"{dataset}/"):
+            return f"{replica.dataset} is inside {dataset}, which is copied to it"
+        if dataset.startswith(f"{replica.dataset}/"):
+            return f"{dataset} is inside {replica.dataset}, to which it is copied"
+    return ""

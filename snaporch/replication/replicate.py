@@ -25,7 +25,7 @@ from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
 from snaporch.replication.destination import Destination, ReplicaError
 from snaporch.replication.marks import COPY, REPLICATED, record_presence, replicas
-from snaporch.replication.members import Originals
+from snaporch.replication.members import Originals, nesting_reason
 from snaporch.systemd.low_priority import lower_priority
 
 REPLICATION = "replication"
@@ -134,10 +134,12 @@ class _Transfer:
         self._manifests = {record.run: _manifest(context, record) for record in records}
         self._originals = Originals(context.config, records, self._manifests, names)
         self._bundles = BundleCopies(context, destination, name, records, self._manifests)
-        self._bookmarks = ReplicaBookmarks(context.pool, name, context.config.replica)
+        self._bookmarks = ReplicaBookmarks(context.pool, name)
         self._failures: list[SnaporchError] = []
         self._members: dict[SnapshotRecord, tuple[PoolSnapshot, ...]] = {}
         self._damaged: list[SnapshotRecord] = []
+        self._unmarked: set[str] = set()
+        """Snapshots of this host whose copies may lack properties."""
         self._read = 0
 
     def run(self, *, recheck: bool) -> ReplicationResult:
@@ -147,6 +149,8 @@ class _Transfer:
         self._refuse_same_copies(datasets)
         if not recheck:
             self._require_bundles()
+        if not self._has_copies():
+            self._destination.create()
         arrived = self._destination.snapshots(datasets)
         self._members = self._originals.members(pool.snapshots(datasets))
         self._remove_false_marks(_by_guid(arrived))
@@ -162,8 +166,7 @@ class _Transfer:
         marked, missing = self._copy_bundles(whole, recheck=recheck)
         self._mark_dropped(by_dataset(arrived), theirs)
         self._require_newest(whole, missing)
-        for failure in self._failures:
-            raise failure
+        self._raise_failures()
         damaged = tuple(self._damaged)
         return ReplicationResult(tuple(marked), tuple(missing), damaged, self._read)
 
@@ -178,6 +181,13 @@ class _Transfer:
                 "is the file system of the replica's bundles mounted? if it is: "
                 f"snaporch replicate {shlex.quote(last.domain)} --to {self._name} --recheck",
             )
+
+    def _has_copies(self) -> bool:
+        """Whether the replica got any snapshot of this host, of whichever domain."""
+        known = any(self._name in (*each.replicated, *each.dropped) for each in self._records)
+        return known or any(
+            self._name in replicas(each, REPLICATED) for each in self._context.pool.snapshots()
+        )
 
     def _remove_false_marks(self, theirs: Collection[tuple[str, int]]) -> None:
         """Remove the mark of each snapshot of which the replica has lost anything."""
@@ -196,16 +206,23 @@ class _Transfer:
         text = f"its bundle there is missing or damaged: {', '.join(files)}"
         self._context.progress.note(f"{self._name}: {record.full_name}", text)
 
-    def _record(self, record: SnapshotRecord, *, replicated: bool, dropped: bool = False) -> None:
-        """Record on the snapshots of a run whether the replica has them."""
-        self._members[record] = record_presence(
-            self._context.pool,
-            self._members[record],
-            record.run,
-            self._name,
-            replicated=replicated,
-            dropped=dropped,
-        )
+    def _record(self, record: SnapshotRecord, *, replicated: bool, dropped: bool = False) -> bool:
+        """Record on the snapshots of a run whether the replica has them.
+
+        Returns:
+            False if that failed; the failure is collected.
+        """
+        with self._collect_failure():
+            self._members[record] = record_presence(
+                self._context.pool,
+                self._members[record],
+                record.run,
+                self._name,
+                replicated=replicated,
+                dropped=dropped,
+            )
+            return True
+        return False
 
     def _is_marked(self, record: SnapshotRecord) -> bool:
         """Whether all snapshots of a run are marked as replicated."""
@@ -234,13 +251,21 @@ class _Transfer:
 
     @contextmanager
     def _collect_failure(self) -> Iterator[None]:
-        """Continue with the rest after a failure; the first failure is raised at the end."""
+        """Continue with the rest after a failure; see :meth:`_raise_failures`."""
         try:
             yield
         except InterruptedRunError:
             raise
         except SnaporchError as error:
             self._failures.append(error)
+
+    def _raise_failures(self) -> None:
+        """Raise the first of the collected failures, and report the others."""
+        failures = list({failure.line(): failure for failure in self._failures}.values())
+        for other in failures[1:]:
+            self._context.progress.note(other.thing, other.reason)
+        for first in failures:
+            raise first
 
     def _bookmark(self, dataset: str, copies: Sequence[PoolSnapshot]) -> None:
         """Bookmark the replica's newest snapshot, and all that it would get next."""
@@ -293,10 +318,14 @@ class _Transfer:
         newest = self._records[-1]
         thing = f"{self._name}: {newest.full_name}"
         had = self._name in (*newest.replicated, *newest.dropped)
-        if newest in missing:
+        if not self._originals.of(newest):
+            reason = f"{', '.join(newest.datasets)} looks like a copy, and its manifest is missing"
+            step = "if they are the guest's own, take another snapshot"
+            self._failures.append(ReplicaError(thing, reason, step))
+        elif newest in missing:
             step = "see: snaporch show; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
-        elif self._members[newest] and newest not in whole and not had:
+        elif self._members[newest] and newest not in whole and not had and not self._failures:
             step = f"try again: snaporch replicate {shlex.quote(newest.domain)}"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
 
@@ -305,29 +334,34 @@ class _Transfer:
         copies: Mapping[str, Sequence[PoolSnapshot]],
         theirs: Collection[tuple[str, int]],
     ) -> None:
-        """Record which snapshots the replica cannot get any more, since it has newer ones."""
-        births = {}
+        """Record which snapshots the replica cannot get any more, since it has newer ones.
+
+        Only snapshots that exist now count: what came back has another txg than its manifest names,
+        and pages of RAM that are missing here may come back.
+        """
+        births: dict[str, int] = {}
+        live: dict[tuple[str, int], int] = {}
         for dataset, there in copies.items():
             ours = self._context.pool.snapshots([dataset])
+            live |= {(dataset, each.guid): each.createtxg for each in ours}
             with suppress(ReplicaError):  # the copy has diverged, which was reported
                 births[dataset] = self._birth(dataset, ours, there)
         for record in self._records:
             if not self._members[record]:
                 continue
             lacking = self._lacking(record, theirs)
-            if any(txg < births.get(dataset, 0) for dataset, txg in lacking):
+            known = [key for key in lacking if key in live and key[0] in births]
+            if any(live[key] < births[key[0]] for key in known):
                 self._record(record, replicated=False, dropped=True)
+            elif self._name in record.dropped and (known or not lacking):
+                self._record(record, replicated=self._is_marked(record))
 
     def _refuse_nested(self, datasets: Iterable[str]) -> None:
-        """Refuse a replica below a dataset to copy: each copy would be copied, too, for ever."""
-        replica = self._context.config.replica[self._name]
-        for dataset in datasets if not replica.host else ():
-            if f"{replica.dataset}/".startswith(f"{dataset}/"):
-                raise RefusedError(
-                    f"replica.{self._name}",
-                    f"{replica.dataset} is inside {dataset}, which is copied to it",
-                    "give it another dataset, best in another pool",
-                )
+        """Refuse a replica that would get copies of copies, or of what it has."""
+        reason = nesting_reason(self._context.config.replica[self._name], datasets)
+        if reason:
+            step = "give the replica another dataset, best in another pool"
+            raise RefusedError(f"replica.{self._name}", reason, step)
 
     def _refuse_same_copies(self, datasets: Iterable[str]) -> None:
         """Refuse a dataset whose copy would have the name of another dataset's copy."""
@@ -359,8 +393,12 @@ class _Transfer:
                 wanted[COPY] = self._name
             if other is not None and not wanted.items() <= other.properties.items():
                 marks[other.full_name] = wanted
-        if marks:
+        if not marks:
+            return
+        self._unmarked = {*marks}
+        with self._collect_failure():
             self._destination.mark(marks)
+            self._unmarked = set()
 
     def _set_policies(self, datasets: Collection[str]) -> None:
         """Set the policies of the datasets on their copies: a stream does not carry properties."""
@@ -385,8 +423,7 @@ class _Transfer:
             with self._collect_failure():
                 if not self._bring_bundle(record, must_read=record.run in due):
                     missing.append(record)
-                elif not self._is_marked(record) and self._is_unchanged(record):
-                    self._record(record, replicated=True)
+                elif self._has_arrived(record) and self._record(record, replicated=True):
                     arrived.append(record)
         return arrived, missing
 
@@ -421,6 +458,12 @@ class _Transfer:
     def _same_run(self, record: SnapshotRecord) -> list[SnapshotRecord]:
         """The records of a run: it may have several names, and they have the same bundle."""
         return [each for each in self._records if each.run == record.run]
+
+    def _has_arrived(self, record: SnapshotRecord) -> bool:
+        """Whether the replica has all of a snapshot now, and it is not marked yet."""
+        if self._is_marked(record) or not self._is_unchanged(record):
+            return False
+        return self._unmarked.isdisjoint(each.full_name for each in self._members[record])
 
     def _is_unchanged(self, record: SnapshotRecord) -> bool:
         """Whether the bundle is still the one that was copied.

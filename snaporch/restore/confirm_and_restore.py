@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from snaporch.errors import UsageError
 from snaporch.locks import domain_lock
 from snaporch.model import iso
 from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
-from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.plan import RAISED, make_restore_plan
 from snaporch.restore.plan_model import RestorePlan
+from snaporch.restore.preview import Refusals, RestorePreview, make_preview
 from snaporch.restore.run import Restored, check_as_shown, check_bundle, restore
 from snaporch.restore.select import newest_until, others_of_group, parse_moment, split_name
 
@@ -70,7 +72,13 @@ class RestoreRequest:
         context.progress.note(record.domain, f"chose @{record.snapshot} of {iso(record.created)}")
         return record.uuid, record.run
 
-    def plan(self, context: Context, domain: str, snapshot: str) -> RestorePlan:
+    def plan(
+        self,
+        context: Context,
+        domain: str,
+        snapshot: str,
+        refusals: AbstractContextManager[object] = RAISED,
+    ) -> RestorePlan:
         """Plan the restore of this snapshot with these options; see :func:`make_restore_plan`."""
         return make_restore_plan(
             context,
@@ -84,7 +92,26 @@ class RestoreRequest:
             despite_other_disks=self.despite_other_disks,
             also_roll_back=self.also_roll_back,
             keep_definition=self.keep_definition,
+            refusals=refusals,
         )
+
+
+def preview_restore(context: Context, request: RestoreRequest) -> RestorePreview:
+    """Plan a restore, and make every check that changes nothing.
+
+    Raises:
+        SnaporchError: there is no plan; as :func:`make_restore_plan`.
+    """
+    request.check()
+    domain, snapshot = request.choose(context)
+    refusals = Refusals()
+    plan = request.plan(context, domain, snapshot, refusals)
+    with refusals:
+        plan = check_bundle(context, plan, despite_damage=request.despite_damage)
+    _note_group(context, plan)
+    return make_preview(
+        context, plan, refusals, safety=request.safety, keep_running=request.keep_running
+    )
 
 
 def run_restore(

@@ -10,7 +10,9 @@ from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.locks import domain_lock
 from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
+from snaporch.restore.plan import RAISED
 from snaporch.restore.plan_model import RestorePlan
+from snaporch.restore.preview import Refusals, RestorePreview, make_preview
 from snaporch.restore.run import Restored, check_as_shown, restore
 from snaporch.restore.safety_catalog import SafetyCopy, choose_copy, name_and_uuid
 from snaporch.restore.select_undo import choose_last, undo_without_copy
@@ -29,7 +31,12 @@ class UndoRequest:
     also_roll_back: bool = False
     safety: bool = True
 
-    def plan(self, context: Context, copy: SafetyCopy) -> RestorePlan:
+    def plan(
+        self,
+        context: Context,
+        copy: SafetyCopy,
+        refusals: AbstractContextManager[object] = RAISED,
+    ) -> RestorePlan:
         """Plan to undo with this copy and these options; see :func:`make_undo_plan`."""
         return make_undo_plan(
             context,
@@ -37,22 +44,27 @@ class UndoRequest:
             disks_only=self.disks_only,
             discard_newer=self.discard_newer,
             also_roll_back=self.also_roll_back,
+            refusals=refusals,
         )
 
 
 def preview_undo(
     context: Context, request: UndoRequest, report: Callable[[str], None]
-) -> tuple[RestorePlan, SafetyCopy] | None:
-    """Plan an undo and change nothing.
+) -> tuple[RestorePreview, SafetyCopy] | None:
+    """Plan an undo, and make every check that changes nothing.
 
-    Returns: the plan and its safety copy; ``None`` if the last restore is undone without a copy.
+    Returns: the preview and its safety copy; ``None`` if the last restore is undone without a copy.
 
     Raises:
         SnaporchError: as :func:`choose_last` and :func:`make_undo_plan`.
     """
     name, uuid = name_and_uuid(context, request.domain)
     copy = _choose_copy(context, request, name, uuid, report, dry_run=True)
-    return None if copy is None else (request.plan(context, copy), copy)
+    if copy is None:
+        return None
+    refusals = Refusals()
+    plan = request.plan(context, copy, refusals)
+    return make_preview(context, plan, refusals, safety=request.safety), copy
 
 
 def run_undo(

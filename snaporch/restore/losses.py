@@ -53,7 +53,19 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
 
 
 def _changes_of_definition(plan: RestorePlan) -> list[str]:
-    """Return the differences of the definitions; metadata is included, as it may have a policy."""
+    lines = changed_lines_of_definition(plan)
+    if not lines:
+        return []
+    more = [f"    and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
+    shown = [f"    {line}" for line in lines[:_MOST_LINES]]
+    return ["its definition as it is now (virsh dumpxml --inactive):", *shown, *more]
+
+
+def changed_lines_of_definition(plan: RestorePlan) -> list[str]:
+    """Return the present lines (``- ``) and the lines that replace them (``+ ``).
+
+    Metadata is included, as it may have a policy; passwords are masked.
+    """
     now = plan.domain.inactive_xml if plan.domain else None
     then = plan.text(Role.INACTIVE_XML)
     if now is None or then is None or now == then:
@@ -61,6 +73,4 @@ def _changes_of_definition(plan: RestorePlan) -> list[str]:
     before, after = (_PASSWORD.sub(r"\1***", text).splitlines() for text in (now, then))
     changes = difflib.unified_diff(before, after, n=0, lineterm="")
     lines = [line for line in list(changes)[2:] if not line.startswith("@@")]
-    more = [f"    and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
-    shown = [f"    {line[0]} {line[1:].strip()}" for line in lines[:_MOST_LINES]]
-    return ["its definition as it is now (virsh dumpxml --inactive):", *shown, *more]
+    return [f"{line[0]} {line[1:].strip()}" for line in lines]

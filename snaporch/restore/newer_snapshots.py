@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
+from snaporch.catalog.keep import KEEP_HOLD
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.context import Context
 from snaporch.errors import RefusedError
@@ -24,11 +26,11 @@ def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
     return [name for member in members for name in context.pool.newer(member.full_name)]
 
 
-def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
+def check_newer(plan: RestorePlan, *, discard: bool) -> None:
     """Refuse to destroy snapshots and bookmarks that are newer than the target.
 
     Args:
-        discard: the user agreed to it. What ZFS would not destroy is refused in any case.
+        discard: the user agreed to it.
 
     Raises:
         RefusedError: with their names.
@@ -40,18 +42,17 @@ def check_newer(context: Context, plan: RestorePlan, *, discard: bool) -> None:
             f"newer snapshots would be destroyed: {', '.join(precious)}",
             "use --discard-newer to destroy them",
         )
-    check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
 
 
 def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:
-    """Refuse newer snapshots that ZFS would not destroy, as a rollback has to.
+    """Refuse newer snapshots that the admin keeps or that ZFS would not destroy.
 
     Args:
         thing: the subject of the error.
         uuid: of the guest itself, which is stopped first and may have mounted a snapshot.
 
     Raises:
-        RefusedError: a snapshot has clones, is held, or is mounted by another guest.
+        RefusedError: a snapshot has clones, is kept or held, or is mounted by another guest.
     """
     snapshots = [name for name in newer if "@" in name]
     cloned = context.pool.clones(snapshots) if snapshots else {}
@@ -60,12 +61,11 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
         raise RefusedError(
             thing, f"newer snapshots have clones: {names}", "destroy the clones first"
         )
+    _check_kept(context, thing, snapshots)
     held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD, UNDO_HOLD}]
     if held:
         raise RefusedError(
-            thing,
-            f"newer snapshots are held: {', '.join(held)}",
-            "release them with snaporch unkeep or zfs release",
+            thing, f"newer snapshots are held: {', '.join(held)}", "release them with zfs release"
         )
     for mount in context.pool.blocking_mounts(snapshots) if snapshots else ():
         if mount.uuid != uuid:  # the guest itself is stopped first
@@ -74,3 +74,27 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
                 f"the newer snapshot {mount.name} is mounted by {mount.program}",
                 "shut it off or end it, then restore again",
             )
+
+
+def _check_kept(context: Context, thing: str, names: Sequence[str]) -> None:
+    """Refuse snapshots that the admin keeps, also if their holds were released.
+
+    Raises:
+        RefusedError: with their names, and the command that releases them.
+    """
+    datasets = sorted({name.partition("@")[0] for name in names})
+    there = {each.full_name: each for each in context.pool.snapshots(datasets)} if datasets else {}
+    found = [there[name] for name in names if name in there]
+    kept = [each for each in found if _is_kept(context, each)]
+    if kept:
+        own = thing.rpartition("@")[0]
+        released = [f"{each.properties.get('domain', own)}@{each.name}" for each in kept]
+        raise RefusedError(
+            thing,
+            f"newer snapshots are kept: {', '.join(each.full_name for each in kept)}",
+            "release them first: " + shlex.join(["snaporch", "unkeep", *dict.fromkeys(released)]),
+        )
+
+
+def _is_kept(context: Context, snapshot: PoolSnapshot) -> bool:
+    return "kept" in snapshot.properties or KEEP_HOLD in context.pool.holds(snapshot.full_name)

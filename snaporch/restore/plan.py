@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from snaporch.restore.disk_checks import (
 )
 from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.host_requirements import check_machine, check_memory
-from snaporch.restore.newer_snapshots import check_newer, newer_than
+from snaporch.restore.newer_snapshots import check_destroyable, check_newer, newer_than
 from snaporch.restore.plan_checks import (
     check_alone,
     check_bootable,
@@ -34,6 +36,9 @@ from snaporch.restore.plan_model import RestorePlan, readable_xml
 from snaporch.restore.select import find_inside, find_outside
 from snaporch.restore.start_bar import without_bar
 
+RAISED: AbstractContextManager[object] = nullcontext()
+"""Raises the first refusal."""
+
 
 def make_restore_plan(
     context: Context,
@@ -48,6 +53,7 @@ def make_restore_plan(
     despite_other_disks: bool = False,
     also_roll_back: bool = False,
     keep_definition: bool = False,
+    refusals: AbstractContextManager[object] = RAISED,
 ) -> RestorePlan:
     """Plan a restore and make all checks.
 
@@ -63,6 +69,7 @@ def make_restore_plan(
         despite_other_disks: RAM may be resumed over disks that are not in the snapshot, and disks
             may be put back over backing files that have changed.
         keep_definition: the domain stays defined as it is; only without RAM.
+        refusals: surrounds each check of the finished plan; it may collect the errors.
 
     Raises:
         NotFoundError: the domain has no such snapshot.
@@ -101,9 +108,15 @@ def make_restore_plan(
         keep_definition=keep_definition,
     )
     if keep_definition:
-        check_definition_may_stay(plan)
+        with refusals:
+            check_definition_may_stay(plan)
     return check_plan(
-        context, plan, bundle=bundle, disks_only=disks_only, discard_newer=discard_newer
+        context,
+        plan,
+        bundle=bundle,
+        disks_only=disks_only,
+        discard_newer=discard_newer,
+        refusals=refusals,
     )
 
 
@@ -114,49 +127,74 @@ def check_plan(
     bundle: Path | None = None,
     disks_only: bool,
     discard_newer: bool,
+    refusals: AbstractContextManager[object] = RAISED,
 ) -> RestorePlan:
     """Check that the plan can be carried out with this host's datasets, disks and files.
+
+    Args:
+        refusals: surrounds each check; it may collect the errors.
 
     Returns: the plan, with the firmware files that cannot be put back on this host.
 
     Raises:
         RefusedError: the restore would not be safe; the error has the reason.
     """
-    check_alone(context, plan.record)
-    check_own_places(context, plan.record, bundle)
-    if plan.manifest is not None:
-        check_places(context, plan.thing, plan.manifest)
-        if not plan.also_roll_back:
-            check_partitions(context, plan.thing, plan.manifest)
-        check_files_beneath(plan, plan.manifest)
-    check_volumes_unused(context, plan.thing, [member.dataset for member in plan.snapshots])
-    check_newer(context, plan, discard=discard_newer)
-    if plan.ram is not None and plan.manifest is not None and not plan.despite_other_disks:
-        check_one_instant(plan, plan.manifest)
-    plan = _checked_fitness(context, plan, disks_only=disks_only)
-    check_others_writes(context, plan)
+    with refusals:
+        check_alone(context, plan.record)
+    with refusals:
+        check_own_places(context, plan.record, bundle)
+    with refusals:
+        _check_disks(context, plan)
+    with refusals:
+        check_volumes_unused(context, plan.thing, [member.dataset for member in plan.snapshots])
+    with refusals:
+        check_newer(plan, discard=discard_newer)
+    with refusals:
+        check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
+    with refusals:
+        if plan.ram is not None and plan.manifest is not None and not plan.despite_other_disks:
+            check_one_instant(plan, plan.manifest)
+    unfit: Mapping[str, RefusedError] = {}
+    with refusals:
+        unfit = unfit_files(context, plan.thing, plan.record.uuid, plan.parts, _definitions(plan))
+    for error in () if disks_only else unfit.values():
+        with refusals:
+            raise error
+    plan = replace(plan, unfit=unfit)
+    with refusals:
+        _check_host(context, plan)
+    with refusals:
+        check_others_writes(context, plan)
     return plan
 
 
-def _checked_fitness(context: Context, plan: RestorePlan, *, disks_only: bool) -> RestorePlan:
-    """Check that the host can run the guest, and that its firmware files can be put back.
+def _check_disks(context: Context, plan: RestorePlan) -> None:
+    if plan.manifest is None:
+        return
+    check_places(context, plan.thing, plan.manifest)
+    if not plan.also_roll_back:
+        check_partitions(context, plan.thing, plan.manifest)
+    check_files_beneath(plan, plan.manifest)
 
-    With ``disks_only`` the guest is not started, and files that cannot be put back are recorded.
-    """
+
+def _definitions(plan: RestorePlan) -> list[str]:
+    """Return the definitions of the bundle and of the domain that can be parsed."""
+    texts = [plan.text(role) for role in (Role.INACTIVE_XML, Role.LIVE_XML)]
+    return [xml for xml in (*map(readable_xml, texts), _current_xml(plan)) if xml is not None]
+
+
+def _current_xml(plan: RestorePlan) -> str | None:
+    return plan.domain.inactive_xml or plan.domain.live_xml if plan.domain else None
+
+
+def _check_host(context: Context, plan: RestorePlan) -> None:
+    """Check that the host can run the guest, if the restore starts it."""
     inactive, live = (readable_xml(plan.text(role)) for role in (Role.INACTIVE_XML, Role.LIVE_XML))
-    current = plan.domain.inactive_xml or plan.domain.live_xml if plan.domain else None
-    xmls = [xml for xml in (inactive, live, current) if xml is not None]
-    unfit = unfit_files(context, plan.thing, plan.record.uuid, plan.parts, xmls)
-    if not disks_only:
-        for error in unfit.values():
-            raise error
-    plan = replace(plan, unfit=unfit)
-    xml = live or inactive if plan.ram else inactive or current
+    xml = live or inactive if plan.ram else inactive or _current_xml(plan)
     if xml is None or not (plan.ram or plan.boot):
-        return plan
+        return
     cpu = plan.manifest.versions.cpu if plan.manifest and plan.ram else ""
     check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None, cpu=cpu)
     if plan.manifest is not None:
         check_datasets(context, plan.thing, plan.manifest)
     check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
-    return plan

@@ -12,7 +12,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import Domain, PoolSnapshot, SnapshotRecord
-from snaporch.restore.journal import KeptDataset
+from snaporch.restore.journal import Ending, KeptDataset
 from snaporch.restore.other_files import changed_other_files, excluded_images
 
 
@@ -52,6 +52,11 @@ class RestorePlan:
     def thing(self) -> str:
         """``DOMAIN@SNAPSHOT``."""
         return self.record.full_name
+
+    @property
+    def ending(self) -> Ending:
+        """How the restore leaves the guest."""
+        return Ending.RESUME if self.ram else Ending.BOOT if self.boot else Ending.OFF
 
     @property
     def pages(self) -> Part | None:

@@ -81,6 +81,21 @@ def make_image(
         raise IncompleteError(error.thing, error.reason) from error
 
 
+def check_image(context: Context, thing: str, part: Part, place: Path) -> None:
+    """Check that an image can be made; the pages are not read.
+
+    Args:
+        thing: the subject of errors.
+        place: a directory on the file system that gets the image.
+
+    Raises:
+        NotWholeError: no dataset has the snapshot of the pages.
+        RefusedError: the file system has too little room.
+    """
+    _located(context, thing, part)
+    check_room(place, part, _compressing(context))
+
+
 def image_bytes(part: Part) -> int:
     """Return the bytes that an image of the part takes, in the worst case of an ordinary guest."""
     if part.pages is None:

@@ -31,7 +31,7 @@ from snaporch.restore.journal import (
 from snaporch.restore.plan_checks import check_files_beneath, check_others_writes
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
-from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
+from snaporch.restore.ram_from_pages import IMAGE_NAME, check_image, make_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import RECORD, safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
@@ -329,14 +329,35 @@ def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, s
     except BaseException as error:
         context.store.discard_partial(uuid, run)
         if isinstance(error, IncompleteError):
-            step = error.step or "boot from the disks with --cold"
-            raise RefusedError(error.thing, error.reason, step) from error
+            raise _unusable_ram(error) from error
         if isinstance(error, OSError):
             raise RunFailedError(
                 plan.thing, f"its RAM image could not be rebuilt ({error}); nothing was touched"
             ) from error
         raise
     return replace(plan, ram=image), run
+
+
+def _unusable_ram(error: IncompleteError) -> RefusedError:
+    step = error.step or "boot from the disks with --cold"
+    return RefusedError(error.thing, error.reason, step)
+
+
+def check_feasible(
+    context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool
+) -> None:
+    """Make the checks of :func:`restore` that change nothing; the caller needs no lock.
+
+    Raises:
+        SnaporchError: :func:`restore` would refuse the plan.
+    """
+    if plan.pages is not None:
+        try:
+            check_image(context, plan.record.domain, plan.pages, context.store.root)
+        except IncompleteError as error:
+            raise _unusable_ram(error) from error
+    older = unfinished(context.config.paths.journal, plan.record.uuid)
+    _facts(context, plan, "", older, safety=safety, keep_running=keep_running)
 
 
 def _facts(
@@ -356,7 +377,6 @@ def _facts(
         raise RefusedError(record.domain, "its running state is kept with the safety copy only")
     if keep_running and domain is not None and runs:
         _check_savable(context, plan)
-    ending = Ending.RESUME if plan.ram else Ending.BOOT if plan.boot else Ending.OFF
     before = domain.inactive_xml if domain is not None else None
     whole = _copy_with_whole_disks(context, domain, older)
     return RestoreFacts(
@@ -369,7 +389,7 @@ def _facts(
             for each in sorted(plan.snapshots, key=lambda each: each.dataset)
         ),
         newer=plan.newer,
-        ending=ending,
+        ending=plan.ending,
         ram=str(plan.ram or ""),
         running=plan.running,
         boot=domain.boot if domain is not None else "",

@@ -8,6 +8,7 @@ after an interrupted restore, rolling back to that one is enough.
 from __future__ import annotations
 
 import shlex
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from snaporch.bundle.manifest import SnapshotEntry
@@ -18,7 +19,7 @@ from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.journal import KeptDataset
 from snaporch.restore.newer_snapshots import newer_than
-from snaporch.restore.plan import check_plan
+from snaporch.restore.plan import RAISED, check_plan
 from snaporch.restore.plan_checks import check_definition
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
@@ -33,6 +34,7 @@ def make_undo_plan(
     disks_only: bool = False,
     discard_newer: bool = False,
     also_roll_back: bool = False,
+    refusals: AbstractContextManager[object] = RAISED,
 ) -> RestorePlan:
     """Plan an undo and make all checks.
 
@@ -41,6 +43,7 @@ def make_undo_plan(
             copy may have changed.
         discard_newer: snapshots taken since the restore may be destroyed.
         also_roll_back: files that are not the guest's may be rolled back with it.
+        refusals: surrounds each check of the finished plan; it may collect the errors.
 
     Raises:
         RefusedError: the undo would not be safe; the error has the reason.
@@ -68,9 +71,13 @@ def make_undo_plan(
         undoes=copy.name,
         kept=kept,
     )
-    plan = check_plan(context, plan, disks_only=disks_only, discard_newer=discard_newer)
-    _check_room(context, plan, copy)
-    check_unused(context.resolver, plan.thing, record.datasets, manifest.uuid)
+    plan = check_plan(
+        context, plan, disks_only=disks_only, discard_newer=discard_newer, refusals=refusals
+    )
+    with refusals:
+        _check_room(context, plan, copy)
+    with refusals:
+        check_unused(context.resolver, plan.thing, record.datasets, manifest.uuid)
     return plan
 
 

@@ -85,10 +85,12 @@ def replicate_domains(
         for name in target.replicas if target.is_named or records[target.domain.uuid] else ():
             context.interrupt.check(REPLICATION)
             domain = target.domain
+            if not records[domain.uuid]:
+                step = f"take one: snaporch snapshot {domain.name}"
+                yield domain.name, name, NotFoundError(domain.name, "has no snapshots", step)
+                continue
+            key = f"{domain.uuid}/{name}"
             try:
-                if not records[domain.uuid]:
-                    step = f"take one: snaporch snapshot {domain.name}"
-                    raise NotFoundError(domain.name, "has no snapshots", step)
                 destination = opened(context, name)
                 shipped = replicate(
                     context, records[domain.uuid], name, destination, recheck=recheck
@@ -96,9 +98,10 @@ def replicate_domains(
             except InterruptedRunError:
                 raise
             except SnaporchError as error:
+                record_attempt(context, key, error.line(), REPLICATIONS)
                 yield domain.name, name, error
                 continue
-            record_attempt(context, f"{domain.uuid}/{name}", None, REPLICATIONS)
+            record_attempt(context, key, None, REPLICATIONS)
             yield domain.name, name, shipped
 
 

@@ -42,7 +42,6 @@ from snaporch.model import (
 from snaporch.snapshot.plan import Plan
 from snaporch.zfs import resolver
 
-_RAW_NAME = "ram.raw"
 _READ = 1 << 20
 _FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
     2: "bzip2",
@@ -91,12 +90,14 @@ class RamCapture:
         self,
         directory: Path,
         pipe: Path,
+        raw: Path,
         how: CompressionSettings,
         times: SealingTimes,
     ) -> None:
         self._times = times
         self._directory = directory
         self._pipe = pipe
+        self._raw = raw
         self._how = how
         self._throttle = RateLimit(0)
         self._stream: RamPipe | None = None
@@ -110,15 +111,14 @@ class RamCapture:
     @property
     def target(self) -> Path:
         """The path to which libvirt writes RAM."""
-        return self._pipe if self._stream else self._directory / _RAW_NAME
+        return self._pipe if self._stream else self._raw
 
     @property
     def arrived_bytes(self) -> int:
         """Bytes of RAM that libvirt has written so far."""
         if self._stream is not None:
             return self._stream.payload_bytes
-        raw = self._directory / _RAW_NAME
-        return raw.stat().st_size if raw.exists() else 0
+        return self._raw.stat().st_size if self._raw.exists() else 0
 
     @property
     def failure(self) -> BaseException | None:
@@ -215,12 +215,12 @@ class RamCapture:
         )
 
     def _compress_raw(self) -> SaveImage:
-        raw = self._directory / _RAW_NAME
         self._writer = writer = SaveImageWriter(
             self._directory / RAM_NAME, self._how, trailer=False
         )
         try:
-            with raw.open("rb") as stream:
+            with self._raw.open("rb") as stream:
+                self._raw.unlink()  # first: a later run of the domain uses the same name
                 while block := stream.read(_READ):
                     writer.write(block)
                     self._throttle.spend(len(block))
@@ -228,7 +228,6 @@ class RamCapture:
         except BaseException:
             writer.abandon()
             raise
-        raw.unlink()
         return image
 
     def abandon(self) -> None:

@@ -142,7 +142,7 @@ def _domain(
         },  # the last one wins, which is the newest
         counts=Counter(record.level for record in records),
         last=records[-1] if records else None,
-        verified=max(verified, key=_verified_at, default=None),
+        verified=tuple(sorted(verified, key=_verified_at, reverse=True)),
         replicas=_replicas(config, forecast),
         stray=() if known else _on_overlays(context, domain),
         lost=_lost(forecast),

@@ -83,8 +83,8 @@ class DomainStatus:
     """How many snapshots of each level there are."""
     last: SnapshotRecord | None
     """The newest snapshot, of whatever policy and level."""
-    verified: SnapshotRecord | None
-    """The snapshot that was verified last."""
+    verified: tuple[SnapshotRecord, ...]
+    """The snapshots that were verified, the last one first."""
     replicas: tuple[ReplicaStatus, ...] = ()
     stray: tuple[str, ...] = ()
     """Overlays that it uses though no known run created them."""

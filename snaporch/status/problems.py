@@ -19,6 +19,7 @@ from snaporch.status.model import (
     StoreUsage,
 )
 from snaporch.systemd.unit_state import RUN_DUE
+from snaporch.verify.repeat import repeat_command
 from snaporch.zfs import BlockingMount
 
 _ORDER = tuple(ProblemGrade)[::-1]
@@ -103,10 +104,12 @@ def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
     if last is not None and not last.state.is_there and not has_run:
         text = f"its newest snapshot @{last.snapshot} is {_flaw(last)}"
         yield Problem("incomplete", ProblemGrade.WARNING, domain.name, text)
-    tested = domain.verified
-    if tested is not None and tested.has_failed:
-        text = f"the verification of @{tested.snapshot} failed"
-        yield Problem("verify-failed", ProblemGrade.CRITICAL, domain.name, text)
+    for number, tested in enumerate(domain.verified):
+        if tested.verified is not None and tested.has_failed:
+            again = repeat_command(tested.full_name, tested.verified.failed_steps)
+            text = f"the verification of @{tested.snapshot} failed; to repeat it: {again}"
+            grade = ProblemGrade.WARNING if number else ProblemGrade.CRITICAL
+            yield Problem("verify-failed", grade, domain.name, text)
 
 
 def _flaw(record: SnapshotRecord) -> str:

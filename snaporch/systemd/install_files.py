@@ -9,18 +9,16 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from snaporch import __version__
 from snaporch.command_log import LoggedCommand
-from snaporch.config import Config
 from snaporch.data_files import shared_file
-from snaporch.errors import RefusedError, UnavailableError, UsageError
+from snaporch.errors import UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
-from snaporch.journal import list_journals
 from snaporch.private_files import store_errors
 from snaporch.recovery.start_guardian import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
 
@@ -49,6 +47,7 @@ class Change(StrEnum):
     SAVED = "replaced; the edited file is now"
     REMOVED = "removed"
     KEPT = "kept: it was edited"
+    PACKAGED = "kept: dpkg installed it; to remove it: apt remove"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +56,8 @@ class FileChange:
 
     path: Path
     change: Change
-    saved: Path | None = None
-    """Where the edited file is now."""
+    detail: str = ""
+    """Where the edited file is now, or the package that the file belongs to."""
 
 
 def render_units(command: Sequence[str]) -> dict[str, str]:
@@ -150,21 +149,6 @@ def install(root: Path, units: Mapping[str, str]) -> Iterator[FileChange]:
             yield _write(place / name, text)
 
 
-def check_no_run(config: Config) -> None:
-    """Check that no run is under way or was interrupted: without the units none is recovered.
-
-    Raises:
-        RefusedError: there is a journal.
-        UnavailableError: the journals cannot be read.
-    """
-    for journal in list_journals(config.paths.journal, sweep=False):
-        raise RefusedError(
-            str(journal.path),
-            "a run is not finished, and its guest may be on overlays",
-            "wait until it has ended, or run: snaporch recover; then run this again",
-        )
-
-
 def stop_units() -> None:
     """Have systemd stop the units, and wait until their runs have released their guests.
 
@@ -184,10 +168,33 @@ def stop_units() -> None:
         raise UnavailableError("systemctl stop", done.stderr.strip() or "failed")
 
 
-def uninstall(root: Path) -> Iterator[FileChange]:
+def package_of(path: Path) -> str:
+    """Return the Debian package that a file belongs to; empty if there is none.
+
+    dpkg itself has to remove what it installed: it does not install a deleted conffile again.
+    """
+    command = ["dpkg-query", "--search", str(path)]
+    with LoggedCommand(*command) as log:
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            )
+        except FileNotFoundError:  # another distribution
+            return ""
+        log.exited(done.returncode)
+    owners = [line for line in done.stdout.splitlines() if line.endswith(f": {path}")]
+    return owners[-1].partition(":")[0] if owners else ""
+
+
+def uninstall(
+    root: Path, package_of: Callable[[Path], str] = lambda _path: ""
+) -> Iterator[FileChange]:
     """Remove the units, the hook and the configuration below ``root``, but no edited file.
 
     The links by which systemd starts a removed unit at boot are removed, too.
+
+    Args:
+        package_of: returns the package that a file belongs to, or nothing. Such a file stays.
 
     Raises:
         UnavailableError: a file cannot be removed.
@@ -199,7 +206,9 @@ def uninstall(root: Path) -> Iterator[FileChange]:
         for path in paths:
             if not os.path.lexists(path):
                 continue
-            if _is_ours(path):
+            if package := package_of(path):
+                yield FileChange(path, Change.PACKAGED, package)
+            elif _is_ours(path):
                 path.unlink()
                 _mark(root).unlink(missing_ok=True)
                 for wants in path.parent.glob("*.wants"):
@@ -226,7 +235,7 @@ def _write(path: Path, text: str, mode: int = _MODE) -> FileChange:
     fresh.write_text(text, "utf-8")
     fresh.chmod(mode)
     os.replace(fresh, path)
-    return FileChange(path, change, saved)
+    return FileChange(path, change, str(saved or ""))
 
 
 def _below(root: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -45,15 +44,8 @@ from snaporch.restore.source import (
 )
 from snaporch.systemd.low_priority import lower_priority
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
+from snaporch.verify.repeat import repeat_command
 from snaporch.zfs import PREFIX
-
-_AGAIN = {
-    VerifyStep.CHECKSUMS: [],
-    VerifyStep.DISKS: ["--disks"],
-    VerifyStep.CLONE: [],
-    VerifyStep.SCRIPT: ["--script", "PATH"],
-}
-"""The options that have a verification repeat a step."""
 
 VERIFICATION = "verification"
 """The name of the lock that lets one verification run at a time on a host."""
@@ -149,10 +141,9 @@ class Verification:
 
 def _still_failed(thing: str, failed: Iterable[VerifyStep]) -> SnaporchError:
     steps = [step for step in VerifyStep if step in failed]
-    options = [word for step in steps for word in _AGAIN[step]]
     names = " and ".join(steps)
     reason = f"what was checked now is right, but it failed before in: {names}"
-    return SnaporchError(thing, reason, " ".join(["snaporch verify", *options, shlex.quote(thing)]))
+    return SnaporchError(thing, reason, repeat_command(thing, steps))
 
 
 def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[SnapshotRecord]:

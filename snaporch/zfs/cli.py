@@ -170,9 +170,16 @@ class ZfsCommand:
                 snapshots[int(guid)] = (*snapshots.get(int(guid), ()), name)
         return SnapshotListing(pools, snapshots)
 
-    def _snapshots(self, *options: str, names: Sequence[str] = ()) -> list[PoolSnapshot]:
-        found = self._listed(Listing(_BIRTH, _OWN), "-t", "snapshot", *options, names=names)
-        return sorted((_snapshot(name, values) for name, values in found), key=_age)
+    def _snapshots(
+        self, *options: str, names: Sequence[str] = (), root: str | None = None
+    ) -> list[PoolSnapshot]:
+        """Listed snapshots; with ``root``, that dataset must be listed, too."""
+        kinds = "snapshot" if root is None else "filesystem,volume,snapshot"
+        found = dict(self._listed(Listing(_BIRTH, _OWN), "-t", kinds, *options, names=names))
+        if root is not None and root not in found:
+            raise PoolError("zfs get", f"{root} is not in its output")
+        snapshots = (_snapshot(name, values) for name, values in found.items() if "@" in name)
+        return sorted(snapshots, key=_age)
 
     def _listed(
         self,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from snaporch.model import PoolSnapshot
 from snaporch.remote_host import CommandError, Host
 from snaporch.zfs.cli import ZfsCommand
 from snaporch.zfs.interface import PoolError
@@ -14,6 +15,7 @@ from snaporch.zfs.mount_users import BlockingMount
 
 _SCRIPT_BYTES = 60_000
 """ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
+_OR_FAILED = " || failed=1; "
 
 
 class RemoteZfs(ZfsCommand):
@@ -44,6 +46,27 @@ class RemoteZfs(ZfsCommand):
         """
         raise PoolError(snapshot, "is on another host, and cannot be mounted here")
 
+    def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """The snapshots of those of the datasets that exist, oldest first.
+
+        Args:
+            root: the dataset that all of them are directly below; its presence in the listing
+                distinguishes missing datasets from a pool that is not imported.
+            datasets: their names.
+
+        Raises:
+            PoolError: the listing failed, or does not contain ``root``.
+        """
+        try:
+            return self._snapshots("-d", "1", names=[root, *datasets], root=root)
+        except PoolError:
+            listing = ("list", "-H", "-t", "filesystem,volume", "-d", "1", "-o", "name", root)
+            present = self._run(*listing).splitlines()
+            if set(present).issuperset(datasets):
+                raise
+        names = [root, *(name for name in datasets if name in present)]
+        return self._snapshots("-d", "1", names=names, root=root)
+
     def make(self, dataset: str) -> None:
         """Create a file system that is never mounted, and its parents, unless they exist.
 
@@ -61,10 +84,16 @@ class RemoteZfs(ZfsCommand):
             properties: an empty value removes the property.
 
         Raises:
-            PoolError: setting failed for one of them; those before it have theirs.
+            PoolError: setting failed for some of them; the others have theirs.
         """
+        failures = []
         for script in _scripts(properties):
-            self._script(script, "zfs set")
+            try:
+                self._script(script, "zfs set")
+            except PoolError as error:
+                failures.append(error)
+        for first in failures:
+            raise first
 
 
 def _scripts(properties: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
@@ -77,9 +106,14 @@ def _scripts(properties: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
         line = " && ".join(map(shlex.join, commands))
         length = len(line.encode("utf-8", "surrogateescape"))
         if lines and size + length > _SCRIPT_BYTES:
-            yield " && ".join(lines)
+            yield _all_of(lines)
             lines, size = [], 0
         lines.append(line)
-        size += length + 4
+        size += length + len(_OR_FAILED)
     if lines:
-        yield " && ".join(lines)
+        yield _all_of(lines)
+
+
+def _all_of(lines: Iterable[str]) -> str:
+    """A script of all lines, which continues after one that fails, and then fails."""
+    return "".join(["failed=; ", *(f"{line}{_OR_FAILED}" for line in lines), 'test -z "$failed"'])

@@ -77,6 +77,7 @@ def root(scratch):
 
 @pytest.fixture
 def there(place):
+    place[1].create()
     return place[1]
 
 
@@ -97,6 +98,15 @@ def guids(found):
 def test_a_dataset_that_was_never_sent_has_no_snapshots(there, root):
     assert there.snapshots([root]) == []
     assert there.bundles(UUID) == {}
+
+
+def test_a_replica_without_its_dataset_lists_nothing(place, scratch, root):
+    """As if its pool were not imported."""
+    take(scratch, "a")
+    with pytest.raises(ReplicaError, match="is its pool imported"):
+        place[1].snapshots([root])
+    place[1].create()
+    assert place[1].snapshots([root]) == []
 
 
 def test_all_snapshots_are_sent_with_their_guids_and_without_properties(there, scratch, pool, root):
@@ -186,9 +196,11 @@ def test_encrypted_datasets_are_sent_raw(there, scratch, root):
     assert names(there, secret) == [f"{secret}@a"]
 
 
-def test_a_dataset_in_clear_is_sent_to_an_encrypted_replica(there, scratch, pool, root):
+def test_a_dataset_in_clear_is_sent_to_an_encrypted_replica(place, scratch, pool, root):
     """``zfs receive`` refuses embedded blocks there."""
     scratch.create_encrypted(f"{scratch.other}/copies")
+    there = place[1]
+    there.create()  # it exists, and stays as it is
     take(scratch, "a")
     there.send(root, raw=False)
     pool.bookmark(f"{root}@a", "place")
@@ -326,6 +338,7 @@ def test_a_signal_ends_a_transfer(tmp_path):
     interrupt = Interrupt()
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path, rate=1)
     there = destination(scratch, replica, interrupt)
+    there.create()
     try:
         scratch.write(scratch.root, os.urandom(24 << 20))
         scratch.pool.snapshot([f"{scratch.root}@a"], {})
@@ -364,10 +377,10 @@ def secret():
     scratch.create_encrypted(name)
     scratch.write(name, os.urandom(24 << 20))
     scratch.pool.snapshot([f"{name}@a"], {})
-    copies = f"{scratch.other}/copies"
-    subprocess.run(["zfs", "create", copies], check=True)
-    replica = Replica(dataset=copies, bundles=Path("/nowhere"))
-    yield name, destination(scratch, replica, heard=heard), heard
+    replica = Replica(dataset=f"{scratch.other}/copies", bundles=Path("/nowhere"))
+    there = destination(scratch, replica, heard=heard)
+    there.create()
+    yield name, there, heard
     scratch.remove()
 
 
@@ -400,6 +413,7 @@ def test_an_interrupted_increment_from_a_bookmark_is_continued(tmp_path):
     root, pool = scratch.root, scratch.pool
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
     there = destination(scratch, replica, heard=heard)
+    there.create()
     try:
         take(scratch, "a")
         there.send(root, raw=False)
@@ -428,6 +442,7 @@ def test_a_stalled_transfer_is_ended_and_continued(tmp_path, monkeypatch):
     scratch = ZfsScratch(_real_pool())
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
     there = destination(scratch, replica)
+    there.create()
     stopper = threading.Thread(target=_stop_receiver, args=[f"{scratch.other}/copies"])
     try:
         scratch.write(scratch.root, os.urandom(24 << 20))

@@ -152,7 +152,7 @@ def _files() -> list[str]:
     """Files of runs; lock files stay: if one were unlinked, two processes could hold one lock."""
     found = [path for path in _RUNTIME.rglob("*") if path.suffix != ".lock"]
     found += [path for name in ("journal", "overlays") for path in (_STORE / name).rglob("*")]
-    found += (_STORE / "bundles").glob("*/.*.partial")
+    found += (_STORE / "bundles").glob("*/.*")
     return [f"file {path}" for path in found]
 
 

@@ -106,7 +106,7 @@ def assert_clean(guest: Guest, state: str = "running") -> None:
     assert _entries(OVERLAYS) == []
     assert _entries(JOURNAL) == []
     assert [path for path in _entries(RUNTIME) if path.suffix != ".lock"] == []
-    assert list(BUNDLES.glob("*/.*.partial")) == []
+    assert list(BUNDLES.glob("*/.*")) == []
 
 
 def assert_confined(guest: Guest) -> None:

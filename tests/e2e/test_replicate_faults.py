@@ -81,6 +81,22 @@ def test_what_the_replica_destroyed_is_not_called_replicated(there):
     assert there.replicated()[first] == ["vault"], "it was newer than the replica's newest"
 
 
+def test_a_replica_whose_pool_is_exported_has_lost_nothing(there):
+    taken = there.take()
+    there.replicate()
+    before, marks = there.replicated(), bookmarks(there)
+    must("zpool", "export", "vault")
+    try:
+        for option in ("--quiet", "--recheck"):
+            outcome = snaporch("replicate", there.domain, option)
+            one_line_error(outcome, 8, "vault/kvm", "is its pool imported?")
+    finally:
+        must("zpool", "import", "-d", str(there.vdev), "vault")
+    assert (there.replicated(), bookmarks(there)) == (before, marks)
+    assert before[taken] == ["vault"]
+    assert there.replicate()["arrived"] == []
+
+
 def test_an_interrupted_transfer_continues_although_its_snapshots_are_destroyed_here(guest, there):
     """Retention, or sanoid, destroys here what the replica got before the line was cut."""
     first = there.take()
@@ -114,8 +130,12 @@ def test_a_replica_with_another_name_is_continued(there):
     there.configure("attic")
     new = there.take()
     assert there.replicate()["arrived"][-1] == new
-    (mark,) = bookmarks(there)
+    former, mark = sorted(bookmarks(there), key=lambda name: "-attic-" in name)
     assert mark.startswith(f"{there.dataset}#snaporch-attic-")
+    assert former.startswith(f"{there.dataset}#snaporch-vault-")
+    there.take()
+    there.replicate()
+    assert former in bookmarks(there)
 
 
 def test_the_advice_for_a_diverged_copy_loses_nothing(guest, there):

@@ -82,6 +82,35 @@ def test_a_held_newer_snapshot_is_in_the_way(guest):
     must("zfs", "destroy", "tank/back@cloned")
 
 
+def test_a_dry_run_foresees_the_restore_and_changes_nothing(guest):
+    snapshot(guest, "--name", "foreseen")
+    snapshot(guest, "--name", "kept")
+    assert snaporch("keep", "back@kept").status == 0
+    newer = {"tank/back@kept", "flash/back@kept"}
+    for name in newer:  # the property stays
+        must("zfs", "release", "snaporch-keep", name)
+    mark, before = guest.mark(), zfs_snapshots()
+    dry = ("restore", "back@foreseen", "--dry-run", "--discard-newer", "--json")
+    refused = snaporch(*dry)
+    assert refused.status == 5
+    (refusal,) = refused.json["refusals"]
+    assert refusal["step"] == "release them first: snaporch unkeep back@kept"
+    assert snaporch("unkeep", "back@kept").status == 0
+    plan = snaporch(*dry)
+    assert plan.status == 0, plan.err
+    assert {each["snapshot"] for each in plan.json["rolled_back"]} == {
+        "tank/back@foreseen",
+        "flash/back@foreseen",
+    }
+    assert (set(plan.json["destroyed"]), plan.json["refusals"]) == (newer, [])
+    assert (plan.json["ending"], plan.json["stops_guest"]) == ("resume", True)
+    assert zfs_snapshots() == before
+    guest.assert_undisturbed(mark)
+    restore(guest, "foreseen", "--discard-newer")
+    undo = snaporch("undo", "back", "--dry-run", "--json")
+    assert (undo.status, undo.json["restored"]) == (0, "foreseen"), undo.err
+
+
 def test_without_a_yes_nothing_happens(guest):
     mark = guest.mark()
     outcome = snaporch("restore", "back@base")

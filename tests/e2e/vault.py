@@ -34,6 +34,7 @@ class Vault:
         self.dataset = f"tank/{domain}"
         self.copy = f"vault/kvm/tank:{domain}"
         self.bundles = place / "bundles"
+        self.vdev = place / "vdev"
         self._place, self._host = place, host
 
     def configure(self, name: str = "vault", rate: int = 0) -> None:

@@ -130,6 +130,13 @@ class FakePool:
         copy = replace(found, txg=next(self._txg), properties={**found.properties}, holds=set())
         self._datasets[dataset].snapshots[found.name] = copy
 
+    def come_back(self, dataset: str) -> None:
+        """Destroy a dataset and receive it again: the GUIDs stay the same, bookmarks are lost."""
+        holder = self._dataset(dataset)
+        holder.bookmarks.clear()
+        for each in _after(holder, 0):
+            holder.snapshots[each.name] = replace(each, txg=next(self._txg))
+
     def names(self) -> list[str]:
         """Every snapshot's full name."""
         return [snapshot.full_name for snapshot in self.snapshots()]

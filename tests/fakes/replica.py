@@ -27,6 +27,8 @@ class FakeReplica:
         self._pool = pool
         self._copies: dict[str, list[PoolSnapshot]] = {}
         self.policies: dict[str, str] = {}
+        self.is_there = False
+        """Its pool is imported, and has the dataset of the copies."""
 
     def names(self) -> list[str]:
         """The full name of every snapshot."""
@@ -37,14 +39,27 @@ class FakeReplica:
         dataset = name.partition("@")[0]
         self._copies[dataset] = [s for s in self._copies[dataset] if s.full_name != name]
 
+    def put(self, copies: Sequence[PoolSnapshot]) -> None:
+        """Have all of these snapshots of a dataset, and no others of it."""
+        self._copies[copies[0].dataset] = list(copies)
+
+    def create(self) -> None:
+        """See the protocol."""
+        self.hooks.reach("replica.create")
+        self.is_there = True
+
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """See the protocol."""
         self.hooks.reach("replica.snapshots")
+        if not self.is_there:
+            raise ReplicaError("nas: backup/kvm", "dataset does not exist", "is its pool imported?")
         return [each for name in datasets for each in self._copies.get(name, [])]
 
     def send(self, dataset: str, *, raw: bool) -> None:
         """See the protocol."""
         self.hooks.act("replica.send", dataset, *(["raw"] if raw else []))
+        if not self.is_there:
+            raise ReplicaError(dataset, "dataset does not exist")
         ours = self._pool.snapshots([dataset])
         if not ours:
             raise ReplicaError(dataset, "no snapshots exist on source")
@@ -80,6 +95,8 @@ class FakeReplica:
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """See the protocol."""
+        if not self.root.is_dir():
+            raise ReplicaError(str(self.root), "is not there")
         found = {}
         for path in (self.root / uuid).glob("[!.]*"):
             sizes = {file.name: file.stat().st_size for file in path.iterdir()}

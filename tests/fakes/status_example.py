@@ -44,7 +44,7 @@ DOMAIN = DomainStatus(
     newest={Level.RAM: TAKEN, Level.CRASH: NOW - timedelta(days=3)},
     counts={Level.RAM: 24, Level.CRASH: 1},
     last=RECORD,
-    verified=None,
+    verified=(),
 )
 RUN = OpenRun("web", "u", "snapshot", "frozen", True, NOW, True, "/j/r.jsonl")
 WELL = Status(

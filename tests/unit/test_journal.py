@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fakes.hypervisor import Agent
 
+from snaporch import command_log
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import (
@@ -19,6 +20,7 @@ from snaporch.journal import (
     RunFacts,
     Step,
     UnreadableJournal,
+    append_line,
     append_note,
     forget,
     journals_of,
@@ -91,6 +93,39 @@ def test_a_step_that_fails_does_not_end(directory, path):
         "open",
         "begin",
     ]
+
+
+def test_logged_commands_have_the_fields_of_the_open_journal(directory):
+    with command_log.fields(DOMAIN="before", RUN="before", STEP="before"):
+        journal = Journal(directory, FACTS)
+        own = {"DOMAIN": FACTS.domain, "RUN": FACTS.run, "SNAPSHOT": FACTS.snapshot}
+        assert command_log.current_fields() == own
+        with journal.step(Step.FREEZE):
+            assert command_log.current_fields() == {**own, "STEP": Step.FREEZE.value}
+        journal.close(settled=False)
+
+
+def test_the_line_of_a_step_that_cannot_be_noted_has_that_step(directory):
+    with command_log.fields():
+        journal = Journal(directory, FACTS)
+        journal.close(settled=False)
+        with pytest.raises(OSError, match="Bad file"), journal.step(Step.SEAL):
+            pass
+        assert command_log.current_fields()["STEP"] == Step.SEAL.value
+
+
+def test_a_journal_that_is_opened_again_sets_its_run(directory, path):
+    Journal(directory, FACTS).close(settled=False)
+    with command_log.fields(**dict.fromkeys(command_log.FIELD_NAMES, "")):
+        Journal.reopen(path).close(settled=False)
+        assert command_log.current_fields() == {"RUN": FACTS.run}
+
+
+def test_lines_of_other_processes_leave_no_file_open(directory, path):
+    Journal(directory, FACTS).close(settled=False)
+    before = len(os.listdir("/proc/self/fd"))
+    append_line(path, event="note")
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_journal_with_nothing_left_to_do_is_removed(directory):

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from snaporch.check.facts import GuestFacts, HostFacts
-from snaporch.check.findings import Finding, Severity, hint, listed, warning
+from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.sanoid.config.frozen_datasets import has_hook
 from snaporch.sanoid.config.render import fitting_parent
 from snaporch.sanoid.config.resolve import hook_settings
@@ -140,6 +140,17 @@ def policy_level(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
             if unmet.fails
             else "its snapshots have a lower level than the policy demands",
             unmet.step or f"fix the reason, or set another level in [policy.{unmet.policy}]",
+        )
+
+
+def replica_nested(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """A replica of one of the guest's policies is inside a dataset of its, or around it."""
+    for name, reason in guest.nested.items():
+        yield error(
+            guest.name,
+            f"replica {name}: {reason}",
+            "its snapshots are not copied there",
+            f"give [replica.{name}] another dataset, best in another pool",
         )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 
 from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
@@ -68,15 +69,25 @@ def known_fault(facts: HostFacts) -> Iterator[Finding]:
     for component, version in facts.releases.items():
         for fault in known_faults(component, version):
             if fault.need in facts.needs:
-                guests = listed(facts.needs[fault.need])
+                names = facts.needs[fault.need]
+                guests = listed(names)
                 yield Finding(
                     Severity.WARNING if fault.harmful else Severity.HINT,
                     f"{component} {version}",
                     fault.what,
                     f"{fault.need}{f' ({guests})' if guests else ''}; snaporch {fault.meanwhile}",
                     fault.fix,
+                    _settings(names, fault.setting),
                     code=fault.code,
                 )
+
+
+def _settings(names: Sequence[str], setting: str) -> tuple[str, ...]:
+    """The lines of ``snaporch.toml`` that give each of these guests a setting."""
+    if not setting:
+        return ()
+    sections = (f"[domain.{json.dumps(name, ensure_ascii=False)}]" for name in names)
+    return tuple(line for section in sections for line in (section, setting))
 
 
 def unguarded_start(facts: HostFacts) -> Iterator[Finding]:

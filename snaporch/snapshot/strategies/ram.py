@@ -30,6 +30,7 @@ class RamStrategy(FreezeStrategy):
         self._capture = RamCapture(
             work.bundle.directory,
             self._pipe,
+            work.bundle.raw_ram,
             work.plan.compressing,
             work.context.sealing_times,
         )

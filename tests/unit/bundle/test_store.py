@@ -180,6 +180,22 @@ def test_an_unfinished_bundle_can_be_discarded_and_only_that(store, sealed):
     assert [path.name for path in (store.root / UUID).iterdir()] == [RUN]
 
 
+def test_ram_without_a_pipe_goes_into_the_same_file_in_all_runs(store):
+    """libvirt adds its name to the guest's AppArmor profile each time."""
+    assert store.create(UUID, RUN).raw_ram == store.create(UUID, "other").raw_ram
+    assert store.create("0" * 36, RUN).raw_ram != store.create(UUID, "third").raw_ram
+
+
+def test_a_file_of_ram_that_a_run_left_is_removed(store):
+    raw = store.create(UUID, RUN).raw_ram
+    raw.touch()
+    store.discard_partial(UUID, RUN)
+    assert list((store.root / UUID).iterdir()) == []
+    raw.touch()
+    store.create(UUID, RUN)
+    assert not raw.exists()
+
+
 def test_a_store_that_cannot_be_written_is_reported_with_the_next_step(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="run snaporch as root"):

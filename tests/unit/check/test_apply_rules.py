@@ -515,6 +515,14 @@ def test_ram_in_pages(facts, dataset, encrypted, secret, expected):
     assert codes_in(made) == ({expected} if expected else set())
 
 
+def test_a_replica_that_is_inside_a_dataset_of_the_guest_or_around_it(facts):
+    nested = {"disk": "tank/web is inside tank, to which it is copied"}
+    finding = only(facts(guests=[replace(WEB, policies=("hourly",), nested=nested)]))
+    assert (finding.code, finding.severity) == ("replica-nested", Severity.ERROR)
+    assert (finding.subject, finding.what) == ("web", f"replica disk: {nested['disk']}")
+    assert "[replica.disk]" in finding.fix
+
+
 def test_replicas(facts):
     finding = only(facts(replicas={"nas": "", "usb": "zfs list: cannot open 'usb': no such pool"}))
     assert (finding.code, finding.severity) == ("replica-unreachable", Severity.WARNING)
@@ -531,6 +539,9 @@ def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     assert finding.subject == f"{fault.component} {version}"
     assert "web and mail" in finding.why
     assert fault.meanwhile in finding.why
+    assert finding.lines == (
+        ('[domain."web"]', fault.setting, '[domain."mail"]', fault.setting) if fault.setting else ()
+    )
     assert apply_rules(facts(releases=releases)) == []
     if fault.fixed:
         fixed = {fault.component: ".".join(map(str, fault.fixed[-1]))}

@@ -286,6 +286,34 @@ def test_known_faults_of_installed_versions(sound, check, sanoid):
     assert (code, set(found)) == (10, {"automount-deadlock", "clone-read", "apparmor-commit"})
 
 
+@pytest.mark.parametrize(
+    ("strategy", "by_sanoid", "concerned"),
+    [
+        ("overlay", False, True),
+        ("auto", False, False),
+        ("auto", True, True),  # sanoid takes the snapshots, so the disks wait on overlays
+        ("manual", True, False),
+    ],
+)
+def test_a_fault_of_commits_concerns_guests_on_overlays(
+    host, check, sanoid, snaporch, tmp_path, strategy, by_sanoid, concerned
+):
+    host.add_guest('Büro "1"')
+    config = tmp_path / "snaporch.toml"
+    config.write_text(config.read_text().replace('"overlay"', f'"{strategy}"'))
+    if by_sanoid:
+        sanoid(snaporch("render", "sanoid").out)
+    host.hypervisor.installed[Component.LIBVIRT] = "11.3.0"
+    assert "apparmor-commit" not in check()[1]
+    (sanoid.root / "apparmor").write_text("Y\n")
+    found = check()[1].get("apparmor-commit")
+    assert bool(found) is concerned
+    if found:
+        with config.open("a") as file:
+            file.write("".join(f"{line}\n" for line in found["lines"]))
+        assert "apparmor-commit" not in check()[1]
+
+
 def test_a_fault_of_qcow2_concerns_guests_that_discard(host, check):
     more = DiskSpec("vdb", str(host.image("tank/web", "more.img")), discard="unmap")
     host.add_guest(more=(more,))
@@ -436,6 +464,17 @@ def test_a_policy_whose_level_is_not_available(sound, check, configure):
     assert (code, set(found)) == (ExitCode.ATTENTION, {"policy-level"})
     assert found["policy-level"]["what"].startswith("policy nightly: ")
     assert "agent" in found["policy-level"]["what"]
+
+
+@pytest.mark.parametrize("dataset", ["tank", "tank/web", "tank/web/copies"])
+def test_a_replica_around_a_guest_or_inside_it(sound, check, configure, dataset):
+    configure(
+        *("[policy.hourly]", 'every = "1h"', 'domains = ["web"]', 'replicate = ["disk"]'),
+        *("[replica.disk]", f'dataset = "{dataset}"', 'bundles = "/backup/disk"'),
+    )
+    code, found = check()
+    assert code == ExitCode.ATTENTION
+    assert found["replica-nested"]["what"].startswith("replica disk: tank")
 
 
 def test_a_guest_with_a_policy_needs_no_section(sound, check, configure):

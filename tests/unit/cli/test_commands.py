@@ -315,6 +315,118 @@ def test_a_restore_without_a_terminal_needs_yes(taken, snaporch, monkeypatch):
     assert taken.pool.read("tank/web") == b"now"
 
 
+def state_of(host):
+    """What a command that changes nothing leaves as it is."""
+    files = {path: path.read_bytes() for path in host.root.rglob("*") if path.is_file()}
+    return list(host.hooks.log), host.pool.names(), files
+
+
+def test_a_dry_run_of_a_restore_prints_the_plan_and_changes_nothing(taken, snaporch):
+    guest = taken.guest()
+    guest.inactive = guest.inactive.replace("</name>", "</name><title>new</title>")
+    before = state_of(taken)
+    answer = snaporch("restore", "web@s1", "--dry-run")
+    assert (answer.code, answer.err) == (0, "web  checking the bundle's SHA-256\n")
+    lines = answer.out.splitlines()
+    assert lines[:4] == [
+        "restoring web@s1:",
+        "  tank/web is rolled back to tank/web@s1",
+        "  the guest is resumed from RAM",
+        "restoring web@s1 discards:",
+    ]
+    assert "  the state of the running guest web, which will be stopped" in lines
+    assert "  what was written to tank/web since the snapshot (0 KiB)" in lines
+    assert any(line.startswith("      - ") and "<title>new" in line for line in lines)
+    assert lines[-1] == "  (a copy of the disks is kept; snaporch undo brings it back)"
+    assert state_of(taken) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "line", "ending", "paused"),
+    [
+        ("--cold", "the guest is booted from its disks", "boot", False),
+        ("--paused", "the guest is resumed from RAM, and left paused", "resume", True),
+        ("--disks-only", "the guest is left off", "off", False),
+    ],
+)
+def test_a_dry_run_of_a_restore_foresees_how_the_guest_starts(
+    taken, snaporch, option, line, ending, paused
+):
+    assert f"  {line}\n" in snaporch("restore", "web@s1", "--dry-run", option).out
+    document = snaporch("restore", "web@s1", "--dry-run", option, "--json").json
+    assert (document["ending"], document["paused"]) == (ending, paused)
+
+
+def test_a_dry_run_of_a_restore_in_json(taken, snaporch):
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    taken.pool.snapshot(["tank/web@gone"], {})
+    taken.pool.bookmark("tank/web@gone", "lost")
+    taken.pool.destroy_snapshots(["tank/web@gone"])
+    before = state_of(taken)
+    answer = snaporch("restore", "web@s1", "--dry-run", "--json", "--discard-newer")
+    assert (answer.code, answer.err) == (0, "")
+    document = answer.json
+    assert document["rolled_back"] == [
+        {"dataset": "tank/web", "snapshot": "tank/web@s1", "written_bytes": 3}
+    ]
+    assert document["destroyed"] == ["tank/web@s2", "tank/web#lost"]
+    assert document["lost_bookmarks"] == ["tank/web#lost"]
+    assert "tank/web@s2, which is newer" in document["discarded"]
+    assert (document["domain"], document["snapshot"]) == ("web", "s1")
+    assert (document["dry_run"], document["stops_guest"], document["safety_copy"]) == 3 * (True,)
+    assert (document["definition"], document["refusals"]) == ([], [])
+    assert state_of(taken) == before
+
+
+def test_a_dry_run_of_a_restore_names_every_refusal_beside_the_plan(taken, snaporch):
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    taken.pool.hold(["tank/web@s2"], "backup")
+    before = state_of(taken)
+    answer = snaporch("restore", "web@s1", "--dry-run", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "tank/web is rolled back to tank/web@s1" in answer.out
+    consent, held = answer.err.splitlines()
+    assert "newer snapshots would be destroyed: tank/web@s2; use --discard-newer" in consent
+    assert "newer snapshots are held: tank/web@s2" in held
+    document = snaporch("restore", "web@s1", "--dry-run", "--json").json
+    assert [each["exit_code"] for each in document["refusals"]] == 2 * [ExitCode.REFUSED]
+    assert document["refusals"][0]["step"] == "use --discard-newer to destroy them"
+    assert state_of(taken) == before
+
+
+def test_a_dry_run_of_a_restore_leaves_an_interrupted_snapshot_to_recovery(taken, snaporch):
+    taken.hooks.at["hypervisor.commit"] = failing(HypervisorError("vda", "no"))
+    assert snaporch("snapshot", "web", "--quiet").code == ExitCode.ATTENTION
+    del taken.hooks.at["hypervisor.commit"]
+    before = state_of(taken)
+    answer = snaporch("restore", "web@s1", "--dry-run", "--discard-newer")
+    assert "a snapshot was interrupted, and would be recovered first" in answer.err
+    assert state_of(taken) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(["web@s9"], ExitCode.NOT_FOUND), (["web@s1", "--cold", "--paused"], ExitCode.USAGE)],
+)
+def test_a_dry_run_without_a_plan_is_one_line(taken, snaporch, words, code):
+    answer = snaporch("restore", *words, "--dry-run", "--json")
+    assert (answer.code, answer.out, len(answer.err.splitlines())) == (code, "", 1)
+
+
+def test_a_dry_run_of_a_restore_reads_the_bundle_and_finds_what_cannot_be_kept(taken, snaporch):
+    (ram,) = taken.paths.bundles.glob("*/2*/ram.save")
+    data = bytearray(ram.read_bytes())
+    data[-1] ^= 1
+    ram.write_bytes(data)
+    guest = taken.guest()
+    guest.live = guest.live.replace("</devices>", "<hostdev type='pci'/></devices>")
+    answer = snaporch("restore", "web@s1", "--dry-run", "--keep-running-state", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    damaged, kept = answer.err.splitlines()
+    assert "ram.save" in damaged
+    assert "its running state cannot be kept" in kept
+
+
 @pytest.mark.parametrize(
     ("said", "code", "content"),
     [
@@ -735,6 +847,23 @@ def test_a_dry_run_of_an_undo_changes_nothing(restored, snaporch):
     assert snaporch("undo", "web", "--dry-run").code == ExitCode.REFUSED
 
 
+def test_a_dry_run_of_an_undo_in_json_is_that_of_a_restore(restored, snaporch):
+    restored.pool.snapshot(["tank/web@daily"], {})
+    before = state_of(restored)
+    answer = snaporch("undo", "web", "--dry-run", "--json")
+    assert answer.code == ExitCode.REFUSED
+    (line,) = answer.err.splitlines()
+    assert "newer snapshots would be destroyed: tank/web@daily" in line
+    document = answer.json
+    assert document["copy"] == document["snapshot"]
+    assert (document["restored"], document["other_copies"]) == ("s1", [])
+    assert (document["dry_run"], document["ending"]) == (True, "off")
+    assert document["destroyed"] == ["tank/web@daily"]
+    assert [each["snapshot"] for each in document["rolled_back"]] == ["tank/web@s1"]
+    assert document.keys() > snaporch("restore", "web@s1", "--dry-run", "--json").json.keys()
+    assert state_of(restored) == before
+
+
 @pytest.mark.parametrize(("said", "content"), [("y\n", b"now"), ("n\n", b"since"), ("", b"since")])
 def test_an_undo_on_a_terminal_asks(restored, snaporch, monkeypatch, said, content):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
@@ -781,10 +910,14 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
         with pytest.raises(Killed):
             snaporch("restore", "web@s1", "--yes")
     taken.hooks.at.clear()
-    answer = snaporch("undo", "web", "--yes", *(["--json"] if json else []))
+    words = ["--json"] if json else []
+    foreseen = snaporch("undo", "web", "--dry-run", *words)
+    assert "web: the restore of @s1 was interrupted" in (foreseen.err if json else foreseen.out)
+    answer = snaporch("undo", "web", "--yes", *words)
     assert answer.code == 0, answer.err
     assert "web: undid the restore of @s1" in (answer.err if json else answer.out)
     if json:
+        assert (foreseen.json["dry_run"], foreseen.json["copy"]) == (True, None)
         assert (answer.json["domain"], answer.json["copy"], answer.json["undo"]) == (
             "web",
             None,

@@ -1,5 +1,7 @@
 import os
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -7,9 +9,11 @@ from snaporch.config import Config, load_config
 from snaporch.errors import ExitCode, RefusedError
 from snaporch.hypervisor.start_hook_check import find_hook_problem
 from snaporch.journal import Journal
+from snaporch.recovery.before_removal import check_no_run
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.systemd.install_files import UNITS, check_no_run
+from snaporch.systemd.install_files import UNITS, Change, package_of
+from snaporch.systemd.install_files import uninstall as remove_files
 
 COMMAND = ("--command", "/usr/bin/snaporch")
 FILES = len(UNITS) + 2
@@ -145,14 +149,37 @@ def test_uninstall_leaves_no_link_to_a_removed_unit(install, uninstall, place):
     assert sorted(link.name for link in wants.iterdir()) == ["mine.service", "snaporch.service"]
 
 
+def test_uninstall_leaves_the_files_of_a_package(install, place, tmp_path):
+    """Libvirt's hook is a conffile of the package, and has a checksum as if it were installed."""
+    install()
+    root = tmp_path / "root"
+    hook = root / "etc/libvirt/hooks/qemu.d/snaporch"
+    done = list(remove_files(root, lambda path: "snaporch" if path == hook else ""))
+    (kept,) = (each for each in done if each.change is not Change.REMOVED)
+    assert (kept.path, kept.change, kept.detail) == (hook, Change.PACKAGED, "snaporch")
+    assert hook.exists()
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("dpkg-query") is None, reason="the host has no dpkg")
+def test_the_package_of_a_file(tmp_path):
+    assert package_of(Path("/etc/debian_version")) == "base-files"
+    assert package_of(tmp_path) == ""
+
+
+def test_a_host_without_dpkg_has_no_packages(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert package_of(Path("/etc/debian_version")) == ""
+
+
 def test_uninstall_is_refused_while_a_run_has_a_journal(world):
     """The command itself would remove the files of the host that runs this test."""
     domain = world.add_guest()
-    check_no_run(world.context.config)
+    check_no_run(world.paths.journal)
     facts = make_plan(world.context, domain, SnapshotRequest("s1")).facts
     Journal(world.paths.journal, facts).close(settled=False)
     with pytest.raises(RefusedError, match=r"its guest may be on overlays.*run: snaporch recover"):
-        check_no_run(world.context.config)
+        check_no_run(world.paths.journal)
 
 
 def test_a_configuration_to_edit(install, uninstall, tmp_path):

@@ -14,6 +14,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.replication.destination import ReplicaError
 from snaporch.replication.replicate import REPLICATION
+from snaporch.schedule.failed_attempts import REPLICATIONS
 
 AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 
@@ -166,6 +167,24 @@ def test_status_shows_a_failed_replication(there, taken, snaporch):
     assert replica["failed"] == AWAY.line()
     text = snaporch("status", "--prometheus", "-").out
     assert 'snaporch_replica_last_try_failed{domain="web",replica="nas"} 1.0' in text
+
+
+def test_status_shows_a_replication_by_hand_that_failed(there, taken, snaporch):
+    taken()
+    there["nas"].hooks.at["replica.send"] = failing(AWAY)
+    assert snaporch("replicate", "web").code == ExitCode.FAILED
+    assert f"web: {AWAY.line()}  [replica-failed]" in snaporch("status").out
+    assert "retry after a failure" in snaporch("plan").out
+    there["nas"].hooks.at.clear()
+    assert snaporch("replicate", "web").code == 0
+    assert "replica-failed" not in snaporch("status").out
+
+
+def test_a_domain_without_snapshots_is_no_failed_replication(there, scheduled, taken, snaporch):
+    assert snaporch("replicate", "web").code == ExitCode.NOT_FOUND
+    assert not (scheduled.context.config.paths.schedule / REPLICATIONS).exists()
+    taken()
+    assert "replica-failed" not in snaporch("status").out
 
 
 def test_run_due_replicates_except_with_no_replicate(there, taken, snaporch):

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from snaporch.errors import ExitCode
 from snaporch.journal import FORMAT
 from snaporch.recovery.before_removal import main
 
@@ -45,15 +46,15 @@ def test_a_host_on_which_snaporch_never_ran(tmp_path):
 
 def test_unfinished_runs_are_named_with_the_next_step(ask):
     code, text = ask(a=journal("web"), b=journal("db"))
-    assert code == 9
+    assert code == ExitCode.REFUSED
     assert text.startswith("snaporch: db, web: a run has not ended")
-    assert text.endswith("; run: snaporch recover\n")
+    assert text.endswith("; wait until it has ended, or run: snaporch recover\n")
     assert text.count("\n") == 1
 
 
 def test_a_journal_that_cannot_be_read_counts_as_unfinished(ask, tmp_path):
     code, text = ask(a=journal("web", format=FORMAT + 1))
-    assert code == 9
+    assert code == ExitCode.REFUSED
     assert f"{tmp_path}/lib/journal/a.jsonl" in text
 
 

@@ -1087,6 +1087,42 @@ def test_if_the_journal_becomes_unreadable_its_last_content_is_used(
     assert (releases.times, len(recovering)) == (1, 1)
 
 
+BEGUN = b'{"event": "begin", "step": "prepare"}\n'
+DAMAGED = [BEGUN, b"\0" * 512 + b"\n" + BEGUN, b'{"facts": 1}\n' + BEGUN, b"1\n" + BEGUN]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_if_the_journal_loses_its_facts_those_read_last_are_used(
+    begin, host, process, recovering, content
+):
+    run = begin("paused").frozen()
+    run.journal.note(Note.SUSPENDED)
+    host.hypervisor.suspend(run.facts.uuid)
+    rest = b"".join(run.path.read_bytes().splitlines(keepends=True)[1:])
+    looking(run, 3, lambda: (run.path.write_bytes(content + rest), process.kill()))
+    guard(run, process.pid)
+    assert host.guest().state is DomainState.RUNNING
+    (command,) = recovering
+    assert command[-1] == run.facts.uuid
+
+
+@pytest.mark.parametrize("stopping", [False, True])
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_journal_that_never_had_facts_does_not_end_the_guardian(
+    begin, process, recovering, content, stopping
+):
+    """The recovery of all guests reports it."""
+    run = begin("paused")
+    run.path.write_bytes(content)
+    process.kill()
+    process.wait()
+    if stopping:
+        looking(run, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    guard(run, process.pid)
+    (command,) = recovering
+    assert command[4:] == ["recover", "--wait", "600s", "--notify"]
+
+
 def test_a_recovery_that_fails_is_retried(begin, process):
     run, tries = begin("paused").frozen(), []
     run.tools.use_times(retry=0.02)

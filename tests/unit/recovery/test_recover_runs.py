@@ -11,7 +11,7 @@ from fakes.hooks import failing, failing_once
 from fakes.hypervisor import Agent
 from fakes.images import qcow2
 
-from snaporch import default_paths
+from snaporch import command_log, default_paths
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.context import LibvirtTimes
@@ -44,7 +44,7 @@ class Killed:
         context = world.with_defaults(**(settings or {}))
         self.facts = make_plan(context, self.domain, SnapshotRequest("s1", level)).facts
         Journal(world.paths.journal, self.facts).close(settled=False)
-        world.context.store.create(self.domain.uuid, self.facts.run)
+        self.bundle = world.context.store.create(self.domain.uuid, self.facts.run)
 
     def made_overlays(self):
         directory = Path(self.facts.overlay_dir)
@@ -132,6 +132,13 @@ def test_a_limit_that_was_never_set_is_left_alone(world, level, settings):
     run.guest.downtime_limit = 40
     run.settle()
     assert run.guest.downtime_limit == 40
+
+
+def test_a_file_of_ram_is_removed(world):
+    run = Killed(world)
+    run.bundle.raw_ram.touch()
+    run.settle()
+    assert_settled(world)
 
 
 def test_overlays_that_were_never_used_are_removed(world):
@@ -1462,6 +1469,18 @@ def test_last_writes_are_quarantined_when_the_run_was_killed(world):
     assert f"vda: quarantine {run.overlay()}" in run.foreseen()
     recover_run(world.context, run.facts, ())
     assert run.quarantined().exists()
+
+
+def test_commands_of_a_recovery_are_logged_with_the_run(world):
+    run = Killed(world).switched()
+    with command_log.fields(STEP="before"):
+        recover_run(world.context, run.facts, ())
+        assert command_log.current_fields() == {
+            "DOMAIN": run.facts.domain,
+            "RUN": run.facts.run,
+            "SNAPSHOT": run.facts.snapshot,
+            "STEP": "recover",
+        }
 
 
 def test_without_an_overlay_there_are_no_last_writes(world):

@@ -27,6 +27,7 @@ from snaporch.replication.destination import (
     unavailable_reason,
 )
 from snaporch.replication.stall_detector import StallDetector
+from snaporch.zfs import PoolError
 from snaporch.zfs.remote import RemoteZfs
 
 SLOW_TO_END = """#!/bin/sh
@@ -166,16 +167,35 @@ def to(tmp_path, *, pool=None, interrupt=None, heard=None, bundles=None, **more)
 def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
     asked = []
 
-    def snapshots(names):
-        asked.extend(names)
-        return [PoolSnapshot("backup/kvm/tank:web", "s1", 7, 1, {})]
+    def copies(root, names):
+        asked.extend([root, *names])
+        return [PoolSnapshot(name, "s1", 7, 1, {}) for name in (root, *names)]
 
-    monkeypatch.setattr(
-        destination, "RemoteZfs", lambda _host: SimpleNamespace(snapshots=snapshots)
-    )
+    monkeypatch.setattr(destination, "RemoteZfs", lambda _host: SimpleNamespace(copies=copies))
     (found,) = to(tmp_path).snapshots(["tank/web"])
-    assert asked == ["backup/kvm/tank:web"]
+    assert asked == ["backup/kvm", "backup/kvm/tank:web"]
     assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
+
+
+CREATE = "zfs create -p -o mountpoint=none backup/kvm"
+
+
+@pytest.mark.parametrize(
+    ("host", "command"), [("root@nas", f"ssh root@nas '{CREATE}',"), ("", f": {CREATE},")]
+)
+def test_copies_that_cannot_be_listed_are_an_error(tmp_path, tools, host, command):
+    tools.put("zfs", "echo \"cannot open 'backup/kvm': dataset does not exist\" >&2; exit 1")
+    with pytest.raises(ReplicaError, match="dataset does not exist") as caught:
+        to(tmp_path, host=host).snapshots(["tank/web"])
+    assert "nas: backup/kvm: the copies cannot be listed" in caught.value.line()
+    assert "is its pool imported?" in caught.value.step
+    assert command in caught.value.step
+
+
+def test_a_replica_that_cannot_be_reached_is_an_error(tmp_path, tools):
+    tools.put("ssh", "echo no route to host >&2; exit 255")
+    with pytest.raises(PoolError, match=r"cannot be reached: no route.*; see: ssh"):
+        to(tmp_path, host="nas").snapshots(["tank/web"])
 
 
 def test_properties_are_set_on_the_copies(tmp_path, tools):
@@ -207,18 +227,28 @@ def test_a_policy_is_set_or_removed_on_the_copy(tmp_path, tools):
     ]
 
 
+def test_properties_that_cannot_be_set_on_one_copy_are_set_on_the_others(tmp_path, tools):
+    tools.put("zfs", 'case "$*" in *@a) echo out of space >&2; exit 1 ;; esac')
+    policy = "long " * 4000  # so that there are several scripts
+    names = [f"b/x@{name}" for name in "abcdefgh"]
+    with pytest.raises(PoolError, match="out of space"):
+        RemoteZfs(Host("")).mark({name: {"snaporch:note": policy} for name in names})
+    assert [words[-1] for words in tools.called("zfs")] == names
+
+
 # -- sending ------------------------------------------------------------------------------------
 
 ZFS = r"""case "$1 $2" in
     "list -Hp") printf 'backup/kvm\t{cipher}\n' ;;
     "list -H") printf 'backup/kvm\t-\nbackup/kvm/tank:web\t%s\n' "$(cat {place}/token)" ;;
-    get*) test ! -e {place}/newest || {{
+    get*)
         IFS=,
+        for key in $9; do printf 'backup/kvm\t%s\t-\t-\n' "$key"; done
+        test -e {place}/newest || exit 0
         for key in $9; do
             case "$key" in guid) value=$(cat {place}/newest) ;; c*) value=1 ;; *) value=- ;; esac
             printf 'backup/kvm/tank:web@s1\t%s\t-\t%s\n' "$key" "$value"
-        done
-    }} ;;
+        done ;;
     "send -nvP") cat {place}/contents; test -s {place}/contents ;;
     send*)
         case "$*" in *-t*) cp {place}/resumed {place}/newest; echo - >{place}/token ;; esac
@@ -277,9 +307,10 @@ def sending(tmp_path, tools):
     return Sending(tmp_path, tools)
 
 
-def test_the_dataset_of_copies_is_made_once(sending):
+def test_the_dataset_of_copies_is_made_only_when_that_is_demanded(sending):
     sending.sent()
-    sending.sent()
+    assert not any(words[0] == "create" for words in sending.tools.called("zfs"))
+    sending.there.create()
     made = [words for words in sending.tools.called("zfs") if words[0] == "create"]
     assert made == [["create", "-p", "-o", "mountpoint=none", "backup/kvm"]]
 
@@ -474,6 +505,14 @@ def test_only_complete_copies_are_listed_as_bundles(tmp_path):
     assert there.bundles("u")["run-2"].unread == inf, "the replica's clock was set back"
 
 
+def test_bundles_that_cannot_be_listed_are_an_error(tmp_path, tools):
+    with pytest.raises(CommandError, match=f"{tmp_path}/away"):
+        to(tmp_path, bundles=tmp_path / "away").bundles("u")
+    tools.put("ssh", "exit 0")
+    with pytest.raises(ReplicaError, match="its bundles cannot be listed: no output"):
+        to(tmp_path, host="nas").bundles("u")
+
+
 def sums(**files):
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
@@ -567,6 +606,74 @@ def test_an_abandoned_copy_is_removed_with_the_next_one_that_arrives(tmp_path, t
     left.mkdir(parents=True)
     there.store(tmp_path / "bundle", "u/run-1", {})
     assert os.listdir(left.parent) == ["run-1"]
+
+
+CRASH = """echo {name} >>{log}
+{real} "$@"
+test "$(wc -l <{log})" -ne {crash} || kill -KILL "$PPID"
+"""
+"""The replica crashes after so many steps."""
+
+
+@pytest.fixture
+def crashing(tmp_path, tools, monkeypatch):
+    """A replica that has an older bundle, and that crashes while it is replaced."""
+    tools.put("rsync", 'eval src="\\${$(($# - 1))}"; for last; do :; done; cp -r "$src." "$last"')
+    bundle, there = tmp_path / "bundle", to(tmp_path)
+    bundle.mkdir()
+    (bundle / "ram").write_text("former")
+    assert there.store(bundle, "u/run-1", sums(ram=b"former")) == []
+    (bundle / "ram").write_text("latter")
+
+    def store(crash, reference="u/run-1"):
+        log = tmp_path / "steps"
+        log.write_text("")
+        for name in ("mv", "rm", "sync"):
+            real = shutil.which(name, path=os.defpath)
+            tools.put(name, CRASH.format(name=name, log=log, real=real, crash=crash))
+        there.store(bundle, reference, sums(ram=b"latter"))
+        return log.read_text().split()
+
+    return store
+
+
+def test_a_bundle_that_is_replaced_is_whole_at_each_instant(tmp_path, crashing):
+    above = tmp_path / "bundles" / "u"
+    steps = crashing(0)
+    assert steps == ["sync", "rm", "mv", "mv", "sync", "rm"]
+    (above / "run-1" / "ram").write_text("former")
+    for crash in range(1, len(steps) + 1):
+        shutil.rmtree(above)
+        (above / "run-1").mkdir(parents=True)
+        (above / "run-1" / "ram").write_text("former")
+        (above / "run-1" / COPY_NAME).write_text("{}")
+        with pytest.raises(CommandError):
+            crashing(crash)
+        whole = [path.with_name("ram").read_text() for path in above.glob(f"*/{COPY_NAME}")]
+        assert {"former", "latter"}.intersection(whole), f"after step {crash}"
+        crashing(0, "u/run-2")
+        assert sorted(os.listdir(above)) == ["run-1", "run-2"], f"after step {crash}"
+        assert (above / "run-1" / "ram").read_text() == ("former" if crash < 3 else "latter")
+
+
+def test_a_bundle_that_a_crash_left_without_its_name_is_listed(tmp_path, crashing):
+    """It may be pruned on this host, and so never be copied again."""
+    with pytest.raises(CommandError):
+        crashing(3)
+    above = tmp_path / "bundles" / "u"
+    assert sorted(os.listdir(above)) == [".run-1.copying", ".run-1.former"]
+    assert to(tmp_path).bundles("u")["run-1"].sizes["ram"] == len("latter")
+    assert os.listdir(above) == ["run-1"]
+    assert (above / "run-1" / "ram").read_text() == "latter"
+
+
+def test_a_former_bundle_gets_its_name_back_if_no_other_is_whole(tmp_path):
+    above = tmp_path / "bundles" / "u"
+    for name in (".run-1.former", ".run-1.copying"):
+        (above / name).mkdir(parents=True)
+        (above / name / "ram").write_text(name)
+    assert to(tmp_path).bundles("u").keys() == {"run-1"}
+    assert (above / "run-1" / "ram").read_text() == ".run-1.former"
 
 
 # -- whether anything could be copied -----------------------------------------------------------

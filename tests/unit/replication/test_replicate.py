@@ -1,7 +1,7 @@
 import os
 import shutil
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -222,6 +222,93 @@ def test_pages_of_ram_are_copied_with_the_bundle_that_needs_them(shop):
     assert copy.properties["ram-pools"] == "flash,tank"
 
 
+def dropped(shop):
+    return {record.snapshot: record.dropped for record in shop.records()}
+
+
+def page_dataset_of(record):
+    return f"tank/ram/{record.uuid}"
+
+
+def failing_send(shop, dataset):
+    """Nothing of this dataset is sent; returns what sends it again."""
+    send = shop.there.send
+
+    def failing(each, raw):
+        if each == dataset:
+            raise ReplicaError("nas", "away")
+        send(each, raw=raw)
+
+    shop.there.send = failing
+    return lambda: setattr(shop.there, "send", send)
+
+
+def test_pages_that_came_back_can_still_be_sent(shop):
+    """What came back has another txg than its manifest names."""
+    shop.world.with_pages()
+    shop.configure()
+    (first, *_) = shop.take("s1", "s2")
+    shop.ship()
+    shop.take("s3")
+    shop.world.pool.come_back(page_dataset_of(first))
+    send_again = failing_send(shop, page_dataset_of(first))
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    assert dropped(shop) == {"s1": (), "s2": (), "s3": ()}
+    send_again()
+    assert names(shop.ship()) == ["s3"]
+
+
+def test_pages_that_are_missing_here_are_not_dropped_by_the_replica(shop):
+    """They may be in a pool that is not imported, and come back."""
+    shop.world.with_pages()
+    shop.configure()
+    (first, *_) = shop.take("s1", "s2")
+    pages = page_dataset_of(first)
+    shop.ship()
+    shop.take("s3", "s4")
+    send_again = failing_send(shop, pages)
+    shop.world.pool.destroy_snapshots([f"{pages}@s3"])
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    shop.world.pool.come_back(pages)
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    assert dropped(shop)["s3"] == ()
+    send_again()
+    assert names(shop.ship()) == ["s4"]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_the_mark_of_a_dropped_snapshot_is_removed_when_it_can_be_sent_again(shop, sent):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s2")
+    shop.ship()
+    assert dropped(shop)["s2"] == ("nas",)
+    shop.there.drop("tank/web@s3")
+    if not sent:
+        failing_send(shop, "tank/web")
+    with nullcontext() if sent else pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    assert dropped(shop) == {"s1": (), "s2": (), "s3": ()}
+
+
+def test_the_mark_of_a_dropped_snapshot_is_removed_when_the_replica_has_it_again(shop):
+    """Its bundle here is damaged, so it is not replicated either."""
+    record, _ = shop.take("s1", "s2")
+    shop.ship()
+    copies = shop.there.snapshots(["tank/web"])
+    shop.there.drop("tank/web@s1")
+    shop.ship()
+    assert dropped(shop)["s1"] == ("nas",)
+    (Path(record.bundle) / "ram.save").unlink()
+    shutil.rmtree(shop.copy(record))
+    shop.there.put(copies)
+    assert [each.snapshot for each in shop.ship().missing] == ["s1"]
+    assert dropped(shop)["s1"] == ()
+
+
 def test_a_bundle_without_its_pages_has_not_arrived(shop):
     shop.world.with_pages()
     shop.configure()
@@ -278,6 +365,86 @@ def test_a_snapshot_that_could_not_be_marked_is_replicated_again(shop):
         shop.ship()
     del shop.world.hooks.at["pool.set_properties"]
     assert names(shop.ship()) == ["s1"]
+
+
+def failing_for(shop, name):
+    """ZFS sets no property on this snapshot."""
+    real = shop.world.pool.set_properties
+
+    def set_properties(names, properties):
+        if name in names:
+            raise PoolError("zfs set", f"cannot set property for '{name}': out of space")
+        real(names, properties)
+
+    shop.world.pool.set_properties = set_properties
+    return real
+
+
+def test_a_snapshot_that_cannot_be_marked_does_not_stop_the_others(shop):
+    shop.take("s1", "s2")
+    real = failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+    assert len(shop.bundles()) == 2
+    shop.world.pool.set_properties = real
+    assert names(shop.ship()) == ["s1"]
+
+
+def test_a_false_mark_that_cannot_be_removed_does_not_stop_the_others(shop):
+    lost, _ = shop.take("s1", "s2")
+    shop.ship()
+    shutil.rmtree(shop.copy(lost))
+    shop.take("s3")
+    failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert shop.replicated()["s3"] == ("nas",)
+    assert shop.is_whole(lost)
+
+
+def test_a_damaged_bundle_is_replaced_although_its_mark_cannot_be_removed(shop):
+    (damaged,) = shop.take("s1")
+    shop.ship()
+    flip(shop.copy(damaged) / "ram.save")
+    failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship(recheck=True)
+    assert shop.is_whole(damaged)
+
+
+def test_a_dropped_snapshot_that_cannot_be_marked_does_not_stop_the_others(shop):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s1")
+    shop.there.drop("tank/web@s2")
+    failing_for(shop, "tank/web@s1")
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    dropped = {record.snapshot: record.dropped for record in shop.records()}
+    assert dropped == {"s1": (), "s2": ("nas",), "s3": ()}
+
+
+def test_copies_that_cannot_be_marked_do_not_count_and_stop_no_other(shop):
+    """Without its properties a copy would come back as no snapshot of snaporch."""
+    first, second = shop.take("s1", "s2")
+    shop.there.hooks.at["replica.mark"] = failing_once(PoolError("zfs set on nas", "out of space"))
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert shop.replicated() == {"s1": (), "s2": ()}
+    assert shop.bundles() == sorted([first.run, second.run])
+    assert shop.there.policies
+    assert names(shop.ship()) == ["s1", "s2"]
+
+
+def test_all_failures_are_reported(shop):
+    shop.take("s1")
+    failing_for(shop, "tank/web@s1")
+    shop.there.hooks.at["replica.set_policies"] = failing(PoolError("nas", "is suspended"))
+    with pytest.raises(PoolError, match="is suspended"):
+        shop.ship()
+    (note,) = [note for note in shop.world.heard.notes if "out of space" in note]
+    assert "tank/web@s1" in note
 
 
 def test_a_signal_between_two_datasets(shop):
@@ -464,8 +631,30 @@ def test_a_replica_with_a_new_name_is_continued_from_the_bookmark_of_its_old_nam
         shop.world.pool.destroy_snapshots([f"{dataset}@s1"])
     assert names(shop.ship("attic")) == ["s2"]
     for dataset in ("flash/web", "tank/web"):
-        (mark,) = shop.world.pool.bookmarks(dataset)
-        assert mark.startswith(f"{dataset}#snaporch-attic-")
+        marks = sorted(shop.world.pool.bookmarks(dataset))
+        assert [mark.split("-")[1] for mark in marks] == ["attic", "nas"]
+
+
+@pytest.mark.parametrize("now", ["attic", None])
+def test_another_replica_destroys_no_bookmark_of_one_that_was_renamed_or_removed(shop, now):
+    """It may be away for weeks, or be configured again later."""
+    other = FakeReplica(shop.world.pool, shop.world.root / "other")
+    shop.take("s1")
+    shop.ship("nas")
+    replicate(shop.context, shop.records(), "usb", other)
+    document = shop.context.config.model_dump()
+    removed = document["replica"].pop("nas")
+    shop.context.config = Config.model_validate(
+        document | {"replica": document["replica"] | ({now: removed} if now else {})}
+    )
+    for name in ("s2", "s3"):
+        shop.take(name)
+        replicate(shop.context, shop.records(), "usb", other)
+    for dataset in ("flash/web", "tank/web"):
+        shop.world.pool.destroy_snapshots([f"{dataset}@s1", f"{dataset}@s2"])
+    document["replica"][now or "nas"] = removed
+    shop.context.config = Config.model_validate(document)
+    assert names(shop.ship(now or "nas")) == ["s3"]
 
 
 def test_a_diverged_copy_is_reported_with_the_snapshots_that_only_it_has(shop):
@@ -689,6 +878,46 @@ def test_a_local_copy_is_not_copied_on_when_its_original_is_destroyed(shop):
     assert sent == ["replica.send flash/web", "replica.send tank/web"]
 
 
+def add_guest_on_a_replica(shop):
+    """Its disk lies below the dataset of a replica of this host; returns its snapshot."""
+    document = shop.context.config.model_dump()
+    document["replica"]["disk"] = {"dataset": "backup", "bundles": "/backup/disk"}
+    shop.context.config = Config.model_validate(document)
+    shop.world.add_guest("db", {"vda": "backup/db"})
+    return take_snapshot(shop.context, shop.context.hypervisor.domain("db"), SnapshotRequest("d1"))
+
+
+def test_a_guest_in_the_pool_of_a_local_replica_is_copied_to_another_one(shop):
+    add_guest_on_a_replica(shop)
+    assert names(shop.ship()) == ["d1"]
+    assert shop.there.names() == ["backup/db@d1"]
+    assert shop.replicated() == {"d1": ("nas",)}
+
+
+def test_a_guest_is_not_copied_to_the_replica_that_its_disk_is_in(shop):
+    add_guest_on_a_replica(shop)
+    with pytest.raises(RefusedError, match="backup/db is inside backup, to which"):
+        shop.ship("disk")
+    assert shop.there.hooks.log == []
+
+
+def test_a_dataset_that_any_manifest_names_is_no_copy(shop):
+    lost = add_guest_on_a_replica(shop)
+    db = shop.context.hypervisor.domain("db")
+    take_snapshot(shop.context, db, SnapshotRequest("d2"))
+    shutil.rmtree(lost.bundle)
+    shipped = shop.ship()
+    assert (names(shipped), [r.snapshot for r in shipped.missing]) == (["d2"], ["d1"])
+    assert shop.there.names() == ["backup/db@d1", "backup/db@d2"]
+
+
+def test_a_newest_snapshot_that_seems_to_be_a_copy_is_a_failure(shop):
+    shutil.rmtree(add_guest_on_a_replica(shop).bundle)
+    with pytest.raises(ReplicaError, match="db@d1: backup/db looks like a copy, and its"):
+        shop.ship()
+    assert shop.there.names() == []
+
+
 def test_of_an_incomplete_snapshot_the_rest_is_copied(shop):
     shop.take("s1", "s2")
     shop.world.pool.destroy_snapshots(["flash/web@s1"])
@@ -904,6 +1133,50 @@ def test_snapshots_that_the_replica_destroyed_are_not_called_replicated(shop):
     assert shop.replicated() == {"s1": (), "s2": ("nas",), "s3": ("nas",)}
     dropped = {record.snapshot: record.dropped for record in shop.records()}
     assert dropped == {"s1": ("nas",), "s2": (), "s3": ()}
+
+
+@pytest.mark.parametrize("recheck", [False, True])
+def test_a_replica_whose_dataset_is_missing_has_lost_nothing(shop, recheck):
+    """Its pool may only be exported."""
+    shop.take("s1", "s2")
+    shop.ship()
+    bookmarks = shop.world.pool.bookmarks
+    marks = {dataset: bookmarks(dataset) for dataset in ("tank/web", "flash/web")}
+    shop.there.is_there = False
+    with pytest.raises(ReplicaError, match="is its pool imported"):
+        shop.ship(recheck=recheck)
+    assert not shop.there.is_there
+    assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+    assert {dataset: bookmarks(dataset) for dataset in marks} == marks
+    shop.there.create()
+    assert names(shop.ship()) == []
+
+
+def test_the_dataset_of_a_replica_is_not_created_for_another_guest(shop):
+    """An empty one would look as if all copies were lost."""
+    shop.take("s1")
+    shop.ship()
+    shop.there.is_there = False
+    shop.world.add_guest("db", {"vda": "tank/db"})
+    take_snapshot(shop.context, shop.context.hypervisor.domain("db"), SnapshotRequest("d1"))
+    records = [record for record in shop.records() if record.domain == "db"]
+    with pytest.raises(ReplicaError, match="is its pool imported"):
+        replicate(shop.context, records, "nas", shop.there)
+    assert not shop.there.is_there
+    replicate(shop.context, records, "usb", shop.there)
+    assert shop.there.is_there
+
+
+@pytest.mark.parametrize("recheck", [False, True])
+def test_a_replica_whose_directory_is_missing_has_lost_no_bundle(shop, recheck):
+    shop.take("s1")
+    shop.ship()
+    away = shop.there.root.rename(shop.world.root / "away")
+    with pytest.raises(ReplicaError, match="is not there"):
+        shop.ship(recheck=recheck)
+    assert shop.replicated() == {"s1": ("nas",)}
+    away.rename(shop.there.root)
+    assert names(shop.ship(recheck=recheck)) == []
 
 
 def test_snapshots_that_the_replica_rolled_back_are_sent_again(shop):

@@ -1,5 +1,6 @@
 import json
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from fakes.domain_xml import DiskSpec
 from fakes.images import qcow2
 
 from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.catalog.keep import KEEP_HOLD, keep, unkeep
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
 from snaporch.restore import plan_checks
@@ -313,6 +315,22 @@ def test_newer_snapshots_that_are_held_are_refused(story, world):
     world.pool.hold(["tank/web@x"], "backup")
     world.hooks.log.clear()
     assert "newer snapshots are held: tank/web@x" in refusal(world, discard_newer=True)
+
+
+@pytest.mark.parametrize("still_held", [True, False])
+def test_newer_snapshots_that_are_kept_are_refused(story, world, still_held):
+    story.snapshot("s2")
+    kept = [each for each in world.pool.snapshots() if each.name == "s2"]
+    keep(world.pool, kept, datetime.now(UTC))
+    if not still_held:
+        for each in kept:
+            world.pool.release([each.full_name], KEEP_HOLD)
+    world.hooks.log.clear()
+    said = refusal(world, discard_newer=True)
+    assert "newer snapshots are kept: flash/web@s2, tank/web@s2" in said
+    assert said.endswith("release them first: snaporch unkeep web@s2")
+    unkeep(world.pool, [each for each in world.pool.snapshots() if each.name == "s2"])
+    assert plan(world, discard_newer=True).newer
 
 
 def test_newer_snapshots_that_another_guest_has_mounted_are_refused(story, world):

@@ -7,10 +7,12 @@ from snaporch.config.policy import Keep
 from snaporch.schedule.retention import (
     LAST_PASSED,
     LAST_RAM,
+    NEWEST,
     RetentionDecision,
     RetentionSnapshot,
     decide_retention,
     keep_together,
+    last_good,
 )
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -192,6 +194,28 @@ def test_the_newest_snapshot_that_passed_its_verification_stays():
     assert deleted([older, passed, newer], {"last": 1}) == [older.created]
     (alone,) = decide_retention([passed], {"q": Keep(last=1), "p": Keep(yearly=1)}, NOW, UTC)
     assert alone.reason == f"yearly 1 of 1, {LAST_RAM}, {LAST_PASSED}"
+
+
+# -- the last ones, which `delete` refuses --------------------------------------------------------
+
+
+def test_the_last_good_ones_by_run():
+    found = [
+        taken(at("2026-06-01 10:00"), run="passed", ram=True, passed=True),
+        taken(at("2026-06-02 10:00"), run="ram", ram=True),
+        taken(at("2026-06-03 10:00"), run="older"),
+        taken(at("2026-06-03 10:00"), run="same-second"),
+        taken(at("2026-06-04 10:00"), run="failed", ram=True, passed=False),
+        taken(at("2026-06-05 10:00"), run="incomplete", ram=True, incomplete=True),
+        taken(NOW + timedelta(hours=1), run="future", ram=True, passed=True),
+    ]
+    last = {"same-second": [NEWEST], "ram": [LAST_RAM], "passed": [LAST_PASSED]}
+    assert last_good(found, NOW) == last_good(found[::-1], NOW) == last
+
+
+def test_one_snapshot_of_this_second_is_the_last_of_all():
+    found = [taken(NOW, run="r", ram=True, passed=True)]
+    assert last_good(found, NOW) == {"r": [NEWEST, LAST_RAM, LAST_PASSED]}
 
 
 # -- groups -------------------------------------------------------------------------------------

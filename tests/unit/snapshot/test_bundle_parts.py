@@ -22,7 +22,12 @@ UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 
 @pytest.fixture
 def capture(tmp_path):
-    return RamCapture(tmp_path, tmp_path / "ram.pipe", PLAIN, SealingTimes(tick=0.01))
+    return capture_in(tmp_path)
+
+
+def capture_in(directory, times=None):
+    times = times or SealingTimes(tick=0.01)
+    return RamCapture(directory, directory / "ram.pipe", directory / "ram.raw", PLAIN, times)
 
 
 def nothing(_stored):
@@ -45,7 +50,20 @@ def test_a_raw_file_that_is_no_image_leaves_no_compressed_one(capture, tmp_path)
     capture.target.write_bytes(b"\0" * 200)
     with pytest.raises(SaveImageError):
         capture.seal(nothing)
-    assert "ram.save" not in names(tmp_path)
+    assert names(tmp_path) == []
+
+
+def test_the_raw_file_has_no_name_while_it_is_compressed(tmp_path, ram_store):
+    """A later run of the domain uses the same name."""
+    capture = capture_in(tmp_path)
+    capture.target.write_bytes(images.image())
+    sealing = threading.Thread(target=capture.seal, args=(nothing,), daemon=True)
+    sealing.start()
+    assert ram_store.reached.wait(PATIENCE)
+    assert names(tmp_path) == ["ram.save"]
+    ram_store.gate.set()
+    sealing.join(PATIENCE)
+    assert not sealing.is_alive()
 
 
 def test_ram_by_pipe(capture, tmp_path):
@@ -93,7 +111,7 @@ def poured(capture, way):
 @pytest.mark.parametrize("way", ["stream", "file"])
 def test_sealing_can_be_aborted_while_the_store_hangs(tmp_path, ram_store, way):
     times = SealingTimes(tick=0.01, abort=0.1)
-    capture = RamCapture(tmp_path, tmp_path / "ram.pipe", PLAIN, times)
+    capture = capture_in(tmp_path, times)
     poured(capture, way)
     seen = []
 

@@ -264,7 +264,7 @@ def test_ram_by_file(world):
     world.with_defaults(ram_capture="file")
     record = snapshot(world)
     assert record.ram_bytes == len(world.guest().ram)
-    assert not list(Path(record.bundle).glob("*.raw"))
+    assert world.leftovers() == []
     assert read_header(Path(record.bundle) / "ram.save").data_length > 0
 
 

@@ -85,6 +85,26 @@ def test_a_policy_that_does_not_exist_is_reported(scheduled, standing):
     assert standing().domains[0].unknown == ("dayly",)
 
 
+def test_a_failed_verification_counts_as_long_as_its_snapshot_exists(scheduled, standing):
+    first, second = scheduled.hours_ago(2, 1)
+    pool = scheduled.world.pool
+
+    def verified(record, text):
+        pool.set_properties([f"tank/web@{record.snapshot}"], {"snaporch:verified": text})
+
+    def failures():
+        problems = find_problems(standing(), StatusOptions())
+        return [each.text for each in problems if each.code == "verify-failed"]
+
+    verified(first, "2026-06-10T11:00:00Z failed checked disks steps:disks,script")
+    verified(second, "2026-06-10T12:00:00Z passed resumed")
+    (text,) = failures()
+    assert text.startswith(f"the verification of @{first.snapshot} failed; to repeat it: ")
+    assert text.endswith(f"snaporch verify --disks --script PATH web@{first.snapshot}")
+    pool.destroy_snapshots([f"tank/web@{first.snapshot}"])
+    assert failures() == []
+
+
 # -- runs ----------------------------------------------------------------------------------------
 
 

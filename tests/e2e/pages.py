@@ -1,0 +1,196 @@
+"""The command blocks of the README and of docs/how-to, and how their output is compared."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+
+RUN = {
+    "README.md": (
+        "# snaporch snapshot demo --name before-upgrade",
+        "# snaporch list",
+        "# snaporch restore demo@before-upgrade --yes",
+    ),
+    "docs/how-to/check.md": (
+        "snaporch check                  # everything",
+        "mkdir -p /etc/sanoid && snaporch render sanoid >>/etc/sanoid/sanoid.conf",
+    ),
+    "docs/how-to/clone.md": ("# snaporch clone web@before-upgrade test",),
+    "docs/how-to/delete.md": (
+        "# snaporch delete demo@before-upgrade --dry-run",
+        "# snaporch keep demo@before-upgrade",
+        '# snaporch snapshot demo --name before-upgrade --note "before the upgrade to 14"',
+    ),
+    "docs/how-to/groups.md": (
+        "[group.shop]",
+        "# snaporch snapshot --group shop --name before-upgrade",
+    ),
+    "docs/how-to/logging.md": ("# snaporch --verbose snapshot web1 --name before-upgrade",),
+    "docs/how-to/pruning.md": (
+        "# snaporch prune --dry-run",
+        "15 4 * * *  root  /usr/bin/snaporch prune",
+    ),
+    "docs/how-to/recovery.md": ("snaporch recover --dry-run",),
+    "docs/how-to/restore.md": ("snaporch restore web@before-upgrade", "snaporch undo web"),
+    "docs/how-to/schedule.md": ("[policy.hourly]", "# snaporch plan web"),
+    "docs/how-to/show.md": (
+        "snaporch show web@nightly > web-nightly.txt",
+        "by hand, with zfs and virsh alone:",
+    ),
+    "docs/how-to/status.md": ("# snaporch status",),
+    "docs/how-to/verify.md": ("# snaporch verify web@nightly",),
+}
+"""The blocks that tests/e2e/test_pages.py runs, by their first lines, in this order."""
+_OUTPUT = "is what a command prints"
+_PACKAGE = "tests/package/inside installs and removes the package in bare systems"
+_PLACES = "has placeholders; a test has the commands with names: "
+NOT_RUN = {
+    "README.md": {
+        "make demo": "runs the lab",
+        "make test": "runs these tests",
+        "make deb": _PACKAGE,
+    },
+    "docs/how-to/check.md": {
+        "error  [tank/web]  [script-timeout]": _OUTPUT,
+        "next: take a first snapshot: snaporch snapshot web": _OUTPUT,
+    },
+    "docs/how-to/install.md": {
+        "apt update": "needs a kernel module",
+        "make deb": _PACKAGE,
+        "make deb FLAVOUR=vendored": _PACKAGE,
+        "python3 -m venv --system-site-packages /opt/snaporch": "needs a package registry",
+        "systemctl enable snaporch-recover": "test_boot_systemd starts the unit",
+        "apt remove snaporch": _PACKAGE,
+    },
+    "docs/how-to/logging.md": {"journalctl DOMAIN=web1": "the journal belongs to systemd"},
+    "docs/how-to/notify.md": {
+        "[notify]": "names services of others",
+        '{"event": "failure"': _OUTPUT,
+        "ntfys://ntfy.example.org/snapshots": "names services of others",
+    },
+    "docs/how-to/pruning.md": {
+        "[template_guests]": "test_sanoid has the configuration",
+        "mv STORE/.trash/20261121T142229Z.UUID.RUN STORE/UUID/RUN": _PLACES + "test_prune",
+    },
+    "docs/how-to/recovery.md": {
+        "systemctl enable snaporch-recover": "test_boot_systemd starts the unit",
+        "chown libvirt-qemu O B": _PLACES + "none",
+        """image='json:{"driver":"qcow2","file":{"driver":"file","filename":"T"},""": _PLACES
+        + "none",
+        "error: Failed to start domain 'web'": _OUTPUT,
+        "snaporch: web: could not be returned": _OUTPUT,
+    },
+    "docs/how-to/replication.md": {
+        "[replica.offsite]": "names another host; test_replicate has the configuration",
+        "apt install sanoid rsync mbuffer": "needs another host",
+        "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
+        "for d in $(zfs list -H -o name -r backup/kvm); do": "test_replicate has the commands",
+        "zfs create -p tank/vm": _PLACES + "test_replicate",
+    },
+    "docs/how-to/restore.md": {
+        "error: Cannot access storage file": _OUTPUT,
+    },
+    "docs/how-to/sanoid.md": {
+        "[tank/vm]": "test_sanoid has the configuration",
+        "# snaporch list web": "test_sanoid has snapshots of sanoid",
+        "plan = 120 s + the longer of wait and hook_deadline": "is a formula",
+    },
+    "docs/how-to/schedule.md": {
+        "systemctl enable snaporch-recover": "test_units_systemd starts the units",
+        "# snaporch snapshot --all --jobs 4": "shows a guest that is being migrated",
+        "zfs inherit snaporch:retention": _PLACES + "test_retention",
+    },
+    "docs/how-to/show.md": {"losetup --find": "needs loop and nbd devices"},
+    "docs/how-to/status.md": {
+        "# snaporch status --nagios": "shows a policy that failed",
+        "nagios ALL=(root) NOPASSWD: /usr/bin/snaporch status --nagios": "is a line for sudoers",
+    },
+}
+"""The other blocks, by how their first lines begin, each with the reason."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    text: str
+
+    @property
+    def first(self) -> str:
+        """Its first line, which names it."""
+        return self.text.splitlines()[0].strip()
+
+    def commands(self) -> list[tuple[str, list[str] | None]]:
+        """Each command, and the lines that it prints according to the page.
+
+        In a block without prompts each line is a command, whose output is not shown: ``None``, as
+        where a block with prompts shows none. A line of a crontab is the command in it.
+        """
+        lines = self.text.splitlines()
+        if not lines[0].startswith("# "):
+            return [(re.sub(r"^(\S+ ){5} *root +", "", line), None) for line in lines]
+        found: list[tuple[str, list[str]]] = []
+        for line in filter(None, lines):
+            if line.startswith("# "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+        return [
+            (command, shown if any(more for _, more in found) else None) for command, shown in found
+        ]
+
+
+def blocks(page: str) -> list[Block]:
+    """All fenced blocks of a page, in its order."""
+    text = (TOP / page).read_text("utf-8")
+    found = re.findall(r"^( *)```\w*\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    return [
+        Block(page, re.sub(f"^{indent}", "", body, flags=re.MULTILINE)) for indent, body in found
+    ]
+
+
+_SIZE = r"\d[\d.]* ?(?:[KMGT]iB|[BKMGT])(?![\w-])"
+_SPAN = r"\d[\d.]* ?(?:ms|s|m|h|d)(?: \d+ ?[smh])?(?![\w-])"
+_PARTS = {
+    "…": ".*",
+    r"\d{8}T\d{6}Z": r"\d{8}T\d{6}Z",
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d [A-Z]+": r"[\d-]+ [\d:]+ [A-Z]+",
+    r"(?<=-)[0-9a-f]{8}\b": "[0-9a-f]{8}",
+    _SIZE: _SIZE,
+    _SPAN: _SPAN,
+    r"\d+": r"\d+",
+    " +": " +",
+}
+"""What differs from run to run, and what stands for it: the first that matches counts."""
+
+
+def shape(line: str) -> re.Pattern[str]:
+    """Matches a line that differs from this one in times, sizes, counts and widths only."""
+    every = re.compile("|".join(f"({pattern})" for pattern in _PARTS))
+    parts = list(_PARTS.values())
+    made, at = "", 0
+    for match in every.finditer(line):
+        made += re.escape(line[at : match.start()])
+        made += parts[match.lastindex - 1]
+        at = match.end()
+    return re.compile(made + re.escape(line[at:]))
+
+
+def differences(shown: list[str], printed: list[str]) -> list[str]:
+    """Lines of the page that were not printed, and printed lines that are not on the page.
+
+    The order of the lines of several guests is chance. ``...`` stands for any lines.
+    """
+    left = [line.rstrip() for line in printed if line.strip()]
+    wrong = []
+    for line in shown:
+        if line == "...":
+            continue
+        found = next((each for each in left if shape(line).fullmatch(each)), None)
+        if found is None:
+            wrong.append(f"is not printed: {line}")
+        else:
+            left.remove(found)
+    return wrong + ([] if "..." in shown else [f"is not on the page: {line}" for line in left])

@@ -1,0 +1,198 @@
+"""The commands of the README and of docs/how-to do, and print, what the pages say."""
+
+import os
+import pty
+import shutil
+import subprocess
+from collections.abc import Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from pages import RUN, Block, blocks, differences, shape
+from support import assert_clean, must, run, snapshot, system_config
+
+
+def block(page: str, first: str) -> Block:
+    """The block of a page that begins with this line."""
+    return next(each for each in blocks(page) if each.first == first)
+
+
+def follow(
+    page: str, first: str, *, directory: Path | None = None, absent: Sequence[str] = ()
+) -> None:
+    """Run the commands of a block as they stand, and compare what they print.
+
+    ``absent``: lines that this guest cannot cause.
+    """
+    for command, shown in block(page, first).commands():
+        done = subprocess.run(
+            ["bash", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            check=False,
+            cwd=directory,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}"
+        if shown is None:
+            continue
+        wanted = [line for line in shown if line not in absent]
+        wrong = differences(wanted, done.stdout.splitlines())
+        assert not wrong, "\n".join([f"{page}: {command}", *wrong, "printed:", done.stdout])
+
+
+def answer(command: str, reply: str) -> str:
+    """Run a command on a terminal, and type this when it asks; what the terminal shows."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp("bash", ["bash", "-c", command])
+    os.write(terminal, reply.encode())
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 65536)
+        except OSError:  # the last process has closed it
+            break
+    assert os.waitpid(pid, 0)[1] == 0, shown.decode()
+    return shown.decode()
+
+
+@contextmanager
+def guests(**disks):
+    """Running guests by name, with disks on these datasets; a volume is on the pool flash."""
+    with ExitStack() as stack:
+        made = []
+        for name, datasets in disks.items():
+            each = [Disk("zvol" if "flash/" in on else "file", on) for on in datasets]
+            guest = Guest.create(name.replace("_", "-"), disks=each)
+            stack.callback(guest.remove)
+            made.append(guest)
+        yield made
+
+
+WEB = ("tank/vm/web", "flash/web-data")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _program():
+    """Where the package installs it."""
+    program = Path("/usr/bin/snaporch")
+    program.symlink_to(shutil.which("snaporch"))
+    yield
+    program.unlink()
+
+
+def test_pruning():
+    """First of all: the page shows a store with nothing else in the trash."""
+    page = "docs/how-to/pruning.md"
+    with guests(web=("tank/web",)) as (web,):
+        for name in ("hourly-08", "hourly-09", "hourly-10"):
+            snapshot(web, "--name", name)
+        must("zfs", "destroy", "tank/web@hourly-09")
+        for first in RUN[page]:
+            follow(page, first)
+
+
+def test_readme_and_deleting():
+    readme, page = "README.md", "docs/how-to/delete.md"
+    with guests(demo=("tank/demo", "flash/demo-data")) as (demo,):
+        for first in RUN[readme]:
+            follow(readme, first)
+        assert_clean(demo)
+        snapshot(demo)  # the last good one would not be deleted
+        *deleting, note = RUN[page]
+        for first in deleting:
+            follow(page, first)
+    with guests(demo=("tank/demo",)):
+        follow(page, note)
+
+
+def test_cloning():
+    (first,) = RUN["docs/how-to/clone.md"]
+    with guests(web=WEB) as (web,):
+        snapshot(web, "--name", "before-upgrade")
+        follow("docs/how-to/clone.md", first)
+        must("virsh", "start", "test")
+        must("snaporch", "clone", "--delete", "test")
+
+
+def test_restoring():
+    page = "docs/how-to/restore.md"
+    restoring, undoing = RUN[page]
+    with guests(web=WEB) as (web,):
+        snapshot(web, "--name", "before-upgrade")
+        assert "restored, running" in answer(block(page, restoring).text, "y\n")
+        assert "undid the restore" in answer(block(page, undoing).text, "y\n")
+        assert web.state() == "shut off"
+
+
+def test_showing_verifying_and_restoring_by_hand(tmp_path):
+    page = "docs/how-to/show.md"
+    saved, by_hand = RUN[page]
+    (verifying,) = RUN["docs/how-to/verify.md"]
+    with guests(web=WEB) as (web,):
+        snapshot(web, "--name", "nightly")
+        follow(
+            "docs/how-to/verify.md", verifying, absent=["web@nightly  the guest's agent answers"]
+        )
+        follow(page, saved, directory=tmp_path)
+        printed = (tmp_path / "web-nightly.txt").read_text().splitlines()
+        printed = [line.strip() for line in printed]
+        shown = [line.strip() for line in block(page, by_hand).text.splitlines()]
+        begin = printed.index(shown[0])
+        assert printed[begin : begin + 3] == shown[:3]
+        for words in ("zfs rollback", "virsh define", "virsh managedsave-remove", "virsh restore"):
+            assert sum(words in line for line in shown) == sum(words in line for line in printed)
+
+
+def test_checking():
+    page = "docs/how-to/check.md"
+    check, render = RUN[page]
+    with guests(web=WEB, mail=("tank/mail",)):
+        for command, _ in block(page, check).commands():
+            done = run("bash", "-c", command)
+            assert done.status in (0, 1, 9), f"{command}: {done.err}"
+            assert done.out, command
+        follow(page, render)
+        assert "[tank/vm/web]" in Path("/etc/sanoid/sanoid.conf").read_text()
+
+
+def test_groups():
+    page = "docs/how-to/groups.md"
+    group, take = RUN[page]
+    members = guests(app_1=("tank/vm/app-1",), db=("tank/vm/db", "flash/db"))
+    with members, system_config(block(page, group).text):
+        follow(page, take)
+
+
+def test_logging():
+    (first,) = RUN["docs/how-to/logging.md"]
+    with guests(web1=("tank/web1", "flash/web1")):
+        follow("docs/how-to/logging.md", first)
+
+
+def test_policies():
+    """Of a host whose policies have carried out one run; the pages show later ones."""
+    page = "docs/how-to/schedule.md"
+    config, plan = RUN[page]
+    (status,) = RUN["docs/how-to/status.md"]
+    with guests(web=WEB), system_config(block(page, config).text):
+        must("snaporch", "run-due")
+        ((command, (shown, *_)),) = block(page, plan).commands()
+        assert shape(shown).fullmatch(must(*command.split()).splitlines()[0])
+        ((command, shown),) = block("docs/how-to/status.md", status).commands()
+        printed = run(*command.split()).out.splitlines()
+        columns = [line.split() for line in (*shown, *printed) if line.startswith("DOMAIN")]
+        assert set(columns[1]) <= set(columns[0])  # one for each level that there is
+        assert columns[1][:5] == columns[0][:5]
+
+
+def test_recovering():
+    (first,) = RUN["docs/how-to/recovery.md"]
+    with guests(web=WEB) as (web,):
+        follow("docs/how-to/recovery.md", first)
+        assert_clean(web)
