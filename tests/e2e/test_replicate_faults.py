@@ -153,9 +153,12 @@ def test_the_advice_for_a_diverged_copy_loses_nothing(guest, there):
     assert names(f"{there.copy}-kept-{gone}") == before
 
 
+NO_TOKEN = "-"
 HOSTILE = """#!/bin/sh
+token="$(cat {place}/token)"
 case "$*" in
-    *receive_resume_token*) printf '{copy}\\t%s\\n' "$(cat {place}/token)" ;;
+    get*receive_resume_token*) printf '{copy}\\treceive_resume_token\\t%s\\t-\\n' "$token" ;;
+    list*receive_resume_token*) printf '{copy}\\t%s\\n' "$token" ;;
     "receive -A"*) echo - >{place}/token ;;
     *) PATH="${{PATH#*:}}" exec zfs "$@" ;;
 esac
@@ -201,13 +204,16 @@ def test_a_hostile_token_neither_runs_a_command_nor_chooses_what_is_sent(
     there, secret, hostile, tmp_path, kind
 ):
     planted = tmp_path / "planted"
-    token = f"1-ab-f0-789c;touch {planted}" if kind == "command" else token_of(secret)
+    token = f"1-ab-f0-789c;touch {planted};" if kind == "command" else token_of(secret)
+    hostile(NO_TOKEN)
+    there.take()
+    there.replicate()
     hostile(token)
     new = there.take()
     outcome = snaporch("replicate", there.domain)
+    assert not planted.exists()
     assert outcome.status == 0, outcome.err
     assert "an interrupted transfer is not continued, but begins again: its token" in outcome.err
     assert there.replicated()[new] == ["vault"]
     assert names(there.copy)[-1] == new
-    assert not planted.exists()
     assert guids(there.copy).items() >= {new: guids(there.dataset)[new]}.items()
