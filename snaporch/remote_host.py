@@ -12,9 +12,18 @@ from collections.abc import Callable, Sequence
 from snaporch.command_log import LoggedCommand
 from snaporch.errors import SnaporchError, UnavailableError
 
-SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=20", "ServerAliveInterval=30")
-"""No terminal can answer a question, and an unreachable host must not block for ever."""
-_PATH = "PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin; export PATH; "
+SSH_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=20",
+    "ServerAliveInterval=30",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+)
+"""No terminal can answer a question, an unreachable host must not block for ever, and the other
+machine gets no access to this one, whatever root's ssh configuration says."""
+_SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
+"""Where ``zfs`` is; the ``PATH`` of cron and of ssh may lack them."""
+_PATH = f"PATH=$PATH:{_SYSTEM_DIRECTORIES}; export PATH; "
 _SSH_FAILED = 255
 _POLL_SECONDS = 0.2
 
@@ -46,6 +55,10 @@ class Host:
             return ["sh", "-c", _PATH + script]
         # A shared connection would outlive the command and keep its pipes open.
         return [*ssh_words("ControlPath=none"), "--", self.name, _PATH + script]
+
+    def command(self, *words: str) -> list[str]:
+        """Return the command line that runs a command on the machine: no shell here reads it."""
+        return self.words(shlex.join(words)) if self.name else list(words)
 
     def run(self, *words: str) -> str:
         """Run a command.
@@ -114,14 +127,19 @@ def ssh_words(*more: str) -> list[str]:
     return ["ssh", *(word for option in (*SSH_OPTIONS, *more) for word in ("-o", option))]
 
 
+def search_path() -> str:
+    """Return the directories in which commands are searched for."""
+    return f"{os.environ.get('PATH', os.defpath)}:{_SYSTEM_DIRECTORIES}"
+
+
 def check_installed(command: str) -> None:
     """Check that a command is installed.
 
     Raises:
         UnavailableError: it is not; names the Debian package.
     """
-    packages = {"ssh": "openssh-client", "syncoid": "sanoid"}
-    if shutil.which(command) is None:
+    packages = {"ssh": "openssh-client", "zfs": "zfsutils-linux"}
+    if shutil.which(command, path=search_path()) is None:
         package = packages.get(command, command)
         raise UnavailableError(command, "is not installed", f"apt install {package}")
 

@@ -336,12 +336,17 @@ def one_per_dataset(
         newest: prefer the newest snapshot to the name: a rollback to it keeps the others.
     """
     chosen: dict[str, PoolSnapshot] = {}
-    same = manifest is not None and manifest.level not in (Level.CRASH, Level.TORN)
+    same = manifest is not None and is_one_instant(manifest)
     known = {(e.dataset, e.guid) for e in manifest.snapshots} if manifest else set()
     for member in sorted(members, key=lambda m: (not newest and m.name == name, m.createtxg)):
         if member.name == name or (same and (member.dataset, member.guid) in known):
             chosen[member.dataset] = member
     return [chosen[dataset] for dataset in sorted(chosen)]
+
+
+def is_one_instant(manifest: Manifest) -> bool:
+    """Whether the guest was frozen for all ZFS snapshots of a run, so that they are equal."""
+    return manifest.level not in (Level.CRASH, Level.TORN)
 
 
 def missing_datasets(manifest: Manifest, members: Iterable[PoolSnapshot]) -> list[str]:

@@ -1,1 +1,1 @@
-"""Copies elsewhere: snapshots by syncoid, bundles by rsync."""
+"""Copies elsewhere: snapshots by zfs send, bundles by rsync."""

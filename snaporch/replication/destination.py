@@ -1,9 +1,9 @@
-"""The interface of a replica, and its implementation: syncoid sends datasets, rsync sends bundles.
+"""The interface of a replica, and its implementation: ``zfs send`` and rsync, over ssh.
 
-syncoid comes with sanoid. It can resume a broken transfer (``zfs receive -s``) and send from a
-bookmark. Two of its options matter: ``--no-sync-snap``, since the guest would not be frozen for
-a snapshot that syncoid takes; ``--no-rollback``, since data that only the replica has may be the
-last copy.
+What a replica answers is input: it is never a part of a command line here, except a resume token
+that was checked, see ``streams``. syncoid is not used, because it puts the token into a command of
+the local shell, and without its resuming (``--no-resume``) a transfer that breaks begins again.
+A copy is never rolled back (``zfs receive -F``): data that only the replica has may be the last.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import subprocess
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -33,13 +33,24 @@ from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import SSH_OPTIONS, Host, check_installed, ssh_words
+from snaporch.progress import Progress
+from snaporch.remote_host import Host, check_installed, ssh_words
+from snaporch.replication.pipeline import Pipeline
 from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
-from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
+from snaporch.replication.streams import (
+    NO_TOKEN,
+    RAW,
+    Originals,
+    is_token,
+    streams,
+    token_refusal,
+)
+from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
 from snaporch.zfs.remote import RemoteZfs
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
+_OUTPUT_BYTES = 1 << 20
 _NAMED = 5
 """How many snapshots a message names."""
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
@@ -98,7 +109,7 @@ class Destination(Protocol):
     def send(self, dataset: str, *, raw: bool) -> None:
         """Copy the snapshots of a dataset that the replica lacks, up to the newest.
 
-        The replica's newest snapshot must still exist on this host.
+        This host must have the replica's newest snapshot, or a bookmark of it.
 
         Args:
             dataset: a dataset of this host.
@@ -107,13 +118,6 @@ class Destination(Protocol):
         Raises:
             ReplicaError: the transfer failed.
             InterruptedRunError: a signal came; the next transfer continues where this one stopped.
-        """
-
-    def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
-        """Copy one snapshot, from the bookmark of the replica's newest snapshot.
-
-        Raises:
-            ReplicaError, InterruptedRunError: as for :meth:`send`.
         """
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
@@ -182,12 +186,24 @@ class Destination(Protocol):
 
 
 class ReplicaDestination:
-    """:class:`Destination` by syncoid, rsync and ssh."""
+    """:class:`Destination` by ``zfs send``, rsync and ssh.
 
-    def __init__(self, name: str, replica: Replica, interrupt: Interrupt) -> None:
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+        pool: the pools of this host.
+        interrupt: a signal ends a transfer.
+        progress: gets notes.
+    """
+
+    def __init__(
+        self, name: str, replica: Replica, pool: Pool, interrupt: Interrupt, progress: Progress
+    ) -> None:
         self._name = name
         self._replica = replica
+        self._here = pool
         self._interrupt = interrupt
+        self._progress = progress
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)
         self._encrypts: bool | None = None
@@ -204,7 +220,8 @@ class ReplicaDestination:
         names = {self._copy_name(each): each for each in datasets}
         root = self._replica.dataset
         try:
-            found = self._pool.copies(root, list(names))
+            with self._reading():
+                found = self._pool.copies(root, list(names))
         except PoolError as error:
             if error.step:
                 raise
@@ -216,50 +233,92 @@ class ReplicaDestination:
             ) from error
         return [replace(s, dataset=names[s.dataset]) for s in found if s.dataset in names]
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read an answer of the replica, which may be anything."""
+        try:
+            yield
+        except (ArithmeticError, LookupError, ValueError) as error:
+            step = f"see: zfs list, on {self._host.label}"
+            raise ReplicaError(self._name, "its answer cannot be read", step) from error
+
     def send(self, dataset: str, *, raw: bool) -> None:
         """See the protocol."""
-        replica, copy = self._replica, self._copy_name(dataset)
-        limit = [f"--source-bwlimit={replica.rate}M"] if replica.rate else []
-        words = [
-            "syncoid",
-            "--no-sync-snap",
-            "--no-rollback",
-            "--no-privilege-elevation",
-            "--compress=none",  # ZFS sends blocks compressed as they are on the disks
-            "--quiet",
-            f"--sendoptions={self._send_options(raw=raw)}",
-            "--recvoptions=u o readonly=on",
-            *(f"--sshoption={option}" for option in SSH_OPTIONS),
-            *limit,
-            dataset,
-            f"{replica.host}:{copy}" if replica.host else copy,
-        ]
-        status, lines = self._run(words, counted=shutil.which("mbuffer") is not None)
+        ours, newest = self._both(dataset)
+        if self._resume(ours, newest, raw=raw):
+            ours, newest = self._both(dataset)
+        options = self._send_options(raw=raw)
+        for base, snapshot in streams(ours, newest):
+            begin = ["-I" if "@" in base else "-i", base] if base else []
+            self._transfer(dataset, [f"-{options}", *begin, snapshot])
+
+    def _both(self, dataset: str) -> tuple[Originals, int | None]:
+        """What this host has of a dataset, and the GUID of the replica's newest snapshot.
+
+        Raises:
+            ReplicaError: there is nothing to send, or no base.
+        """
+        pool = self._here
+        ours = Originals(dataset, pool.snapshots([dataset]), pool.bookmarks(dataset))
+        theirs = self.snapshots([dataset])
+        thing = f"{self._name}: {dataset}"
+        if not ours.snapshots:
+            raise ReplicaError(thing, "has no snapshots")
+        if theirs and theirs[-1].guid not in ours.births:
+            reason = f"this host has neither {theirs[-1].full_name} nor a bookmark of it"
+            raise ReplicaError(thing, reason, _SEE)
+        return ours, theirs[-1].guid if theirs else None
+
+    def _resume(self, ours: Originals, newest: int | None, *, raw: bool) -> bool:
+        """Continue the transfer that was interrupted, if this host would send that stream now.
+
+        Otherwise what arrived of it is discarded.
+
+        Returns:
+            Whether a snapshot has arrived.
+        """
+        token = self._token(ours.dataset)
+        if token == NO_TOKEN:
+            return False
+        words = ["-w"] if raw else []  # whatever the token says
+        reason = "its token has no valid form"
+        if is_token(token):
+            check = ["zfs", "send", "-nvP", *words, "-t", token]
+            status, report = self._output(check, counted=False)
+            reason = _reason(_lines(report))
+            if status == 0:
+                options = self._send_options(raw=raw)
+                reason = token_refusal(report, ours, newest, options)
+        if reason:
+            text = f"an interrupted transfer is not continued, but begins again: {reason}"
+            self._progress.note(f"{self._name}: {ours.dataset}", text)
+            self._host.run("zfs", "receive", "-A", self._copy_name(ours.dataset))
+            return False
+        self._transfer(ours.dataset, [*words, "-t", token])
+        return True
+
+    def _token(self, dataset: str) -> str:
+        """The resume token of a copy, which need not exist."""
+        columns = ("-o", "name,receive_resume_token", self._replica.dataset)
+        text = self._host.run("zfs", "list", "-H", "-d", "1", "-t", "filesystem,volume", *columns)
+        start = f"{self._copy_name(dataset)}\t"
+        found = (line.removeprefix(start) for line in text.split("\n") if line.startswith(start))
+        return next(found, NO_TOKEN)
+
+    def _transfer(self, dataset: str, words: Sequence[str]) -> None:
+        """Run ``zfs send`` here and ``zfs receive`` on the replica.
+
+        With ``-s`` the replica records its position, so that the next transfer can continue.
+        """
+        options = ("-s", "-u", "-o", "readonly=on")
+        receive = self._host.command("zfs", "receive", *options, self._copy_name(dataset))
+        rate = ["-R", f"{self._replica.rate}M"] if self._replica.rate else []
+        buffered = shutil.which("mbuffer") is not None
+        buffer = [["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate]] if buffered else []
+        send = ["zfs", "send", *words]
+        status, lines = self._run(send, *buffer, receive, counted=buffered)
         if status != 0:
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), _SEE)
-
-    def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
-        """See the protocol.
-
-        syncoid cannot do this: if there is an older common *snapshot*, it begins there, and fails
-        because the replica has a newer one.
-        """
-        dataset = snapshot.partition("@")[0]
-        copy = shlex.quote(self._copy_name(dataset))
-        asked = f"zfs get -H -o value receive_resume_token {copy}"
-        position = self._host.script(asked, what="zfs get").strip()
-        if position != "-":
-            if self._can_resume(position):
-                return  # syncoid does
-            self._host.script(f"zfs receive -A {copy}", what="zfs receive -A")
-        options = self._send_options(raw=raw)
-        send = shlex.join(["zfs", "send", f"-{options}", "-i", bookmark, snapshot])
-        receive = shlex.join(self._host.words(f"zfs receive -u -o readonly=on {copy}"))
-        rate = self._replica.rate
-        limit = f" | mbuffer -q -m 16M -R {rate}M" if rate and shutil.which("mbuffer") else ""
-        status, lines = self._run(["sh", "-c", f"{send}{limit} | {receive}"], counted=bool(limit))
-        if status != 0:
-            raise ReplicaError(f"{self._name}: {snapshot}", _reason(lines), _SEE)
 
     def _send_options(self, *, raw: bool) -> str:
         """Options of ``zfs send``: blocks as they are on the disks.
@@ -267,18 +326,11 @@ class ReplicaDestination:
         An encrypted dataset cannot receive embedded blocks (``-e``).
         """
         if raw:
-            return "w"
+            return RAW
         if self._encrypts is None:
-            self._encrypts = self._replica.dataset in self._pool.encrypted()
+            with self._reading():
+                self._encrypts = self._replica.dataset in self._pool.encrypted()
         return "Lc" if self._encrypts else "Lce"
-
-    def _can_resume(self, position: str) -> bool:
-        """Whether this host still has the snapshots of a transfer that was interrupted.
-
-        Args:
-            position: the copy's ``receive_resume_token``.
-        """
-        return self._run(["zfs", "send", "-n", "-t", position], counted=False)[0] == 0
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
         """See the protocol."""
@@ -312,7 +364,8 @@ class ReplicaDestination:
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""
         wanted = {self._copy_name(name): policy for name, policy in policies.items()}
-        there = self._pool.policies(list(wanted))
+        with self._reading():
+            there = self._pool.policies(list(wanted))
         self._pool.mark(
             {
                 copy: {POLICY_PROPERTY: policy}
@@ -331,6 +384,17 @@ class ReplicaDestination:
         now, _, lines = self._host.script(script, what=str(store)).partition("\n")
         if not now.isdecimal():
             raise ReplicaError(f"{self._name}: {store}", "its bundles cannot be listed: no output")
+        with self._reading():
+            return self._bundle_copies(now, lines)
+
+    @staticmethod
+    def _bundle_copies(now: str, lines: str) -> dict[str, BundleCopy]:
+        """The bundles in a listing.
+
+        Args:
+            now: the time of the replica's clock.
+            lines: size, time of writing and path of each file.
+        """
         sizes: dict[str, dict[str, int]] = defaultdict(dict)
         ages = {}
         for line in lines.splitlines():
@@ -411,42 +475,39 @@ class ReplicaDestination:
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")
             raise ReplicaError(f"{self._name}: bundle {reference}", reason)
 
-    def _run(self, command: Sequence[str], *, counted: bool) -> tuple[int, list[str]]:
+    def _run(self, *commands: Sequence[str], counted: bool) -> tuple[int, list[str]]:
+        """See :meth:`_output`; returns the lines of output."""
+        status, text = self._output(*commands, counted=counted)
+        return status, _lines(text)
+
+    def _output(self, *commands: Sequence[str], counted: bool) -> tuple[int, str]:
         """Run a transfer, which may take hours.
 
-        Its output goes to a file. A pipe would be held open by a child that stays: the connection
-        that syncoid has ssh keep.
+        Its output goes to a file: a pipe would be held open by a child that stays.
 
         Args:
-            command: the command line.
-            counted: all data goes through a process of its own group, such as the mbuffer that
-                syncoid puts behind ``zfs send``; so it is ended when no data moves. Otherwise the
-                bytes cannot be counted: ``zfs send`` writes in the kernel, and ssh may hand its
-                files to a master process of another group.
+            commands: each gets the output of the one before it.
+            counted: all data goes through a process of its own group, such as mbuffer; so it is
+                ended when no data moves. Otherwise the bytes cannot be counted: ``zfs send`` writes
+                in the kernel.
 
         Returns:
-            The exit status, and the lines of output.
+            The exit status, and the output.
         """
-        check_installed(command[0])
-        with LoggedCommand(*command) as log, tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "LC_ALL": "C"},
-                start_new_session=True,  # a group of its own, which can be ended as a whole
-            )
+        for command in commands:
+            check_installed(command[0])
+        words = [word for command in commands for word in ("|", *command)][1:]
+        with LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
+            process = Pipeline(commands, output)
             try:
                 status = self._wait(process, StallDetector(process.pid) if counted else None)
             finally:
                 _end_group(process)
             log.exited(status)
             output.seek(0)
-            text = output.read().decode("utf-8", "replace")
-        return status, [line.strip() for line in text.splitlines() if line.strip()]
+            return status, output.read(_OUTPUT_BYTES).decode("utf-8", "replace")
 
-    def _wait(self, process: subprocess.Popen[bytes], pace: StallDetector | None) -> int:
+    def _wait(self, process: Pipeline, pace: StallDetector | None) -> int:
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
@@ -461,15 +522,15 @@ class ReplicaDestination:
 
 def open_replica(context: Context, name: str) -> Destination:
     """The replica with this name in the configuration."""
-    return ReplicaDestination(name, context.config.replica[name], context.interrupt)
+    replica, progress = context.config.replica[name], context.progress
+    return ReplicaDestination(name, replica, context.pool, context.interrupt, progress)
 
 
 def unavailable_reason(replica: Replica) -> str:
     """Why no transfer to a replica can succeed now; empty if no obstacle is found."""
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
-        for command in ("syncoid", "rsync"):
-            check_installed(command)
+        check_installed("rsync")
         host.run("rsync", "--version")
         host.run("zfs", "list", "-H", "-o", "name", pool)
         host.run("ls", "-d", f"{replica.bundles}/")
@@ -479,13 +540,16 @@ def unavailable_reason(replica: Replica) -> str:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """The reason of a failure, from the output of ``zfs`` and syncoid."""
+    """The reason of a failure, from the output of ``zfs`` and ssh."""
     reason = next((line for line in lines if line.startswith("cannot ")), "")
-    reason = reason or next((line for line in lines if re.match("(CRITICAL|ERROR)", line)), "")
-    return reason or (lines[-1] if lines else "syncoid failed without output")
+    return reason or (lines[-1] if lines else "zfs send failed without output")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def _end_group(process: Pipeline) -> None:
     """End a process with its group, unless it has exited.
 
     Waits for all of them: a receiver that still records its position would block the next transfer.

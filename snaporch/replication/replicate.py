@@ -293,23 +293,14 @@ class _Transfer:
 
     def _send(self, copies: Sequence[PoolSnapshot], dataset: str, *, raw: bool) -> bool:
         """Send a dataset if it has snapshots that its copy lacks; return whether it has."""
-        pool = self._context.pool
-        ours = pool.snapshots([dataset])
+        ours = self._context.pool.snapshots([dataset])
         birth = self._birth(dataset, ours, copies)
-        later = [each for each in ours if each.createtxg > birth]
         with self._collect_failure():
             self._bookmark(dataset, copies)
-        if not later:
+        if not any(each.createtxg > birth for each in ours):
             return False
         self._context.progress.step(self._name, f"sending {dataset}")
         with self._collect_failure():
-            # syncoid looks for a common snapshot, by its name
-            last = [(each.name, each.guid) for each in copies[-1:]]
-            if not {(each.name, each.guid) for each in ours}.issuperset(last):
-                for name, mark in pool.bookmarks(dataset).items():
-                    if mark.guid == copies[-1].guid:
-                        self._destination.send_from_bookmark(name, later[0].full_name, raw=raw)
-                        break
             self._destination.send(dataset, raw=raw)
         return True
 
@@ -343,7 +334,7 @@ class _Transfer:
             reason = f"its ZFS snapshot of {names} does not exist any more"
             self._failures.append(ReplicaError(thing, reason, "take another snapshot"))
         else:
-            step = "see: zfs get -r syncoid:sync, for each of its datasets"
+            step = f"try again: snaporch replicate {shlex.quote(newest.domain)}"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
 
     def _mark_dropped(
@@ -460,9 +451,10 @@ class _Transfer:
             if not damaged:
                 self._read += marked
                 return True
-            if marked:
-                self._report_damage(record, damaged)
-                self._record(record, replicated=False)
+            for each in self._same_run(record):
+                if self._is_marked(each):
+                    self._report_damage(each, damaged)
+                    self._record(each, replicated=False)
         if bundles.copy(record):
             return True
         if record in self._damaged:
@@ -470,6 +462,10 @@ class _Transfer:
             step = f"see: snaporch show {record.full_name}"
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
+
+    def _same_run(self, record: SnapshotRecord) -> list[SnapshotRecord]:
+        """The records of a run: it may have several names, and they have the same bundle."""
+        return [each for each in self._records if each.run == record.run]
 
     def _has_arrived(self, record: SnapshotRecord) -> bool:
         """Whether the replica has all of a snapshot now, and it is not marked yet."""

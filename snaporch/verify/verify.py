@@ -14,7 +14,7 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
-from snaporch.catalog.records import marked_by
+from snaporch.catalog.records import is_one_instant, marked_by, one_per_dataset
 from snaporch.clone.clone import Clone, CloneRequest, build_clone, check_clone
 from snaporch.clone.find_clones import Purpose, new_clone, remove_leftovers
 from snaporch.context import Context
@@ -37,9 +37,9 @@ from snaporch.restore.source import (
     IncompleteError,
     Source,
     complete_source,
+    manifest_and_snapshots,
     partition_of,
     reading_lock,
-    snapshots_of,
     underlying_devices,
 )
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
@@ -378,9 +378,15 @@ def write_result(context: Context, record: SnapshotRecord, verdict: Verification
 
 
 def _members(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
-    """The run's ZFS snapshots that exist and carry this run's mark."""
-    members = snapshots_of(context, record)
-    return [member for member in members if marked_by(member, record.run)]
+    """The ZFS snapshots that a result is about, if they carry the run's mark.
+
+    A run may have several names, such as sanoid's hourly and daily. All have the same bundle, and
+    the same contents if they are of one instant.
+    """
+    manifest, own = manifest_and_snapshots(context, record)
+    if manifest is not None and not is_one_instant(manifest):
+        own = one_per_dataset(manifest, own, record.snapshot)
+    return [member for member in own if marked_by(member, record.run)]
 
 
 def check_options(options: VerifyOptions) -> None:

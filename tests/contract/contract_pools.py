@@ -48,6 +48,10 @@ class FakeScratch:
         self.fake.write(dataset, bytes(8 << 20))
         self.fake.reserve(dataset, 32 << 20, room=room)
 
+    def rename_snapshot(self, snapshot: str, name: str) -> None:
+        """``zfs rename`` of a snapshot."""
+        self.fake.rename_snapshot(snapshot, name)
+
     def replicate(self, snapshot: str, dataset: str) -> None:
         """Send and receive, with properties."""
         self.fake.replicate(snapshot, dataset)
@@ -105,6 +109,10 @@ class ZfsScratch:
             node.write(os.urandom(8 << 20))
             os.fsync(node.fileno())
         _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
+
+    def rename_snapshot(self, snapshot: str, name: str) -> None:
+        """``zfs rename`` of a snapshot."""
+        _run("zfs", "rename", snapshot, f"{snapshot.partition('@')[0]}@{name}")
 
     def replicate(self, snapshot: str, dataset: str) -> None:
         """Send and receive, with properties."""

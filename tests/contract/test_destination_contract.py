@@ -1,4 +1,4 @@
-"""The contract of a destination: the fake, and syncoid with rsync, locally and over ssh."""
+"""The contract of a destination: the fake, and zfs with rsync, locally and over ssh."""
 
 import json
 import os
@@ -6,10 +6,12 @@ import subprocess
 import threading
 import time
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from contract_pools import FakeScratch, ZfsScratch
 from fakes.replica import FakeReplica
+from fakes.world import Heard
 from lab_ssh import sshd_here
 
 from snaporch.config import Replica
@@ -28,6 +30,11 @@ def _real_pool():
     from snaporch.zfs.cli import ZfsCommand
 
     return ZfsCommand.open()
+
+
+def destination(scratch, replica, interrupt=None, heard=None):
+    given = scratch.pool, interrupt or Interrupt(), heard or Heard()
+    return ReplicaDestination("x", replica, *given)
 
 
 @pytest.fixture(
@@ -49,7 +56,7 @@ def place(request, tmp_path):
     scratch = ZfsScratch(_real_pool())
     with sshd_here() if request.param == "ssh" else nullcontext("") as host:
         replica = Replica(host=host, dataset=f"{scratch.other}/copies", bundles=store)
-        yield scratch, ReplicaDestination("x", replica, Interrupt())
+        yield scratch, destination(scratch, replica)
     scratch.remove()
 
 
@@ -136,25 +143,29 @@ def test_it_continues_from_a_bookmark_despite_an_older_snapshot(there, scratch, 
     pool.bookmark(f"{root}@b", "place")
     pool.destroy_snapshots([f"{root}@b"])
     take(scratch, "c", "d")
-    with pytest.raises(ReplicaError):
-        there.send(root, raw=False)
-    assert names(there, root) == [f"{root}@a", f"{root}@b"]
-    there.send_from_bookmark(f"{root}#place", f"{root}@c", raw=False)
     there.send(root, raw=False)
     assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
     assert guids(there.snapshots([root])).items() >= guids(pool.snapshots([root])).items()
 
 
-def test_an_increment_begins_only_at_the_bookmark_of_the_newest_snapshot(
-    there, scratch, pool, root
-):
+def test_without_the_newest_snapshot_or_its_bookmark_nothing_is_sent(there, scratch, pool, root):
     take(scratch, "a", "b")
     there.send(root, raw=False)
     pool.bookmark(f"{root}@a", "old")
+    pool.destroy_snapshots([f"{root}@b"])
     take(scratch, "c")
     with pytest.raises(ReplicaError):
-        there.send_from_bookmark(f"{root}#old", f"{root}@c", raw=False)
+        there.send(root, raw=False)
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
+
+
+def test_a_snapshot_that_was_renamed_here_is_still_a_base(there, scratch, pool, root):
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    scratch.rename_snapshot(f"{root}@b", "kept")
+    take(scratch, "c", "d")
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
 
 
 def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root):
@@ -193,10 +204,11 @@ def test_a_dataset_in_clear_is_sent_to_an_encrypted_replica(place, scratch, pool
     take(scratch, "a")
     there.send(root, raw=False)
     pool.bookmark(f"{root}@a", "place")
+    before = guids(pool.snapshots([root]))
+    pool.destroy_snapshots([f"{root}@a"])
     take(scratch, "b", "c")
-    there.send_from_bookmark(f"{root}#place", f"{root}@b", raw=False)
     there.send(root, raw=False)
-    assert guids(there.snapshots([root])) == guids(pool.snapshots([root]))
+    assert guids(there.snapshots([root])) == before | guids(pool.snapshots([root]))
 
 
 def test_nothing_can_be_sent_without_snapshots(there, root):
@@ -325,7 +337,7 @@ def test_a_signal_ends_a_transfer(tmp_path):
     scratch = ZfsScratch(_real_pool())
     interrupt = Interrupt()
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path, rate=1)
-    there = ReplicaDestination("x", replica, interrupt)
+    there = destination(scratch, replica, interrupt)
     there.create()
     try:
         scratch.write(scratch.root, os.urandom(24 << 20))
@@ -338,11 +350,82 @@ def test_a_signal_ends_a_transfer(tmp_path):
         assert names(there, scratch.root) == []
         processes = subprocess.run(["pgrep", "-f", f"zfs send.*{scratch.root}"], check=False)
         assert processes.returncode == 1
-        faster = ReplicaDestination(
-            "x", Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path), interrupt
+        faster = destination(
+            scratch, Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path), interrupt
         )
         faster.send(scratch.root, raw=False)
         assert names(faster, scratch.root) == [f"{scratch.root}@a"]
+    finally:
+        scratch.remove()
+
+
+def cut(words, copy):
+    """A transfer that ends before its stream does; the copy's token."""
+    script = f"zfs send {words} | head -c 9000000 | zfs receive -s -u {copy}"
+    subprocess.run(["sh", "-c", script], check=False)
+    listing = ["zfs", "get", "-H", "-o", "value", "receive_resume_token", copy]
+    token = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.strip()
+    assert token.startswith("1-")
+    return token
+
+
+@pytest.fixture
+def secret():
+    """An encrypted dataset with a snapshot of 24 MiB, a replica, and the notes."""
+    scratch, heard = ZfsScratch(_real_pool()), Heard()
+    name = f"{scratch.root}/secret"
+    scratch.create_encrypted(name)
+    scratch.write(name, os.urandom(24 << 20))
+    scratch.pool.snapshot([f"{name}@a"], {})
+    replica = Replica(dataset=f"{scratch.other}/copies", bundles=Path("/nowhere"))
+    there = destination(scratch, replica, heard=heard)
+    there.create()
+    yield name, there, heard
+    scratch.remove()
+
+
+@pytest.mark.lab
+def test_an_interrupted_raw_transfer_is_continued(secret):
+    name, there, heard = secret
+    cut(f"-w {name}@a", there._copy_name(name))
+    there.send(name, raw=True)
+    assert names(there, name) == [f"{name}@a"]
+    assert heard.notes == []
+
+
+@pytest.mark.lab
+def test_an_encrypted_dataset_is_not_continued_in_clear(secret):
+    """The key is loaded here: ``zfs send -t`` alone would send what the token asks for."""
+    name, there, heard = secret
+    copy = there._copy_name(name)
+    cut(f"{name}@a", copy)
+    there.send(name, raw=True)
+    assert names(there, name) == [f"{name}@a"]
+    assert [note for note in heard.notes if "its token is not for a raw stream" in note]
+    shown = subprocess.run(["zfs", "get", "-H", "-o", "value", "encryption", copy],
+                           check=True, capture_output=True, text=True)  # fmt: skip
+    assert shown.stdout.strip() not in ("off", "-")
+
+
+@pytest.mark.lab
+def test_an_interrupted_increment_from_a_bookmark_is_continued(tmp_path):
+    scratch, heard = ZfsScratch(_real_pool()), Heard()
+    root, pool = scratch.root, scratch.pool
+    replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
+    there = destination(scratch, replica, heard=heard)
+    there.create()
+    try:
+        take(scratch, "a")
+        there.send(root, raw=False)
+        pool.bookmark(f"{root}@a", "place")
+        pool.destroy_snapshots([f"{root}@a"])
+        scratch.write(root, os.urandom(24 << 20))
+        pool.snapshot([f"{root}@b"], {})
+        take(scratch, "c")
+        cut(f"-Lce -i {root}#place {root}@b", there._copy_name(root))
+        there.send(root, raw=False)
+        assert names(there, root) == [f"{root}@{name}" for name in "abc"]
+        assert heard.notes == []
     finally:
         scratch.remove()
 
@@ -358,7 +441,7 @@ def test_a_stalled_transfer_is_ended_and_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(stall_detector, "_CHECK_SECONDS", 1)
     scratch = ZfsScratch(_real_pool())
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
-    there = ReplicaDestination("x", replica, Interrupt())
+    there = destination(scratch, replica)
     there.create()
     stopper = threading.Thread(target=_stop_receiver, args=[f"{scratch.other}/copies"])
     try:

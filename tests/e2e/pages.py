@@ -83,7 +83,7 @@ NOT_RUN = {
     },
     "docs/how-to/replication.md": {
         "[replica.offsite]": "names another host; test_replicate has the configuration",
-        "apt install sanoid rsync mbuffer": "needs another host",
+        "apt install rsync mbuffer": "needs another host",
         "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
         "for d in $(zfs list -H -o name -r backup/kvm); do": "test_replicate has the commands",
         "zfs create -p tank/vm": _PLACES + "test_replicate",

@@ -257,16 +257,17 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
 def test_a_failure_of_what_is_due_is_reported_until_it_is_fixed(guests, there):
     guest = guests["plain"]
     new = take(guest)["snapshot"]
-    must("zfs", "set", "syncoid:sync=false", "tank/plain")
+    must("zfs", "snapshot", f"{copy('tank/plain')}@only-there")
     outcome = snaporch("replicate", "--due", "--quiet")
     assert outcome.status == 8
-    assert f"plain@{new}: did not arrive; see: zfs get -r syncoid:sync" in outcome.err
+    assert "offsite: tank/plain" in outcome.err
+    assert "has diverged" in outcome.err
     assert "plain" not in outcome.out  # the other guest may have something due, too
     status = snaporch("status")
     assert status.status == 10
     assert "[replica-failed]" in status.out
     assert "retry after a failure" in snaporch("plan", guest.name).out
-    must("zfs", "inherit", "syncoid:sync", "tank/plain")
+    must("zfs", "destroy", f"{copy('tank/plain')}@only-there")
     assert replicate(guest)["arrived"] == [new]
     assert "replicate" not in snaporch("plan", guest.name).out
     assert "replica-failed" not in snaporch("status").out
@@ -281,7 +282,7 @@ def test_what_was_killed_goes_on(guests, there):
         wait_for(lambda: run("pgrep", "-f", "zfs send.*plain").status == 0, "something is sent")
         process.kill()
         process.wait()
-    must("pkill", "-f", "syncoid")  # no process is left that ends it
+    run("pkill", "-f", "zfs send.*plain")  # no process is left that ends it
     wait_for(lambda: run("pgrep", "-f", "zfs (send|receive)").status == 1, "the streams end")
     assert "slow" not in listed(guest)[new]["replicated"]
     assert new in replicate(guest, "--to", "slow")["arrived"]

@@ -1,4 +1,4 @@
-"""Interrupted transfers, renamed replicas and damaged copies: a real replica, over ssh."""
+"""Interrupted transfers, renamed, hostile and damaged replicas: a real replica, over ssh."""
 
 import os
 from pathlib import Path
@@ -155,3 +155,69 @@ def test_the_advice_for_a_diverged_copy_loses_nothing(guest, there):
     must("sh", "-c", outcome.err.partition("keep them: ")[2].partition(", and the next")[0])
     assert there.replicate()["arrived"][-1] == new
     assert names(f"{there.copy}-kept-{gone}") == before
+
+
+NO_TOKEN = "-"
+HOSTILE = """#!/bin/sh
+token="$(cat {place}/token)"
+case "$*" in
+    get*receive_resume_token*) printf '{copy}\\treceive_resume_token\\t%s\\t-\\n' "$token" ;;
+    list*receive_resume_token*) printf '{copy}\\t%s\\n' "$token" ;;
+    "receive -A"*) echo - >{place}/token ;;
+    *) PATH="${{PATH#*:}}" exec zfs "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def hostile(there, tmp_path):
+    """The replica answers with a token of its own; returns how to set it."""
+    program = tmp_path / "zfs"
+    program.write_text(HOSTILE.format(copy=there.copy, place=tmp_path))
+    program.chmod(0o755)
+    keys = Path("/root/.ssh/authorized_keys")
+    before = keys.read_text()
+    command = f'PATH={tmp_path}:$PATH; export PATH; exec sh -c \\"$SSH_ORIGINAL_COMMAND\\"'
+    keys.write_text(f'command="{command}" {before}')
+    yield (tmp_path / "token").write_text
+    keys.write_text(before)
+
+
+def token_of(dataset):
+    """The token of an interrupted transfer in clear of a dataset's snapshot ``now``."""
+    stolen = "vault/stolen"
+    must("sh", "-c", f"zfs send {dataset}@now | head -c 9000000 | zfs receive -s -u {stolen} || :")
+    token = must("zfs", "get", "-H", "-o", "value", "receive_resume_token", stolen).strip()
+    must("zfs", "receive", "-A", stolen)
+    return token
+
+
+@pytest.fixture
+def secret(tmp_path):
+    """An encrypted dataset whose key is loaded."""
+    words = "zfs create -o encryption=on -o keyformat=passphrase -o mountpoint={} tank/secret"
+    must("sh", "-c", f"yes 'a long passphrase' | head -n 2 | {words.format(tmp_path / 'secret')}")
+    (tmp_path / "secret" / "content").write_bytes(os.urandom(24 << 20))
+    must("zfs", "snapshot", "tank/secret@now")
+    yield "tank/secret"
+    must("zfs", "destroy", "-r", "tank/secret")
+
+
+@pytest.mark.parametrize("kind", ["command", "other"])
+def test_a_hostile_token_neither_runs_a_command_nor_chooses_what_is_sent(
+    there, secret, hostile, tmp_path, kind
+):
+    planted = tmp_path / "planted"
+    token = f"1-ab-f0-789c;touch {planted};" if kind == "command" else token_of(secret)
+    hostile(NO_TOKEN)
+    there.take()
+    there.replicate()
+    hostile(token)
+    new = there.take()
+    outcome = snaporch("replicate", there.domain)
+    assert not planted.exists()
+    assert outcome.status == 0, outcome.err
+    assert "an interrupted transfer is not continued, but begins again: its token" in outcome.err
+    assert there.replicated()[new] == ["vault"]
+    assert names(there.copy)[-1] == new
+    assert guids(there.copy).items() >= {new: guids(there.dataset)[new]}.items()

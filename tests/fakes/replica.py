@@ -65,9 +65,8 @@ class FakeReplica:
         if not ours:
             raise ReplicaError(dataset, "no snapshots exist on source")
         there = self._copies.setdefault(dataset, [])
-        known = {each.guid: each.createtxg for each in ours}
-        if known.keys().isdisjoint(each.guid for each in there):
-            known |= dict(self._pool.bookmarks(dataset).values())  # syncoid searches them only then
+        known = dict(self._pool.bookmarks(dataset).values())
+        known |= {each.guid: each.createtxg for each in ours}
         if there and there[-1].guid not in known:
             raise ReplicaError(dataset, "most recent snapshot does not match", "see the docs")
         begin = known[there[-1].guid] if there else -1
@@ -75,17 +74,6 @@ class FakeReplica:
             if each.createtxg > begin:
                 there.append(replace(each, properties={}))
                 self.hooks.reach("replica.received")
-
-    def send_from_bookmark(self, bookmark: str, snapshot: str, *, raw: bool) -> None:
-        """See the protocol."""
-        self.hooks.act("replica.send_from_bookmark", bookmark, snapshot, *(["raw"] if raw else []))
-        dataset = snapshot.partition("@")[0]
-        there = self._copies[dataset]
-        mark = self._pool.bookmarks(dataset).get(bookmark)
-        if mark is None or mark.guid != there[-1].guid:
-            raise ReplicaError(snapshot, "most recent snapshot does not match", "see the docs")
-        ours = {each.full_name: each for each in self._pool.snapshots([dataset])}
-        there.append(replace(ours[snapshot], properties={}))
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
         """See the protocol."""

@@ -27,6 +27,7 @@ from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import OtherJournal, RunFacts, SnapshotJournal, read_journal
 from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
+from snaporch.zfs import PREFIX
 
 _WRITTEN = b"the guest's last writes"
 
@@ -142,6 +143,14 @@ class World:
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Install the fake TPM directory."""
         monkeypatch.setattr("snaporch.hypervisor.domain_xml.SWTPM_STATE", self.root / "swtpm")
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def take_again(self, name: str, *datasets: str) -> None:
+        """Another name for the ZFS snapshots of a run, as of sanoid's daily beside its hourly."""
+        for each in self.pool.snapshots(list(datasets) or ["tank/web", "flash/web"]):
+            marks = {PREFIX + key: value for key, value in each.properties.items()}
+            self.pool.snapshot([f"{each.dataset}@{name}"], marks)
 
     # -- guests ---------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ def sshd_here() -> Iterator[str]:
         _answers(server)
         yield "root@localhost"
     finally:
-        # Its sessions outlast it: syncoid's ssh, if syncoid was killed, keeps its own for a minute.
+        # Its sessions outlast it, if what uses them was killed.
         subprocess.run(["pkill", "-P", str(server.pid)], check=False)
         server.terminate()
         server.wait()

@@ -10,13 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes.pool import FakePool
+from fakes.world import Heard
 
 from snaporch.bundle.store import COPY_NAME
 from snaporch.config import Replica
-from snaporch.errors import InterruptedRunError, UnavailableError
+from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import SSH_OPTIONS, CommandError, Host, ssh_words
+from snaporch.remote_host import CommandError, Host, ssh_words
 from snaporch.replication import destination
 from snaporch.replication.destination import (
     BundleCopy,
@@ -37,13 +39,13 @@ wait
 
 
 def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeypatch):
-    """syncoid exits at once; ``zfs receive`` still records its position."""
+    """A command may exit at once; ``zfs receive`` still records its position."""
     monkeypatch.setattr(destination, "_END_SECONDS", 1000)  # it is not waited for longer
     script = tmp_path / "transfer"
     script.write_text(SLOW_TO_END.format(place=tmp_path))
     script.chmod(0o755)
     interrupt = Interrupted(tmp_path / "begun")
-    there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), interrupt)
+    there = to(tmp_path, interrupt=interrupt)
     with pytest.raises(InterruptedRunError):
         there._run([str(script)], counted=False)
     assert (tmp_path / "ended").exists()
@@ -51,8 +53,7 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeyp
 
 def test_a_stalled_transfer_is_ended_and_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    replica = Replica(host="nas", dataset="b/k", bundles=tmp_path)
-    there = ReplicaDestination("nas", replica, Interrupt())
+    there = to(tmp_path, host="nas")
     with pytest.raises(
         ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
     ):
@@ -65,7 +66,7 @@ def test_a_transfer_that_moves_data_may_take_long(tmp_path):
 
 def test_a_transfer_inside_the_kernel_is_not_watched(tmp_path, monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    there = ReplicaDestination("nas", Replica(dataset="b/k", bundles=tmp_path), Interrupt())
+    there = to(tmp_path)
     assert there._run(["sleep", "1"], counted=False) == (0, [])
 
 
@@ -83,18 +84,17 @@ mkdir "$last" && cp -r "$before." "$last"
 
 
 def test_a_copy_gets_its_name_when_it_is_on_stable_storage(tmp_path, monkeypatch):
-    there, bundle, tools = (tmp_path / name for name in ("there", "bundle", "tools"))
-    for directory in (there, bundle, tools):
+    bundle, tools = tmp_path / "bundle", tmp_path / "tools"
+    for directory in (bundle, tools):
         directory.mkdir()
     (bundle / "manifest.json").write_bytes(b"{}")
-    store, log = there / "uuid", tmp_path / "log"
+    store, log = tmp_path / "bundles" / "uuid", tmp_path / "log"
     final = store / "run-1"
     for name, text in (("sync", SYNC), ("rsync", RSYNC)):
         (tools / name).write_text(text.format(log=log, store=store, final=final))
         (tools / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
-    destination = ReplicaDestination("nas", Replica(dataset="b/k", bundles=there), Interrupt())
-    destination.store(bundle, "uuid/run-1", {})
+    to(tmp_path).store(bundle, "uuid/run-1", {})
     assert log.read_text().splitlines() == [
         "sync .run-1.copying, marked",
         "sync uuid, final there",
@@ -128,7 +128,6 @@ def tools(tmp_path, monkeypatch):
     directory.mkdir()
     made = Tools(directory, monkeypatch)
     made.put("zfs")
-    made.put("syncoid")
     made.put("mbuffer", "cat")
     made.put("ssh", 'for last; do :; done; exec sh -c "$last"')  # the other machine is this one
     return made
@@ -140,9 +139,9 @@ def counted(monkeypatch):
     seen = []
     real = ReplicaDestination._run
 
-    def run(self, command, *, counted):
+    def run(self, *commands, counted):
         seen.append(counted)
-        return real(self, command, counted=counted)
+        return real(self, *commands, counted=counted)
 
     monkeypatch.setattr(ReplicaDestination, "_run", run)
     return seen
@@ -151,14 +150,18 @@ def counted(monkeypatch):
 def without(command, monkeypatch):
     """It is not installed."""
     real = shutil.which
-    monkeypatch.setattr(shutil, "which", lambda name: real(name) if name != command else None)
+    monkeypatch.setattr(
+        shutil, "which", lambda name, **more: real(name, **more) if name != command else None
+    )
 
 
-def to(tmp_path, *, interrupt=None, **more):
-    bundles = tmp_path / "bundles"
-    bundles.mkdir(exist_ok=True)
+def to(tmp_path, *, pool=None, interrupt=None, heard=None, bundles=None, **more):
+    if bundles is None:
+        bundles = tmp_path / "bundles"
+        bundles.mkdir(exist_ok=True)
     replica = Replica(dataset="backup/kvm", bundles=bundles, **more)
-    return ReplicaDestination("nas", replica, interrupt or Interrupt())
+    given = pool or FakePool(), interrupt or Interrupt(), heard or Heard()
+    return ReplicaDestination("nas", replica, *given)
 
 
 def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
@@ -233,108 +236,234 @@ def test_properties_that_cannot_be_set_on_one_copy_are_set_on_the_others(tmp_pat
     assert [words[-1] for words in tools.called("zfs")] == names
 
 
-def test_the_dataset_of_copies_is_made_only_when_that_is_demanded(tmp_path, tools):
-    there = to(tmp_path)
-    there.send("tank/web", raw=False)
-    there.send("flash/web", raw=False)
-    assert [words for words in tools.called("zfs") if words[0] == "create"] == []
-    there.create()
-    made = [words for words in tools.called("zfs") if words[0] == "create"]
+# -- sending ------------------------------------------------------------------------------------
+
+ZFS = r"""case "$1 $2" in
+    "list -Hp") printf 'backup/kvm\t{cipher}\n' ;;
+    "list -H") printf 'backup/kvm\t-\nbackup/kvm/tank:web\t%s\n' "$(cat {place}/token)" ;;
+    get*)
+        IFS=,
+        for key in $9; do printf 'backup/kvm\t%s\t-\t-\n' "$key"; done
+        test -e {place}/newest || exit 0
+        for key in $9; do
+            case "$key" in guid) value=$(cat {place}/newest) ;; c*) value=1 ;; *) value=- ;; esac
+            printf 'backup/kvm/tank:web@s1\t%s\t-\t%s\n' "$key" "$value"
+        done ;;
+    "send -nvP") cat {place}/contents; test -s {place}/contents ;;
+    send*)
+        case "$*" in *-t*) cp {place}/resumed {place}/newest; echo - >{place}/token ;; esac
+        printf '%s\n' "$*" ;;
+    "receive -A") echo - >{place}/token ;;
+    receive*) cat >>{place}/received ;;
+esac"""
+"""A replica that answers what is in the files: its token, the GUID of its newest snapshot."""
+TOKEN = "1-ab-f0-789c"
+CONTENTS = """resume token contents:
+nvlist version: 0
+\tobject = 0x2
+\toffset = 0x860000
+\tbytes = 0x885ce0
+\ttoguid = {guid:#x}
+\ttoname = tank/web@s1
+\tcompressok = 1
+{flags}full\t{name}\t12116112
+size\t12116112
+"""
+
+
+class Sending:
+    """A dataset with snapshots s1 to s3, and a replica."""
+
+    def __init__(self, tmp_path, tools, cipher="off", **more):
+        self.place = tmp_path
+        self.pool, self.heard, self.tools = FakePool("tank/web"), Heard(), tools
+        for name in ("s1", "s2", "s3"):
+            self.pool.snapshot([f"tank/web@{name}"], {})
+        tools.put("zfs", ZFS.format(place=tmp_path, cipher=cipher))
+        self.token("-")
+        self.there = to(tmp_path, pool=self.pool, heard=self.heard, **more)
+
+    def token(self, text, contents=""):
+        (self.place / "token").write_text(text)
+        (self.place / "contents").write_text(contents)
+        (self.place / "resumed").write_text(f"{self.guid('s1')}")
+
+    def guid(self, name):
+        return next(each.guid for each in self.pool.snapshots(["tank/web"]) if each.name == name)
+
+    def arrived(self, name):
+        """The newest snapshot of the replica."""
+        (self.place / "newest").write_text(f"{self.guid(name)}")
+
+    def sent(self, *, raw=False):
+        """What the replica receives: the arguments of each ``zfs send``."""
+        self.there.send("tank/web", raw=raw)
+        received = self.place / "received"
+        return received.read_text().splitlines() if received.exists() else []
+
+
+@pytest.fixture
+def sending(tmp_path, tools):
+    return Sending(tmp_path, tools)
+
+
+def test_the_dataset_of_copies_is_made_only_when_that_is_demanded(sending):
+    sending.sent()
+    assert not any(words[0] == "create" for words in sending.tools.called("zfs"))
+    sending.there.create()
+    made = [words for words in sending.tools.called("zfs") if words[0] == "create"]
     assert made == [["create", "-p", "-o", "mountpoint=none", "backup/kvm"]]
-    assert [words[-2:] for words in tools.called("syncoid")] == [
-        ["tank/web", "backup/kvm/tank:web"],
-        ["flash/web", "backup/kvm/flash:web"],
-    ]
 
 
-def test_syncoid_makes_no_snapshot_and_rolls_back_nothing(tmp_path, tools):
-    to(tmp_path).send("tank/web", raw=False)
-    (words,) = tools.called("syncoid")
-    assert words == [
-        "--no-sync-snap",
-        "--no-rollback",
-        "--no-privilege-elevation",
-        "--compress=none",
-        "--quiet",
-        "--sendoptions=Lce",
-        "--recvoptions=u o readonly=on",
-        *(f"--sshoption={option}" for option in SSH_OPTIONS),
-        "tank/web",
-        "backup/kvm/tank:web",
-    ]
+def test_a_new_copy_gets_the_oldest_snapshot_and_then_all_others(sending):
+    assert sending.sent() == ["send -Lce tank/web@s1", "send -Lce -I tank/web@s1 tank/web@s3"]
 
 
-LISTED = 'test "$1" != list || printf "backup/kvm\\t{cipher}\\n"'
+def test_a_copy_is_never_rolled_back_and_can_be_continued(sending):
+    sending.sent()
+    for words in (each for each in sending.tools.called("zfs") if each[0] == "receive"):
+        assert words[1:] == ["-s", "-u", "-o", "readonly=on", "backup/kvm/tank:web"]
+
+
+def test_only_newer_snapshots_are_sent(sending):
+    sending.arrived("s1")
+    assert sending.sent() == ["send -Lce -I tank/web@s1 tank/web@s3"]
+
+
+def test_a_stream_begins_at_a_bookmark_if_the_snapshot_is_gone(sending):
+    sending.arrived("s1")
+    sending.pool.bookmark("tank/web@s1", "place")
+    sending.pool.destroy_snapshots(["tank/web@s1"])
+    first, rest = sending.sent()
+    assert first == "send -Lce -i tank/web#place tank/web@s2"
+    assert rest == "send -Lce -I tank/web@s2 tank/web@s3"
+
+
+def test_nothing_is_sent_to_a_copy_that_this_host_knows_no_snapshot_of(sending):
+    (sending.place / "newest").write_text("1")
+    with pytest.raises(ReplicaError, match="neither tank/web@s1 nor a bookmark of it; see"):
+        sending.sent()
 
 
 @pytest.mark.parametrize(
-    ("cipher", "options"), [("aes-256-gcm", "Lc"), ("off", "Lce")], ids=["encrypted", "clear"]
+    ("cipher", "options"), [("aes-256-gcm", "-Lc"), ("off", "-Lce")], ids=["encrypted", "clear"]
 )
 def test_an_encrypted_replica_gets_no_embedded_blocks(tmp_path, tools, cipher, options):
     """``zfs receive`` refuses them there: incompatible embedded data stream feature."""
-    tools.put("zfs", LISTED.format(cipher=cipher))
-    there = to(tmp_path)
-    there.send("tank/web", raw=False)
-    there.send("flash/web", raw=False)
-    for words in tools.called("syncoid"):
-        assert f"--sendoptions={options}" in words
-    assert len([words for words in tools.called("zfs") if words[0] == "list"]) == 1
+    sending = Sending(tmp_path, tools, cipher)
+    assert {line.split()[1] for line in sending.sent()} == {options}
+    assert len([words for words in tools.called("zfs") if words[:2] == ["list", "-Hp"]]) == 1
 
 
-@pytest.mark.parametrize(("raw", "options"), [(True, "w"), (False, "Lce")])
-def test_encrypted_datasets_are_sent_raw(tmp_path, tools, raw, options):
-    to(tmp_path).send("tank/web", raw=raw)
-    (words,) = tools.called("syncoid")
-    assert f"--sendoptions={options}" in words
+def test_encrypted_datasets_are_sent_raw(sending):
+    assert {line.split()[1] for line in sending.sent(raw=True)} == {"-w"}
 
 
-@pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--source-bwlimit=5M"])])
-def test_syncoid_gets_the_rate_and_the_destination(tmp_path, tools, rate, limit):
-    to(tmp_path, host="root@nas", rate=rate).send("tank/web", raw=False)
-    (words,) = tools.called("syncoid")
-    assert words[-1] == "root@nas:backup/kvm/tank:web"
-    assert [word for word in words if "bwlimit" in word] == limit
+@pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["-R", "5M"])])
+def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted, rate, limit):
+    assert Sending(tmp_path, tools, rate=rate, host="root@nas").sent()
+    assert tools.called("mbuffer") == [["-q", "-s", "128k", "-m", "16M", *limit]] * 2
+    assert counted == [True, True]
 
 
-@pytest.mark.parametrize("installed", [True, False])
-def test_a_transfer_of_syncoid_is_watched_if_it_uses_mbuffer(
-    tmp_path, tools, counted, monkeypatch, installed
-):
-    if not installed:
-        without("mbuffer", monkeypatch)
-    to(tmp_path).send("tank/web", raw=False)
-    assert counted == [installed]
+def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
+    without("mbuffer", monkeypatch)
+    assert Sending(tmp_path, tools, rate=5).sent()
+    assert (tools.called("mbuffer"), counted) == ([], [False, False])
 
 
 def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeypatch):
-    without("syncoid", monkeypatch)
-    with pytest.raises(UnavailableError, match="apt install sanoid"):
-        to(tmp_path).send("tank/web", raw=False)
-    assert "apt install sanoid" in unavailable_reason(
+    without("rsync", monkeypatch)
+    assert "apt install rsync" in unavailable_reason(
         Replica(dataset="backup/kvm", bundles=tmp_path)
     )
-
-
-def test_output_of_a_successful_syncoid_is_no_error(tmp_path, tools):
-    tools.put("syncoid", "echo NEWEST SNAPSHOT: s1")
-    to(tmp_path).send("tank/web", raw=False)
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("a;CRITICAL ERROR: b;cannot receive: c;d", "cannot receive: c"),
-        ("a;CRITICAL ERROR: b;d", "CRITICAL ERROR: b"),
+        ("a;cannot receive: c;d", "cannot receive: c"),
         ("a;;  ;d", "d"),
-        ("", "syncoid failed without output"),
+        ("", "zfs send failed without output"),
     ],
 )
-def test_why_syncoid_failed(tmp_path, tools, said, reason):
-    tools.put("syncoid", f"echo '{said}' | tr ';' '\\n'; exit 2")
+@pytest.mark.parametrize("end", ["send", "receive"])
+def test_why_a_transfer_failed(sending, end, said, reason):
+    script = f'case "$1" in {end}) echo "{said}" | tr ";" "\\n" >&2; exit 2 ;; esac'
+    sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
     with pytest.raises(ReplicaError) as caught:
-        to(tmp_path).send("tank/web", raw=False)
+        sending.sent()
     assert (caught.value.thing, caught.value.reason) == ("nas: tank/web", reason)
     assert "docs/how-to/replication.md" in caught.value.step
+
+
+# -- continuing an interrupted transfer -----------------------------------------------------------
+
+
+def contents(sending, name="s1", flags=""):
+    return CONTENTS.format(guid=sending.guid(name), name=f"tank/web@{name}", flags=flags)
+
+
+def test_an_interrupted_transfer_is_continued(sending):
+    sending.token(TOKEN, contents(sending))
+    assert sending.sent() == [f"send -t {TOKEN}", "send -Lce -I tank/web@s1 tank/web@s3"]
+    assert not any(words[:2] == ["receive", "-A"] for words in sending.tools.called("zfs"))
+    assert sending.heard.notes == []
+
+
+def test_an_encrypted_dataset_is_continued_raw(sending):
+    sending.token(TOKEN, contents(sending, flags="\trawok = 1\n"))
+    assert sending.sent(raw=True)[0] == f"send -w -t {TOKEN}"
+
+
+def refused(sending, reason, *, raw=False):
+    """The token is discarded over there, which is reported, and the transfer begins again."""
+    options = "-w" if raw else "-Lce"
+    assert sending.sent(raw=raw)[0] == f"send {options} tank/web@s1"
+    assert ["receive", "-A", "backup/kvm/tank:web"] in sending.tools.called("zfs")
+    assert not any("-t" in words for words in sent_words(sending))
+    (note,) = sending.heard.notes
+    assert f"begins again: {reason}" in note
+
+
+def sent_words(sending):
+    calls = sending.tools.called("zfs")
+    return [words for words in calls if words[0] == "send" and words[1] != "-nvP"]
+
+
+@pytest.mark.parametrize(
+    "token", ["1-ab-f0-789c;touch {}", "1-ab-f0-789c$(touch {})", "-Rp", "1-ab-f0-789c\x1b[2J"]
+)
+@pytest.mark.parametrize("host", ["", "root@nas"])
+def test_a_token_that_is_a_command_is_not_run(tmp_path, tools, token, host):
+    sending = Sending(tmp_path, tools, host=host)
+    planted = tmp_path / "planted"
+    sending.token(token.format(planted), contents(sending))
+    refused(sending, "its token has no valid form")
+    assert not planted.exists()
+    assert not any("-nvP" in words for words in tools.called("zfs"))
+
+
+def test_a_token_of_a_snapshot_that_is_gone_is_discarded(sending):
+    sending.token(TOKEN)
+    refused(sending, "zfs send failed without output")
+
+
+def test_a_token_of_another_dataset_is_discarded(sending):
+    sending.token(TOKEN, contents(sending).replace("tank/web@s1", "tank/secret@s1"))
+    refused(sending, "its token names another dataset")
+
+
+def test_a_token_without_raw_of_an_encrypted_dataset_is_discarded(sending):
+    sending.token(TOKEN, contents(sending))
+    refused(sending, "its token is not for a raw stream", raw=True)
+
+
+@pytest.mark.parametrize("guid", ["x", "", "9" * 5000])
+def test_an_answer_that_cannot_be_read_is_a_failure(sending, guid):
+    (sending.place / "newest").write_text(guid)
+    with pytest.raises(ReplicaError, match="nas: its answer cannot be read"):
+        sending.sent()
 
 
 RENAME = "zfs rename backup/kvm/tank:web backup/kvm/tank:web-kept-s3"
@@ -351,76 +480,6 @@ def test_the_advice_for_a_diverged_copy_keeps_what_only_it_has(tmp_path, host, c
     assert f"keep them: {command}" in error.step
     assert not any(word in error.step for word in ("rollback", "destroy"))
     assert "and 3 more" in to(tmp_path).diverged("tank/web", [*"12345678"]).reason
-
-
-# -- from a bookmark ----------------------------------------------------------------------------
-
-TOKEN = """case "$1 $2" in
-    get*) echo "{token}" ;;
-    list*) printf "backup/kvm\\t{cipher}\\n" ;;
-    "send -n") exit {gone} ;;
-    send*) echo stream ;;
-    "receive -A") ;;
-    receive*) cat >{got} ;;
-esac"""
-
-
-def send_from_bookmark(tmp_path, tools, *, token="-", gone=0, raw=False, cipher="off", **more):
-    got = tmp_path / "received"
-    tools.put("zfs", TOKEN.format(token=token, gone=gone, got=got, cipher=cipher))
-    there = to(tmp_path, **more)
-    tools.put("mbuffer", "cat")
-    there.send_from_bookmark("tank/web#place", "tank/web@s2", raw=raw)
-    return got
-
-
-@pytest.mark.parametrize(
-    ("raw", "cipher", "options"),
-    [(True, "off", "-w"), (False, "off", "-Lce"), (False, "aes-256-gcm", "-Lc")],
-)
-def test_one_snapshot_is_sent_from_a_bookmark(tmp_path, tools, counted, raw, cipher, options):
-    sent = send_from_bookmark(tmp_path, tools, raw=raw, cipher=cipher)
-    assert sent.read_text() == "stream\n"
-    asked, *ends = [words for words in tools.called("zfs") if words[0] != "list"]
-    assert asked[-1] == "backup/kvm/tank:web"
-    assert sorted(ends) == [
-        ["receive", "-u", "-o", "readonly=on", "backup/kvm/tank:web"],
-        ["send", options, "-i", "tank/web#place", "tank/web@s2"],
-    ]
-    assert (tools.called("mbuffer"), counted) == ([], [False])
-
-
-def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted):
-    assert send_from_bookmark(tmp_path, tools, rate=5, host="root@nas").read_text() == "stream\n"
-    assert tools.called("mbuffer") == [["-q", "-m", "16M", "-R", "5M"]]
-    assert counted == [True]
-
-
-def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
-    without("mbuffer", monkeypatch)
-    assert send_from_bookmark(tmp_path, tools, rate=5).read_text() == "stream\n"
-    assert (tools.called("mbuffer"), counted) == ([], [False])
-
-
-def test_an_interrupted_transfer_is_left_to_syncoid(tmp_path, tools):
-    assert not send_from_bookmark(tmp_path, tools, token="1-abc").exists()
-    assert tools.called("zfs")[1:] == [["send", "-n", "-t", "1-abc"]]
-
-
-def test_an_interrupted_transfer_of_a_snapshot_that_is_gone_is_discarded(tmp_path, tools):
-    got = send_from_bookmark(tmp_path, tools, token="1-abc", gone=1)
-    assert got.read_text() == "stream\n"
-    assert ["receive", "-A", "backup/kvm/tank:web"] in tools.called("zfs")
-
-
-def test_a_snapshot_that_cannot_be_sent_is_named(tmp_path, tools):
-    tools.put(
-        "zfs",
-        'case "$1" in list) exit ;; get) echo - && exit ;; esac; echo cannot do that >&2; exit 1',
-    )
-    with pytest.raises(ReplicaError) as caught:
-        to(tmp_path).send_from_bookmark("tank/web#place", "tank/web@s2", raw=False)
-    assert (caught.value.thing, caught.value.reason) == ("nas: tank/web@s2", "cannot do that")
 
 
 # -- bundles ------------------------------------------------------------------------------------
@@ -447,9 +506,8 @@ def test_only_complete_copies_are_listed_as_bundles(tmp_path):
 
 
 def test_bundles_that_cannot_be_listed_are_an_error(tmp_path, tools):
-    there = Replica(dataset="b/k", bundles=tmp_path / "away")
     with pytest.raises(CommandError, match=f"{tmp_path}/away"):
-        ReplicaDestination("nas", there, Interrupt()).bundles("u")
+        to(tmp_path, bundles=tmp_path / "away").bundles("u")
     tools.put("ssh", "exit 0")
     with pytest.raises(ReplicaError, match="its bundles cannot be listed: no output"):
         to(tmp_path, host="nas").bundles("u")
@@ -531,9 +589,7 @@ def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
     """Its file system may not be mounted, and the directory below may be unencrypted."""
     tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
     (tmp_path / "bundle").mkdir()
-    there = ReplicaDestination(
-        "nas", Replica(dataset="b/k", bundles=tmp_path / "away" / "vm1"), Interrupt()
-    )
+    there = to(tmp_path, bundles=tmp_path / "away" / "vm1")
     with pytest.raises(CommandError, match="away/vm1"):
         there.store(tmp_path / "bundle", "u/run-1", {})
     assert not (tmp_path / "away").exists()

@@ -111,9 +111,6 @@ def test_the_next_replication_copies_only_new_snapshots(shop):
     assert names(shop.ship()) == ["s2"]
     assert shop.there.hooks.log[-1] == f"replica.store {new.uuid}/{new.run}"
     assert shop.there.hooks.acts().count("replica.store") == 1
-    assert "replica.send_from_bookmark" not in shop.there.hooks.acts(), (
-        "both sides have a snapshot to continue from"
-    )
     marked = [line for line in shop.there.hooks.log if line.startswith("replica.mark")]
     assert marked == ["replica.mark flash/web@s2 tank/web@s2"]
     assert names(shop.ship()) == []
@@ -177,10 +174,7 @@ def test_a_marked_snapshot_is_not_marked_again(shop):
 def test_one_bundle_of_two_snapshots_of_a_run_is_copied_once(shop):
     """sanoid takes such an hourly and a daily snapshot at the same instant."""
     shop.take("s1")
-    pool = shop.world.pool
-    for each in pool.snapshots(["tank/web", "flash/web"]):
-        marks = {PREFIX + key: value for key, value in each.properties.items()}
-        pool.snapshot([f"{each.dataset}@daily"], marks)
+    shop.world.take_again("daily")
     assert len(shop.records()) == 2
     assert sorted(names(shop.ship())) == ["daily", "s1"]
     assert shop.there.hooks.acts().count("replica.store") == 1
@@ -214,25 +208,6 @@ def test_encrypted_datasets_are_sent_raw(shop):
     records = [record for record in shop.records() if record.domain == "secret"]
     replicate(shop.context, records, "nas", shop.there)
     assert "replica.send tank/secret raw" in shop.there.hooks.log
-
-
-def test_encrypted_datasets_are_sent_raw_from_a_bookmark(shop):
-    shop.world.add_guest("secret", {"vda": "tank/secret"})
-    shop.world.pool.create("tank/secret", encrypted=True)
-    secret = shop.context.hypervisor.domain("secret")
-
-    def take_and_ship(name):
-        take_snapshot(shop.context, secret, SnapshotRequest(name))
-        replicate(shop.context, shop.records(), "nas", shop.there)
-
-    take_and_ship("s1")
-    take_and_ship("s2")
-    shop.world.pool.destroy_snapshots(["tank/secret@s2"])
-    take_and_ship("s3")
-    (line,) = [
-        line for line in shop.there.hooks.log if line.startswith("replica.send_from_bookmark")
-    ]
-    assert line.endswith("tank/secret@s3 raw")
 
 
 def test_pages_of_ram_are_copied_with_the_bundle_that_needs_them(shop):
@@ -514,7 +489,7 @@ def test_it_continues_from_the_bookmark_although_both_have_an_older_snapshot(sho
     shop.there.hooks.at["replica.send"] = failing_once(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError, match="nas: away"):
         shop.ship()
-    assert names(shop.ship()) == ["s4"]  # the one before had arrived when the failure came
+    assert names(shop.ship()) == ["s3", "s4"]
     assert shop.replicated() == dict.fromkeys(["s1", "s3", "s4"], ("nas",))
     for dataset in ("tank/web", "flash/web"):
         assert [n for n in shop.there.names() if n.startswith(dataset)] == [
@@ -540,7 +515,7 @@ def test_a_bookmark_stays_while_nothing_newer_has_arrived(shop):
     before = shop.world.pool.bookmarks("tank/web")
     shop.world.pool.destroy_snapshots(["tank/web@s2"])
     shop.take("s3")
-    shop.there.hooks.at["replica.send_from_bookmark"] = failing(ReplicaError("nas", "away"))
+    shop.there.hooks.at["replica.send"] = failing(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError):
         shop.ship()
     assert before.items() < shop.world.pool.bookmarks("tank/web").items()
@@ -562,7 +537,7 @@ def test_a_dataset_that_fails_does_not_delay_bookmarks_of_the_others(shop):
     behind = shop.world.pool.bookmarks("flash/web")
     shop.world.pool.destroy_snapshots(["flash/web@s2"])
     shop.take("s3")
-    shop.there.hooks.at["replica.send_from_bookmark"] = failing(ReplicaError("nas", "away"))
+    shop.there.hooks.at["replica.send"] = failing_once(ReplicaError("nas", "away"))
     with pytest.raises(ReplicaError):
         shop.ship()
     assert behind.items() < shop.world.pool.bookmarks("flash/web").items()
@@ -682,17 +657,6 @@ def test_another_replica_destroys_no_bookmark_of_one_that_was_renamed_or_removed
     assert names(shop.ship(now or "nas")) == ["s3"]
 
 
-def test_a_snapshot_that_was_renamed_here_is_no_base_for_syncoid(shop):
-    """syncoid compares names, and would begin at an older snapshot, in vain."""
-    shop.take("s0", "s1")
-    shop.ship()
-    for dataset in ("flash/web", "tank/web"):
-        shop.world.pool.rename_snapshot(f"{dataset}@s1", "kept")
-    shop.take("s2")
-    assert "s2" in names(shop.ship())
-    assert "replica.send_from_bookmark" in shop.there.hooks.acts()
-
-
 def test_a_diverged_copy_is_reported_with_the_snapshots_that_only_it_has(shop):
     shop.take("s1", "s2", "s3")
     shop.ship()
@@ -716,9 +680,8 @@ def test_without_a_known_bookmark_no_transfer_begins_at_one(shop):
         pool.destroy_bookmark(mark)
     pool.destroy_snapshots(["tank/web@s2"])
     shop.take("s3")
-    with pytest.raises(ReplicaError):
+    with pytest.raises(ReplicaError, match="has diverged"):
         shop.ship()
-    assert "replica.send_from_bookmark" not in shop.there.hooks.acts()
 
 
 def test_there_is_one_bookmark_for_each_replica(shop):
@@ -1028,7 +991,7 @@ def test_the_newest_that_the_replica_dropped_before_it_was_marked_is_no_failure(
 def test_the_newest_that_did_not_arrive_is_a_failure(shop):
     shop.take("s1")
     shop.there.send = lambda dataset, raw: None
-    with pytest.raises(ReplicaError, match="web@s1: did not arrive; see: zfs get -r syncoid:sync"):
+    with pytest.raises(ReplicaError, match="web@s1: did not arrive; try again: snap"):
         shop.ship()
 
 
@@ -1111,6 +1074,25 @@ def test_a_damaged_bundle_on_the_replica_is_found_by_recheck_and_replaced(shop, 
     assert shop.is_whole(damaged)
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
     assert shop.ship(recheck=True).read == 2
+
+
+@pytest.mark.parametrize("unmarked", [[], ["s1"]])
+def test_damage_of_a_bundle_on_the_replica_counts_for_all_names_of_the_run(shop, unmarked):
+    (record,) = shop.take("s1")
+    shop.world.take_again("daily")
+    shop.ship()
+    for name in unmarked:
+        for dataset in TWO.values():
+            shop.world.pool.inherit(f"{dataset}@{name}", PREFIX + "replicated")
+    flip(shop.copy(record) / "ram.save")
+    ram = Path(record.bundle) / "ram.save"
+    kept = ram.rename(shop.world.root / "kept")
+    with suppress(ReplicaError):
+        shop.ship(recheck=not unmarked)
+    assert shop.replicated() == {"daily": (), "s1": ()}
+    kept.rename(ram)
+    assert sorted(names(shop.ship())) == ["daily", "s1"]
+    assert shop.is_whole(record)
 
 
 def test_a_bundle_on_the_replica_is_read_again_after_a_week(shop):

@@ -121,6 +121,33 @@ def test_a_snapshot_with_marks_of_another_guest_gets_no_result(original, world):
     assert found["flash/web"] == "x"
 
 
+def results(world):
+    """What is written on the ZFS snapshots, by their names."""
+    return {each.name: each.properties.get("verified") for each in world.pool.snapshots()}
+
+
+def test_damage_of_a_bundle_is_on_all_names_of_the_run_until_it_passes(original, world):
+    """sanoid takes such an hourly and a daily snapshot at the same instant."""
+    world.take_again("daily")
+    ram = Path(original.record.bundle) / "ram.save"
+    kept = ram.read_bytes()
+    break_bundle(original, "flipped")
+    check(world, "web@s1")
+    assert results(world)["daily"] == results(world)["s1"]
+    assert not record(world, "web@daily").verified.passed
+    ram.write_bytes(kept)
+    assert check(world, "web@s1", run=False).passed
+    assert record(world, "web@daily").verified.passed
+
+
+def test_at_level_crash_each_name_has_its_own_result(world):
+    """The disks of one are not those of the other."""
+    taken(world, "cold", "crash")
+    world.take_again("daily", "tank/cold")
+    assert check(world, "cold@s1", run=False).passed
+    assert record(world, "cold@daily").verified is None
+
+
 def test_a_guest_that_was_paused_has_to_run(world):
     taken(world, "still", state=DomainState.PAUSED)
     assert check(world, "still@s1").reached is VerifyDepth.RESUMED

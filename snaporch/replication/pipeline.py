@@ -1,0 +1,62 @@
+"""Commands that run at once, each reading what the one before it writes, without a shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import IO
+
+from snaporch.remote_host import search_path
+
+
+class Pipeline:
+    """Running commands in a process group of their own, which can be ended as a whole.
+
+    Args:
+        commands: each as its words; the first one reads nothing.
+        output: gets the errors of all commands, and what the last one prints.
+    """
+
+    def __init__(self, commands: Sequence[Sequence[str]], output: IO[bytes]) -> None:
+        environment = {**os.environ, "LC_ALL": "C", "PATH": search_path()}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        source: IO[bytes] | None = None
+        for words in commands:
+            is_last = words is commands[-1]
+            process = subprocess.Popen(
+                words,
+                stdin=source or subprocess.DEVNULL,
+                stdout=output if is_last else subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                process_group=self._processes[0].pid if self._processes else 0,
+            )
+            self._processes.append(process)
+            if source is not None:
+                source.close()  # a command must notice that its reader has exited
+            source = process.stdout
+        self.pid = self._processes[0].pid
+        """The number of the process group."""
+
+    def poll(self) -> int | None:
+        """The exit status, see :meth:`wait`; None while a command runs."""
+        statuses = [process.poll() for process in self._processes]
+        if None in statuses:
+            return None
+        return next((status for status in reversed(statuses) if status), 0)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for the end of all commands.
+
+        Returns:
+            The exit status of the last command that failed; 0 if none did.
+
+        Raises:
+            subprocess.TimeoutExpired: a command still runs.
+        """
+        end = time.monotonic() + seconds
+        for process in self._processes:
+            process.wait(max(0.0, end - time.monotonic()))
+        return self.poll() or 0
