@@ -284,6 +284,12 @@ class Simulation:
                 self.act("roll back to the newest there", newest)
                 must("zfs", "rollback", newest)
 
+        if "has no snapshots matching" in failure:
+            for dataset in self.datasets(failure):
+                self.act("destroy the copy without snapshots there", dataset)
+                assert not zfs_snapshots(copy_of(dataset))
+                must("zfs", "destroy", copy_of(dataset))
+
     @staticmethod
     def datasets(text):
         names = [disk.where for disks in DISKS.values() for disk in disks]
