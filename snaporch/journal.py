@@ -72,7 +72,7 @@ _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
 _HOLDING = frozenset({Note.SUSPENDED, Note.FREEZING})
 """Notes of a guest that may be paused or frozen."""
 
-_STANDING_STILL = {
+_WHILE_FROZEN = {
     ("end", Step.FREEZE),
     ("begin", Step.POOL_SNAPSHOT),
     ("end", Step.POOL_SNAPSHOT),
@@ -166,7 +166,7 @@ class RunFacts:
     ram_pipe: str
     overlay_max_mib: int = 0
     overlay_floor_mib: int = 0
-    awaited: bool = False
+    taken_by_other_program: bool = False
     """Another program takes the snapshots: the run must not destroy them."""
     window_seconds: int = 0
     """How many seconds the guest may be held for that program."""
@@ -260,7 +260,7 @@ class Journal:
         _take(self.notes, fields)
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
         _write_all(self._descriptor, line)
-        if (fields["event"], fields.get("step")) not in _STANDING_STILL:
+        if (fields["event"], fields.get("step")) not in _WHILE_FROZEN:
             os.fdatasync(self._descriptor)
 
     def close(self, *, settled: bool) -> None:

@@ -65,7 +65,7 @@ def own_snapshots(context: Context, facts: RunFacts) -> list[PoolSnapshot]:
     return [
         found
         for found in context.pool.snapshots(facts.datasets)
-        if (facts.awaited or found.name == facts.snapshot)
+        if (facts.taken_by_other_program or found.name == facts.snapshot)
         and found.properties.get("run", _unmarked(found, facts)) == facts.run
     ]
 

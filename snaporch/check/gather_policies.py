@@ -22,7 +22,7 @@ def with_policies(
     context: Context, domains: Sequence[Domain], guests: Sequence[GuestFacts]
 ) -> tuple[GuestFacts, ...]:
     """The guests, with the facts about their policies added."""
-    properties = context.pool.survey().policies
+    properties = context.pool.policy_view().policies
     found = []
     for domain, guest in zip(domains, guests, strict=True):
         given = assign(context, domain, properties)

@@ -22,10 +22,12 @@ class PolicyObservers:
         self.observer = MetricsExporter()
         self.notifier = Notifier(context.progress)
 
-    def looked(self, context: Context, outlooks: Sequence[Forecast], now: datetime) -> None:
+    def forecasts_made(
+        self, context: Context, forecasts: Sequence[Forecast], now: datetime
+    ) -> None:
         """Update the metrics, and end notified problems that did not occur again."""
-        self.observer.looked(context, outlooks, now)
-        self.notifier.looked(context.config)
+        self.observer.forecasts_made(context, forecasts, now)
+        self.notifier.forecasts_made(context.config)
 
     def ended(self, config: Config, outcome: SnapshotJobResult) -> None:
         """Notify of the end of a run."""

@@ -102,7 +102,7 @@ def replicate_and_report_due(
     try:
         with host_lock(context):
             for each in replicate_due(context, open_replica):
-                _report(outcomes, each.shipment.domain, each.shipment.replica, each.outcome)
+                _report(outcomes, each.pending.domain, each.pending.replica, each.outcome)
                 if isinstance(each.outcome, SnaporchError):
                     observers.failed(context.config, each.outcome)
     except BusyError as error:

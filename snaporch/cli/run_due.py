@@ -59,7 +59,7 @@ def run_due_command(
             with domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt):
                 done = run_due(opened, subprocesses, watching, retention=retention)
             if retention:
-                _prune(opened, watching, done.retired)
+                _prune(opened, watching, done.retention)
             if not json:
                 _print(opened, done)
             # Last, and without the lock: they may take hours, and stop no snapshot meanwhile.
@@ -78,14 +78,14 @@ def run_due_command(
         )
 
 
-def _prune(context: Context, watching: PolicyObservers, retired: RetentionResult) -> None:
+def _prune(context: Context, watching: PolicyObservers, retention: RetentionResult) -> None:
     from snaporch.schedule.apply_retention import prune_daily
 
     daily = prune_daily(context, lambda: context.interrupt.signum is not None)
     for error in daily.failures:
         watching.failed(context.config, error)
-    retired.failures += daily.failures
-    retired.pruned += daily.pruned
+    retention.failures += daily.failures
+    retention.pruned += daily.pruned
 
 
 def _exit_code(done: RunDueResult, unknown: int) -> int:
@@ -94,10 +94,10 @@ def _exit_code(done: RunDueResult, unknown: int) -> int:
     for outcome in done.outcomes:
         if not outcome.ok:
             print_error(f"{outcome.job.label}: {outcome.job.policy}: {outcome.text}")
-    for error in done.retired.failures:
+    for error in done.retention.failures:
         print_error(error.line())
     codes = [outcome.status for outcome in done.outcomes if not outcome.ok]
-    codes += [int(error.exit_code) for error in done.retired.failures]
+    codes += [int(error.exit_code) for error in done.retention.failures]
     return next((code for code in [*codes, unknown] if code), 0)
 
 
@@ -105,24 +105,24 @@ def _print(context: Context, done: RunDueResult) -> None:
     from snaporch.cli.prune import decision_line
     from snaporch.output.terminal import print_result
 
-    outcomes, retired = done.outcomes, done.retired
+    outcomes, retention = done.outcomes, done.retention
     for outcome in outcomes:
         if outcome.ok:
             print_result(outcome.text)
-    for domain, verdict in retired.deleted:
+    for domain, verdict in retention.deleted:
         print_result(f"{domain}@{verdict.taken.snapshot}  deleted: {verdict.reason}")
-    for pruned in retired.pruned:
+    for pruned in retention.pruned:
         print_result(decision_line(pruned))
-    for domain in retired.busy:
+    for domain in retention.busy:
         context.progress.note(domain, "locked; retention runs next time")
-    for error in retired.mounted:
+    for error in retention.mounted:
         context.progress.note("retention", error.line())
-    if not (outcomes or retired.deleted or retired.pruned):
+    if not (outcomes or retention.deleted or retention.pruned):
         context.progress.step("snaporch", "nothing is due")
 
 
 def _document(done: RunDueResult) -> dict[str, object]:
-    retired = done.retired
+    retention = done.retention
     return {
         "runs": [
             {
@@ -142,10 +142,10 @@ def _document(done: RunDueResult) -> dict[str, object]:
                 "policy": verdict.taken.policy,
                 "reason": verdict.reason,
             }
-            for domain, verdict in retired.deleted
+            for domain, verdict in retention.deleted
         ],
-        "pruned": [verdict.as_json() for verdict in retired.pruned],
-        "failures": [error.line() for error in retired.failures],
-        "busy": retired.busy,
-        "mounted": [error.line() for error in retired.mounted],
+        "pruned": [verdict.as_json() for verdict in retention.pruned],
+        "failures": [error.line() for error in retention.failures],
+        "busy": retention.busy,
+        "mounted": [error.line() for error in retention.mounted],
     }

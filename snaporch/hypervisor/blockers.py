@@ -24,7 +24,7 @@ _ONLY_LIBVIRT = {
 _ACTIVE = _CAREFUL | {Strategy.CRASH}
 
 
-def find_blockers(handle: Any, domain: Domain) -> list[Blocker]:
+def find_domain_blockers(handle: Any, domain: Domain) -> list[Blocker]:
     """See :meth:`Hypervisor.blockers`."""
     if domain.live_xml is None:
         return []

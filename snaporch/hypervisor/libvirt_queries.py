@@ -13,7 +13,7 @@ import libvirt
 from snaporch import __version__
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import agent, apparmor, domain_xml
-from snaporch.hypervisor.blockers import find_blockers
+from snaporch.hypervisor.blockers import find_domain_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.hypervisor.host_compat import find_incompatibility, guest_cpu
 from snaporch.hypervisor.interface import (
@@ -187,7 +187,7 @@ class LibvirtQueries(LibvirtConnection):
 
     def blockers(self, domain: Domain) -> list[Blocker]:
         with self._explained(domain.name, "looking for blockers"):
-            return find_blockers(self._handle(domain.uuid), domain)
+            return find_domain_blockers(self._handle(domain.uuid), domain)
 
     def incompatibility(self, xml: str, cpu: str = "") -> str:
         return find_incompatibility(self._conn(), xml, cpu)

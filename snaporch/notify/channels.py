@@ -20,9 +20,9 @@ from snaporch.command_log import LoggedCommand
 from snaporch.config import EmailOptions, NotifyOptions
 from snaporch.config.monitoring import mail_server
 from snaporch.errors import SnaporchError, one_line
-from snaporch.notify.event import Event
+from snaporch.notify.notification import Notification
 
-Channel = Callable[[Event], None]
+Channel = Callable[[Notification], None]
 _DAEMON_ONLY = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID")
 """Variables that systemd sets for the daemon only, not for its children."""
 _LONGEST = 200
@@ -47,7 +47,7 @@ def open_channels(notify: NotifyOptions) -> dict[str, Channel]:
 # -- a program -----------------------------------------------------------------------------------
 
 
-def by_command(event: Event, command: str, seconds: int) -> None:
+def by_command(event: Notification, command: str, seconds: int) -> None:
     """Run a program, with JSON on standard input and ``SNAPORCH_…`` in its environment.
 
     Raises:
@@ -58,7 +58,7 @@ def by_command(event: Event, command: str, seconds: int) -> None:
     _run([command], document.encode("utf-8", "replace"), seconds, inherited | _variables(event))
 
 
-def _variables(event: Event) -> dict[str, str]:
+def _variables(event: Notification) -> dict[str, str]:
     pairs = {**event.as_json(), "title": event.title}
     pairs.pop("notes")
     texts = {name: "" if value is None else str(value) for name, value in pairs.items()}
@@ -95,7 +95,7 @@ def _run(words: Sequence[str], data: bytes, seconds: int, env: dict[str, str]) -
 # -- e-mail --------------------------------------------------------------------------------------
 
 
-def by_email(event: Event, email: EmailOptions, seconds: int) -> None:
+def by_email(event: Notification, email: EmailOptions, seconds: int) -> None:
     """Send an e-mail, through a mail server or a program such as sendmail.
 
     Raises:
@@ -115,7 +115,7 @@ def by_email(event: Event, email: EmailOptions, seconds: int) -> None:
         raise NotifyError(email.smtp, _error_text(error)) from error
 
 
-def mail(event: Event, email: EmailOptions) -> EmailMessage:
+def mail(event: Notification, email: EmailOptions) -> EmailMessage:
     """The e-mail for an event."""
     message = EmailMessage()
     host = socket.getfqdn() if not email.sender else email.sender.rpartition("@")[2]
@@ -186,7 +186,7 @@ def private(path: Path) -> None:
 # -- apprise -------------------------------------------------------------------------------------
 
 
-def by_apprise(event: Event, path: Path) -> None:
+def by_apprise(event: Notification, path: Path) -> None:
     """Send to every URL in a configuration file of apprise.
 
     Raises:

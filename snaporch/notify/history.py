@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from snaporch.model import iso, parse_iso
-from snaporch.notify.event import Event
+from snaporch.notify.notification import Notification
 from snaporch.private_files import private_directory, replace_private, store_errors
 
 _NAME = "notified.json"
@@ -25,7 +25,9 @@ class NotificationRecord:
     text: str
 
 
-def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat: timedelta) -> bool:
+def should_notify(
+    event: Notification, known: Mapping[str, NotificationRecord], repeat: timedelta
+) -> bool:
     """Whether to send an event; the same problem only if ``repeat`` has passed since."""
     last = known.get(event.key)
     if event.kind not in _PROBLEMS or last is None or last.at > event.at:
@@ -35,7 +37,7 @@ def should_notify(event: Event, known: Mapping[str, NotificationRecord], repeat:
 
 
 def remembered(
-    event: Event, known: Mapping[str, NotificationRecord]
+    event: Notification, known: Mapping[str, NotificationRecord]
 ) -> dict[str, NotificationRecord]:
     """The history after an event; without a problem that no longer exists."""
     others = {key: record for key, record in known.items() if key != event.key}

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from snaporch.config import Config, NotifyOptions
 from snaporch.errors import SnaporchError, one_line
 from snaporch.notify.channels import Channel, NotifyError, open_channels
-from snaporch.notify.event import Event, event_of_error, event_of_run
 from snaporch.notify.history import read_history, remembered, should_notify, write_history
+from snaporch.notify.notification import Notification, notification_of_error, notification_of_run
 from snaporch.progress import Progress
 from snaporch.schedule.subprocesses import SnapshotJobResult
 
@@ -30,7 +30,7 @@ _EXTRA_SECONDS = 2
 @dataclass(frozen=True, slots=True)
 class _Job:
     config: Config
-    event: Event
+    event: Notification
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +63,11 @@ class Notifier:
         self._jobs: queue.Queue[_Job | _Resolved | None] = queue.Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._failing: set[str] = set()
-        """Problems outside of runs since the last :meth:`looked`."""
+        """Problems outside of runs since the last :meth:`forecasts_made`."""
         self._before: set[str] = set()
         """Those of the period before that."""
 
-    def looked(self, config: Config) -> None:
+    def forecasts_made(self, config: Config) -> None:
         """Forecasts were made: problems that did not occur again since the last time are over."""
         over = frozenset(self._before - self._failing)
         self._before, self._failing = self._failing, set()
@@ -76,13 +76,13 @@ class Notifier:
 
     def ended(self, config: Config, outcome: SnapshotJobResult) -> None:
         """A run of a policy ended."""
-        event = event_of_run(config, outcome, self._host, datetime.now(UTC))
+        event = notification_of_run(config, outcome, self._host, datetime.now(UTC))
         if event is not None:
             self._put(_Job(config, event))
 
     def failed(self, config: Config, error: SnaporchError) -> None:
         """Something other than a run failed."""
-        event = event_of_error(error, self._host, datetime.now(UTC))
+        event = notification_of_error(error, self._host, datetime.now(UTC))
         self._failing.add(event.key)
         self._put(_Job(config, event))
 
@@ -121,7 +121,7 @@ class Notifier:
             except SnaporchError as error:
                 self._progress.note(_SOURCE, error.line())
 
-    def _notify(self, config: Config, event: Event) -> None:
+    def _notify(self, config: Config, event: Notification) -> None:
         notify, directory = config.notify, config.paths.schedule
         known = read_history(directory)
         wanted = event.kind in notify.on
@@ -134,7 +134,7 @@ class Notifier:
             if changed != known and (wanted or event.key in known):
                 write_history(directory, changed)
 
-    def _send(self, way: tuple[str, Channel], event: Event, seconds: int) -> bool:
+    def _send(self, way: tuple[str, Channel], event: Notification, seconds: int) -> bool:
         """Whether the channel sent the event; an error is printed as a note."""
         name, send = way
         problem: list[str] = []

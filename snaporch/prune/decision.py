@@ -145,7 +145,7 @@ class PruneDecision:
 
 def decide(
     found: StoreItem,
-    census: SnapshotListing,
+    listing: SnapshotListing,
     under_way: Collection[str],
     grace: GracePeriods,
     now: datetime,
@@ -153,8 +153,8 @@ def decide(
     """Decide about one item.
 
     Args:
-        found: the item, read *before* the census was taken.
-        census: the snapshots that exist, and the imported pools.
+        found: the item, read *before* the listing was taken.
+        listing: the snapshots that exist, and the imported pools.
         under_way: runs that have a journal, and UUIDs of domains with an unfinished restore.
         grace: how long the trash and safety copies stay.
         now: the time, only to print until when an item stays.
@@ -171,7 +171,7 @@ def decide(
         case ItemKind.SAFETY:
             return _decide_by_age(found, "undoes a restore", grace.safety, now)
         case _:
-            return _decide_bundle(found, census, grace, now)
+            return _decide_bundle(found, listing, grace, now)
 
 
 def _keep(found: StoreItem, reason: str, *, usual: bool = False) -> PruneDecision:
@@ -188,10 +188,10 @@ def in_use_reason(found: StoreItem, under_way: Collection[str]) -> str:
 
 
 def _decide_bundle(
-    found: StoreItem, census: SnapshotListing, grace: GracePeriods, now: datetime
+    found: StoreItem, listing: SnapshotListing, grace: GracePeriods, now: datetime
 ) -> PruneDecision:
     trashed = found.kind is ItemKind.TRASHED
-    existing = existing_snapshot(found, census)
+    existing = existing_snapshot(found, listing)
     if existing:
         if not trashed:
             return _keep(found, _existing_text(found, existing), usual=True)
@@ -200,7 +200,7 @@ def _decide_bundle(
         return PruneDecision(found, PruneAction.PUT_BACK, f"{existing} is back")
     if not found.references:
         return _keep(found, "its manifest names no snapshot")
-    hidden = sorted({r.pool for r in found.references} - census.pools)
+    hidden = sorted({r.pool for r in found.references} - listing.pools)
     if hidden:
         return _keep(found, f"the pool {', '.join(hidden)} is not imported")
     if trashed and found.wanted:
@@ -213,9 +213,9 @@ def _decide_bundle(
     )
 
 
-def existing_snapshot(found: StoreItem, census: SnapshotListing) -> str:
+def existing_snapshot(found: StoreItem, listing: SnapshotListing) -> str:
     """A snapshot that needs the bundle, preferably its own rather than a copy; empty for none."""
-    names = [(r, name) for r in found.references for name in census.snapshots.get(r.guid, ())]
+    names = [(r, name) for r in found.references for name in listing.snapshots.get(r.guid, ())]
     own = [name for reference, name in names if name == reference.full_name]
     return min(own or [name for _, name in names], default="")
 

@@ -161,7 +161,7 @@ class _Scan:
     def of(cls, pool: Pool, deleted: Collection[Path], without: Collection[str]) -> _Scan:
         existing = [s for s in pool.snapshots() if s.full_name not in without]
         runs = {s.properties.get("run", ""): s.full_name for s in existing}
-        return cls(pool.census().pools, runs, deleted)
+        return cls(pool.snapshot_listing().pools, runs, deleted)
 
 
 def _facts(config: Config, pages: PoolSnapshot, scan: _Scan) -> PageFacts:

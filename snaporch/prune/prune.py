@@ -1,7 +1,7 @@
 """Prune the store: compare it with the snapshots that exist, and remove what is not needed.
 
 The order matters. The store is read first: a bundle is sealed after its snapshots were taken, so
-each bundle that was found had snapshots before the census. Nothing is removed after one listing
+each bundle that was found had snapshots before the listing. Nothing is removed after one listing
 alone: a second one must agree, or a pool that is exported meanwhile would look as if it had lost
 all its snapshots.
 """
@@ -155,11 +155,13 @@ def _prune_store(
     if not found:
         return PruneResult()
     now = datetime.now(UTC)
-    first = pool.census() if only is None else _census_of_bundles(pool, found)
+    first = pool.snapshot_listing() if only is None else _listing_of_bundles(pool, found)
     first = first.without(without)
     verdicts = _decide_all(config, found, first, now)
     if any(verdict.action is not PruneAction.KEEP for verdict in verdicts):
-        verdicts = _decide_all(config, found, first.agreed(pool.census().without(without)), now)
+        verdicts = _decide_all(
+            config, found, first.agreed(pool.snapshot_listing().without(without)), now
+        )
     done = PruneResult()
     for verdict in (_unless_barred(each, may_be_barred) for each in verdicts):
         if stopped():
@@ -187,8 +189,8 @@ def _of_domain(found: Sequence[StoreItem], domain: str | None) -> list[StoreItem
     return [each for each in found if domain in (None, each.domain, each.uuid)]
 
 
-def _census_of_bundles(pool: Pool, found: Sequence[StoreItem]) -> SnapshotListing:
-    """A census of only the datasets that the bundles name: it shows whether they are needed."""
+def _listing_of_bundles(pool: Pool, found: Sequence[StoreItem]) -> SnapshotListing:
+    """A listing of only the datasets that the bundles name: it shows whether they are needed."""
     references = [r for each in found if each.kind is ItemKind.BUNDLE for r in each.references]
     snapshots = pool.snapshots(sorted({reference.dataset for reference in references}))
     every_pool = frozenset(r.pool for each in found for r in each.references)
@@ -196,14 +198,14 @@ def _census_of_bundles(pool: Pool, found: Sequence[StoreItem]) -> SnapshotListin
 
 
 def _decide_all(
-    config: Config, found: Sequence[StoreItem], census: SnapshotListing, now: datetime
+    config: Config, found: Sequence[StoreItem], listing: SnapshotListing, now: datetime
 ) -> list[PruneDecision]:
     grace = GracePeriods(
         trash=config.prune.trash_keep,
         safety=config.prune.safety_keep,
     )
     under_way = _under_way(config)
-    return [decide(each, census, under_way, grace, now) for each in found]
+    return [decide(each, listing, under_way, grace, now) for each in found]
 
 
 def _under_way(config: Config) -> set[str]:

@@ -32,14 +32,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
-from snaporch.recovery.window_limits import (
-    Window,
+from snaporch.recovery.hold_in_journal import (
+    GuestHold,
     exceeds_limits,
     facts_of,
+    hold_of,
     is_frozen,
     is_released,
     is_suspended,
-    window_of,
 )
 
 _RECOVER_WAIT = "600s"
@@ -105,7 +105,7 @@ class _Guardian:
         self._lines: list[dict[str, Any]] = []
         self._held_since: float | None = None
         """When the guest was last known to run."""
-        self._released: tuple[Window, bool] | None = None
+        self._released: tuple[GuestHold, bool] | None = None
         """How the guest was held when it was last released, and whether its freeze had ended."""
         self._tries = self._backoff(times.max_held)
         """Releases of the guest while its run is alive."""
@@ -157,12 +157,10 @@ class _Guardian:
     def _release_first(self, lines: list[dict[str, Any]]) -> None:
         """Release the guest before the recovery, which also needs a configuration and ZFS."""
         try:
-            window = window_of(lines)
-            if window in (None, Window.ON_OVERLAYS) or not self._may_be_held():
+            hold = hold_of(lines)
+            if hold in (None, GuestHold.ON_OVERLAYS) or not self._may_be_held():
                 return
-            self._actions.release(
-                window, lines, self._uri, self._journal, self._host, run_ended=True
-            )
+            self._actions.release(hold, lines, self._uri, self._journal, self._host, run_ended=True)
         except Exception as error:  # noqa: BLE001 - after any error the recovery follows
             complain(error)
 
@@ -173,7 +171,7 @@ class _Guardian:
 
             journal = read_journal(self._journal)
             if isinstance(journal, UnreadableJournal):  # its facts may have been read before
-                return window_of(self._read_journal()) not in (None, Window.ON_OVERLAYS)
+                return hold_of(self._read_journal()) not in (None, GuestHold.ON_OVERLAYS)
             return isinstance(journal, SnapshotJournal) and journal.held
         except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
             complain(error)
@@ -216,14 +214,14 @@ class _Guardian:
 
     def _check(self) -> None:
         lines = self._read_journal()
-        window = window_of(lines)
-        if window is None:
+        hold = hold_of(lines)
+        if hold is None:
             self._held_since, self._released = None, None
             self._tries = self._backoff(self._times.max_held)
             self._end_running_poll()
             return
         facts = lines[0]["facts"]
-        if window is Window.SAVING:
+        if hold is GuestHold.SAVING_RAM:
             self._running_poll = self._running_poll or RunningPoll(
                 self._uri, facts["uuid"], self._host, self._times.poll
             )
@@ -232,20 +230,20 @@ class _Guardian:
         else:
             self._held_since = self._held_since or self._host.monotonic()
             self._end_running_poll()
-        held = window, is_frozen(lines)
+        held = hold, is_frozen(lines)
         seconds = self._host.monotonic() - self._held_since
-        if not exceeds_limits(window, facts, seconds, self._deadline):
+        if not exceeds_limits(hold, facts, seconds, self._deadline):
             self._released = None
         elif self._released != held and self._tries.is_over():
             self._mark_released()
-            done = self._actions.release(window, lines, self._uri, self._journal, self._host)
+            done = self._actions.release(hold, lines, self._uri, self._journal, self._host)
             self._released = held if done else None
             self._tries.failed()
 
     def _check_during_recovery(self) -> None:
         """Check a guest that the recovery suspended for its commit: the recovery too may hang."""
         try:
-            if window_of(self._read_journal()) is Window.COMMITTING:
+            if hold_of(self._read_journal()) is GuestHold.SUSPENDED_FOR_COMMIT:
                 self._check()
             else:
                 self._held_since, self._released = None, None

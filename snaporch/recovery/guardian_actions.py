@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from snaporch.recovery.window_limits import Window, is_frozen, is_suspended, last_noted
+from snaporch.recovery.hold_in_journal import GuestHold, is_frozen, is_suspended, last_noted
 
 if TYPE_CHECKING:
     from snaporch.hypervisor import Hypervisor
@@ -112,7 +112,7 @@ def complain(error: Exception) -> None:
 
 
 def release(
-    window: Window,
+    hold: GuestHold,
     lines: Sequence[dict[str, Any]],
     uri: str,
     journal: Path,
@@ -123,7 +123,7 @@ def release(
     """Release the guest: end the save or commit the overlays, thaw it, resume it.
 
     Args:
-        window: how the run holds the guest.
+        hold: how the run holds the guest.
         lines: the journal's lines.
         uri: libvirt's.
         host: where libvirt and ZFS are reached.
@@ -141,7 +141,7 @@ def release(
 
     facts = lines[0]["facts"]
     set_fields(DOMAIN=facts["domain"], RUN=facts["run"], SNAPSHOT=facts["snapshot"], STEP="guard")
-    saving, times = window is Window.SAVING, LibvirtTimes()
+    saving, times = hold is GuestHold.SAVING_RAM, LibvirtTimes()
     try:
         # libvirt waits for a reader of the RAM pipe, and the run's own reader may hang
         with reader_of(Path(facts["ram_pipe"])) if saving else contextlib.nullcontext():
@@ -151,7 +151,7 @@ def release(
                 return True  # another emulator: recovery handles RAM it may have started from
             if saving:
                 abort_snapshot_job(hypervisor, facts["uuid"], facts["domain"], times=times)
-            elif window is Window.ON_OVERLAYS:
+            elif hold is GuestHold.ON_OVERLAYS:
                 overlays = [OverlayDisk.from_json(disk) for disk in facts["overlays"]]
                 # no suspend: if the guardian were killed then, the guest would stay paused
                 unsuspended = CommitTimeouts(running=float("inf"))
@@ -168,7 +168,7 @@ def release(
                 resume(hypervisor, facts["uuid"], times=times)
             if facts["strategy"] == "paused" and reason is None and not is_frozen(lines):
                 return False  # it is not paused yet: no check would follow when it is
-            if run_ended or window is Window.STILL:  # a later pause is not the run's
+            if run_ended or hold is GuestHold.STOPPED:  # a later pause is not the run's
                 with contextlib.suppress(OSError):
                     append_note(journal, Note.RELEASED)
     except (SnaporchError, OSError) as error:

@@ -97,7 +97,7 @@ def recover_run(
         commits += _unnoted_commit(context, facts, notes)
     if keep_snapshots is None:
         own = own_snapshots(context, facts)
-        keep_snapshots = facts.awaited or len(own) == len(facts.datasets)
+        keep_snapshots = facts.taken_by_other_program or len(own) == len(facts.datasets)
     if not keep_snapshots:
         done += [Effect.DESTROYED.of(name) for name in destroy_snapshots(context, facts)]
     elif (level := finish_snapshots(context, facts)) is not None:

@@ -141,7 +141,7 @@ def _located(context: Context, thing: str, part: Part) -> PagesEntry:
     """
     assert part.pages is not None
     entry, own = part.pages, part.pages.full_name
-    names = context.pool.census().snapshots.get(entry.guid, ())
+    names = context.pool.snapshot_listing().snapshots.get(entry.guid, ())
     if not names:
         raise IncompleteError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
     dataset, _, name = (own if own in names else min(names)).partition("@")

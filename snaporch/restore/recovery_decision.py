@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from snaporch.context import Context
 from snaporch.errors import AttentionError
-from snaporch.restore.disk_changes import written_now
 from snaporch.restore.journal import Ending, InterruptedRestore, RestoreStep
 from snaporch.restore.start_bar import is_barred
+from snaporch.restore.written_since_rollback import written_now
 from snaporch.zfs import PoolError
 
 

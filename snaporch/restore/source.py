@@ -161,7 +161,7 @@ def complete_source(
 
 def _check_pages_exist(context: Context, thing: str, manifest: Manifest) -> None:
     entry = manifest.pages
-    if entry is not None and entry.guid not in context.pool.census().snapshots:
+    if entry is not None and entry.guid not in context.pool.snapshot_listing().snapshots:
         full = f"{entry.dataset}@{entry.name}"
         raise IncompleteError(
             thing, f"the pages of its RAM are missing: {full} (GUID {entry.guid})"

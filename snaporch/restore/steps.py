@@ -16,7 +16,6 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.journal import forget
 from snaporch.model import Domain
-from snaporch.restore.disk_changes import written_now
 from snaporch.restore.disk_checks import check_volumes_unused
 from snaporch.restore.journal import (
     FRESH,
@@ -36,6 +35,7 @@ from snaporch.restore.other_files import excluded_images, own_by_dataset
 from snaporch.restore.processes_in_datasets import check_not_in_use
 from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.start_bar import with_start_bar, without_bar
+from snaporch.restore.written_since_rollback import written_now
 from snaporch.zfs import PoolError
 
 

@@ -275,8 +275,8 @@ class Daemon:
             context.progress.step(found.domain or found.uuid, text)
         self._report_failures(context, daily)
 
-    def _report_failures(self, context: Context, retired: RetentionResult) -> None:
-        for failure in retired.failures:
+    def _report_failures(self, context: Context, retention: RetentionResult) -> None:
+        for failure in retention.failures:
             context.progress.note(_SOURCE, failure.line())
             self._observer.failed(context.config, failure)
 
@@ -288,7 +288,7 @@ class Daemon:
             guard_leftovers(context)
             forecasts = make_forecasts(context, now)
             self._record_carried_out(context, forecasts, now)
-            retired = apply_retention(context, forecasts, now)
+            retention = apply_retention(context, forecasts, now)
         except InterruptedRunError:
             return False
         except SnaporchError as error:
@@ -296,16 +296,16 @@ class Daemon:
             self._observer.failed(context.config, error)
             self._notify(f"STATUS={error.line()}")
             return False
-        for domain, verdict in retired.deleted:
+        for domain, verdict in retention.deleted:
             progress.step(domain, f"deleted @{verdict.taken.snapshot}: {verdict.reason}")
-        for waiting in retired.mounted:
+        for waiting in retention.mounted:
             progress.note(_SOURCE, waiting.line())
-        self._report_failures(context, retired)
+        self._report_failures(context, retention)
         self._set_times(context.config, forecasts, now)
         self._bulk_jobs.set_times(forecasts)
         self._scheduler.wakeup()  # otherwise it oversleeps if the clock was put forward
         record_check(context.config.paths.runtime, now)
-        self._observer.looked(context, forecasts, now)
+        self._observer.forecasts_made(context, forecasts, now)
         self._notify(f"STATUS={self._status()}")
         return True
 

@@ -23,6 +23,7 @@ from snaporch.model import (
     SnapshotRecord,
     moment_of,
 )
+from snaporch.schedule.carried_out_since import read_first_runs, record_first_runs
 from snaporch.schedule.failed_attempts import (
     REPLICATIONS,
     SNAPSHOTS,
@@ -30,7 +31,6 @@ from snaporch.schedule.failed_attempts import (
     FailedAttempt,
     read_failed,
 )
-from snaporch.schedule.first_run import read_first_runs, record_first_runs
 from snaporch.schedule.own_or_copied import came_back, without_copies
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
@@ -107,9 +107,9 @@ def make_forecasts(context: Context, now: datetime, only: str | None = None) -> 
     read_zone_again()
     hypervisor = context.hypervisor
     own = None if only is None else hypervisor.domain(only)
-    survey = context.pool.survey()
+    view = context.pool.policy_view()
     snapshots: dict[str, list[PoolSnapshot]] = defaultdict(list)
-    for snapshot in survey.snapshots:
+    for snapshot in view.snapshots:
         snapshots[snapshot.properties.get("uuid", "")].append(snapshot)
     if own is None:
         hidden = clones_at_work(context)
@@ -119,10 +119,10 @@ def make_forecasts(context: Context, now: datetime, only: str | None = None) -> 
     else:
         others = (hypervisor.find(uuid) for uuid in _members_with(snapshots, own.uuid))
         domains = [own, *(each for each in others if each is not None)]
-    guids = frozenset(snapshot.guid for snapshot in survey.snapshots)
+    guids = frozenset(snapshot.guid for snapshot in view.snapshots)
     memory = _Memory.of(context)
     forecasts = [
-        _forecast(context, domain, snapshots[domain.uuid], survey, guids, memory, now)
+        _forecast(context, domain, snapshots[domain.uuid], view, guids, memory, now)
         for domain in domains
     ]
     decisions = keep_together({each.domain.name: each.retention for each in forecasts})
@@ -183,17 +183,17 @@ def _forecast(
     context: Context,
     domain: Domain,
     snapshots: Sequence[PoolSnapshot],
-    survey: PolicyView,
+    view: PolicyView,
     guids: Collection[int],
     memory: _Memory,
     now: datetime,
 ) -> Forecast:
     config = context.config
-    assignment = assign(context, domain, survey.policies)
+    assignment = assign(context, domain, view.policies)
     snapshots = without_copies(context, [domain], snapshots)
     records = _records(context, domain, snapshots, guids)
     keeps = {name: policy.keep for name, policy in config.policy.items() if policy.keep}
-    pinned = {**came_back(snapshots), **survey.pinned}
+    pinned = {**came_back(snapshots), **view.pinned}
     verdicts = decide_retention(
         (retention_snapshot(record, pinned) for record in records),
         keeps,
@@ -242,7 +242,7 @@ def _forecast(
         records=tuple(records),
         finished=tuple(finished),
         verifications=tuple(check for check in checks if check is not None),
-        replications=tuple(shipment for shipment in replications if shipment is not None),
+        replications=tuple(pending for pending in replications if pending is not None),
     )
 
 

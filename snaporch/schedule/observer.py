@@ -16,7 +16,9 @@ from snaporch.schedule.subprocesses import SnapshotJobResult
 class PolicyObserver(Protocol):
     """Hears how policies are carried out. No method may raise, or take long."""
 
-    def looked(self, context: Context, forecasts: Sequence[Forecast], now: datetime) -> None:
+    def forecasts_made(
+        self, context: Context, forecasts: Sequence[Forecast], now: datetime
+    ) -> None:
         """The scheduler has made new forecasts."""
 
     def ended(self, config: Config, outcome: SnapshotJobResult) -> None:

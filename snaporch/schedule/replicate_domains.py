@@ -49,7 +49,7 @@ def choose_targets(
             raise NotFoundError(name, f"no such replica ({known})", step)
     hypervisor = context.hypervisor
     chosen = [hypervisor.domain(name) for name in domains] or hypervisor.domains()
-    properties = {} if replicas else context.pool.survey().policies
+    properties = {} if replicas else context.pool.policy_view().policies
     targets = []
     for domain in chosen:
         names = replicas or replicas_of(context.config, assign(context, domain, properties))

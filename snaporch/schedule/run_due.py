@@ -33,7 +33,7 @@ class RunDueResult:
     forecasts: Sequence[Forecast]
     """As they were before anything was done."""
     outcomes: Sequence[SnapshotJobResult]
-    retired: RetentionResult
+    retention: RetentionResult
 
 
 def run_due(
@@ -54,18 +54,18 @@ def run_due(
     forecasts = make_forecasts(context, now)
     wanted = due_snapshots(context, forecasts, now)
     outcomes = take_all(context, subprocesses, wanted, lambda each: observer.ended(config, each))
-    retired = RetentionResult()
+    applied = RetentionResult()
     unwritten = _record(context, forecasts, outcomes, now)
     if context.interrupt.signum is None and (retention or config.metrics.textfile):
         later = datetime.now(UTC)
         after = make_forecasts(context, later)
         if retention:
-            retired = apply_retention(context, after, later)
-        observer.looked(context, after, later)
-    retired.failures += unwritten
-    for error in retired.failures:
+            applied = apply_retention(context, after, later)
+        observer.forecasts_made(context, after, later)
+    applied.failures += unwritten
+    for error in applied.failures:
         observer.failed(config, error)
-    return RunDueResult(forecasts, outcomes, retired)
+    return RunDueResult(forecasts, outcomes, applied)
 
 
 def _record(

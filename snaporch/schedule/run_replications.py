@@ -22,7 +22,7 @@ Opened = Callable[[Context, str], Destination]
 class ReplicationOutcome:
     """The result of one replication, or the error."""
 
-    shipment: PendingReplication
+    pending: PendingReplication
     outcome: ReplicationResult | SnaporchError
 
 
@@ -32,24 +32,24 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutco
     Raises:
         InterruptedRunError: a signal was received; what was already copied stays.
     """
-    for forecast, shipment in due_items(
+    for forecast, pending in due_items(
         context, "replicate", lambda forecast: forecast.replications
     ):
-        yield _send(context, forecast.finished, shipment, opened)
+        yield _send(context, forecast.finished, pending, opened)
 
 
 def _send(
     context: Context,
     records: Sequence[SnapshotRecord],
-    shipment: PendingReplication,
+    pending: PendingReplication,
     opened: Opened,
 ) -> ReplicationOutcome:
     try:
-        outcome = replicate(context, records, shipment.replica, opened(context, shipment.replica))
+        outcome = replicate(context, records, pending.replica, opened(context, pending.replica))
     except InterruptedRunError:
         raise
     except SnaporchError as error:
-        record_attempt(context, shipment.key, error.line(), REPLICATIONS)
-        return ReplicationOutcome(shipment, error)
-    record_attempt(context, shipment.key, None, REPLICATIONS)
-    return ReplicationOutcome(shipment, outcome)
+        record_attempt(context, pending.key, error.line(), REPLICATIONS)
+        return ReplicationOutcome(pending, error)
+    record_attempt(context, pending.key, None, REPLICATIONS)
+    return ReplicationOutcome(pending, outcome)

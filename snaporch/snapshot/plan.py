@@ -32,7 +32,7 @@ from snaporch.snapshot.firmware_blockers import check_firmware
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk, locate_disks
 from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
 from snaporch.snapshot.snapshot_name import check_full_names, default_name, new_run_id
-from snaporch.snapshot.storage_blockers import find_blockers
+from snaporch.snapshot.storage_blockers import find_storage_blockers
 
 _SAME_ROOM = 64 << 20
 """Free bytes of two datasets of a pool that differ by less count as the same free bytes."""
@@ -162,7 +162,7 @@ def make_plan(
     )
     name = request.name if awaited is not None else None
     snapshot = name or _choose_name(context, domain, datasets, request, now)
-    blockers = find_blockers(context, domain, planned, left_out, beneath)
+    blockers = find_storage_blockers(context, domain, planned, left_out, beneath)
     overlays_possible = may_take_overlays(domain, settings, request.level)
     other_program = find_other_program(context, datasets) if overlays_possible else ""
     choose = partial(
@@ -195,7 +195,7 @@ def make_plan(
         ram_pipe=str(paths.runtime / f"{domain.uuid}.ram"),
         overlay_max_mib=paths.overlay_max_mib,
         overlay_floor_mib=paths.overlay_floor_mib,
-        awaited=awaited is not None,
+        taken_by_other_program=awaited is not None,
         window_seconds=awaited or 0,
         group=group.mark if group else "",
         **_downtime(context, domain, choice.strategy, settings),

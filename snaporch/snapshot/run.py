@@ -156,7 +156,7 @@ def _plan_for(
         context,
         domain,
         request,
-        awaited=taker.window_seconds if taker.awaited else None,
+        awaited=taker.window_seconds if taker.taken_by_other_program else None,
         group=taker.group,
         avoid_other_programs=avoid_other_programs,
     )
@@ -320,7 +320,7 @@ class _Run:
         doing = "finishing the run" if self._taken else "undoing the run"
         self._context.progress.step(name, doing)
         try:
-            keep = self._taken or self._taker.awaited
+            keep = self._taken or self._taker.taken_by_other_program
             notes = journal.all_notes()
             done = recover_run(
                 self._context, self._plan.facts, notes, keep_snapshots=keep, alive=True

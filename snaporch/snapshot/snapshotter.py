@@ -16,7 +16,7 @@ from snaporch.zfs import PREFIX, PoolError
 class Snapshotter(Protocol):
     """Called in this order: ``prepare``, ``take``, ``level``, ``released``, ``taken``."""
 
-    awaited: bool
+    taken_by_other_program: bool
     """Whether another program takes the snapshots; then a run never destroys them."""
     window_seconds: int
     """Seconds for which the guest may stay frozen for another program; 0 if there is none."""
@@ -50,7 +50,7 @@ class Snapshotter(Protocol):
 class LocalSnapshotter:
     """Takes the snapshots itself: one atomic call for each pool."""
 
-    awaited = False
+    taken_by_other_program = False
     window_seconds = 0
     group: GroupRun | None = None
 

@@ -27,7 +27,7 @@ _OVERLAY = frozenset({Strategy.OVERLAY})
 _RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
 
 
-def find_blockers(
+def find_storage_blockers(
     context: Context,
     domain: Domain,
     planned: Sequence[PlannedDisk],

@@ -31,7 +31,9 @@ class MetricsExporter:
         self._current: tuple[Status, Sequence[Problem]] | None = None
         self._served = False
 
-    def looked(self, context: Context, forecasts: Sequence[Forecast], now: datetime) -> None:
+    def forecasts_made(
+        self, context: Context, forecasts: Sequence[Forecast], now: datetime
+    ) -> None:
         """Update the metrics, and write the textfile if one is configured."""
         textfile = context.config.metrics.textfile
         if not (textfile or self._served):

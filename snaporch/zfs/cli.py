@@ -132,7 +132,7 @@ class ZfsCommand:
         pairs = (line.split("\t") for line in self._run(*listing).splitlines())
         return frozenset(name for name, cipher in pairs if cipher not in ("off", "-"))
 
-    def survey(self) -> PolicyView:
+    def policy_view(self) -> PolicyView:
         listing = Listing((*_BIRTH, "userrefs", "clones"), (POLICY_PROPERTY, *_OWN))
         found: list[PoolSnapshot] = []
         pinned: dict[str, str] = {}
@@ -158,7 +158,7 @@ class ZfsCommand:
                 raise
             return self.snapshots([name for name in datasets if name in present])
 
-    def census(self) -> SnapshotListing:
+    def snapshot_listing(self) -> SnapshotListing:
         listing = ("list", "-Hp", "-t", "filesystem,volume,snapshot", "-o", "name,guid")
         pairs = [line.split("\t") for line in self._run(*listing).splitlines()]
         pools = frozenset(name for name, _ in pairs if "/" not in name and "@" not in name)

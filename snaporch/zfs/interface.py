@@ -73,18 +73,18 @@ class Pool(Protocol):
             PoolError: the sync failed, or takes more than a minute.
         """
 
-    def census(self) -> SnapshotListing:
+    def snapshot_listing(self) -> SnapshotListing:
         """The imported pools and all their snapshots, from one listing.
 
         Raises:
-            PoolError: the listing failed or was empty; an empty census is never returned.
+            PoolError: the listing failed or was empty; an empty listing is never returned.
         """
 
-    def survey(self) -> PolicyView:
+    def policy_view(self) -> PolicyView:
         """Everything that policies need to know, from one listing.
 
         Raises:
-            PoolError: the listing failed; an empty survey is never returned for that.
+            PoolError: the listing failed; an empty view is never returned for that.
         """
 
     def snapshot(self, names: Sequence[str], properties: Mapping[str, str]) -> None:

@@ -63,17 +63,17 @@ class TestSurvey:
     def test_a_survey_equals_the_listings(self, pool, root):
         pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:retention": "hourly"})
         pool.snapshot([f"{root}@b"], {})
-        mine = [s for s in pool.survey().snapshots if s.dataset == root]
+        mine = [s for s in pool.policy_view().snapshots if s.dataset == root]
         assert mine == pool.snapshots([root])
         assert mine[0].properties == {"run": "r", "retention": "hourly"}
 
     def test_held_and_cloned_snapshots_are_pinned(self, pool, root):
         for name in ("held", "cloned", "free"):
             pool.snapshot([f"{root}@{name}"], {})
-        before = pool.survey().pinned
+        before = pool.policy_view().pinned
         pool.hold([f"{root}@held"], "mine")
         pool.clone(f"{root}@cloned", f"{root}/clone")
-        found = pool.survey().pinned
+        found = pool.policy_view().pinned
         assert found[f"{root}@held"] == "held"
         assert found[f"{root}@cloned"] == f"cloned as {root}/clone"
         assert f"{root}@free" not in found
@@ -85,7 +85,7 @@ class TestSurvey:
         scratch.create(f"{root}/own")
         pool.set_properties([root], {"snaporch:policy": "hourly"})
         pool.set_properties([f"{root}/own"], {"snaporch:policy": "none"})
-        found = pool.survey().policies
+        found = pool.policy_view().policies
         assert found[root] == found[f"{root}/below"] == "hourly"
         assert found[f"{root}/own"] == "none"
         assert scratch.other not in found
@@ -95,7 +95,7 @@ class TestSurvey:
     def test_a_policy_of_a_dataset_is_not_a_property_of_its_snapshots(self, pool, root):
         pool.set_properties([root], {"snaporch:policy": "hourly"})
         pool.snapshot([f"{root}@by-hand"], {})
-        (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
+        (mine,) = [s for s in pool.policy_view().snapshots if s.dataset == root]
         assert mine.properties == {}
 
 
@@ -153,25 +153,25 @@ class TestPoolContract:
     def test_a_census_knows_every_pool_and_every_snapshot_by_its_guid(self, pool, scratch, root):
         pool.snapshot([f"{root}@a"], {})
         pool.snapshot([f"{scratch.other}@b"], {})
-        census = pool.census()
-        assert {root.split("/")[0], scratch.other.split("/")[0]} <= census.pools
+        listing = pool.snapshot_listing()
+        assert {root.split("/")[0], scratch.other.split("/")[0]} <= listing.pools
         for found in pool.snapshots([root, scratch.other]):
-            assert found.full_name in census.snapshots[found.guid]
+            assert found.full_name in listing.snapshots[found.guid]
 
     def test_pools_are_waited_for(self, pool, root):
         pool.sync([root, f"{root}/below"])
 
-    def test_a_destroyed_snapshot_is_in_no_census(self, pool, root):
+    def test_a_destroyed_snapshot_is_in_no_listing(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         (found,) = pool.snapshots([root])
         pool.destroy_snapshots([f"{root}@a"])
-        assert found.guid not in pool.census().snapshots
+        assert found.guid not in pool.snapshot_listing().snapshots
 
     def test_a_replica_is_in_the_census_beside_its_original(self, pool, scratch, root):
         pool.snapshot([f"{root}@a"], {})
         (found,) = pool.snapshots([root])
         scratch.replicate(f"{root}@a", f"{scratch.other}/copy")
-        names = pool.census().snapshots[found.guid]
+        names = pool.snapshot_listing().snapshots[found.guid]
         assert set(names) == {f"{root}@a", f"{scratch.other}/copy@a"}
 
     def test_snapshots_taken_together_are_of_one_transaction(self, scratch, pool, root):
@@ -233,7 +233,7 @@ class TestPoolContract:
         pool.snapshot([f"{root}@a"], {})
         pool.set_properties([f"{root}@a"], {"snaporch:torn": "yes", "snaporch:other": "x"})
         assert pool.snapshots([root])[0].properties == {"torn": "yes"}
-        (mine,) = [s for s in pool.survey().snapshots if s.dataset == root]
+        (mine,) = [s for s in pool.policy_view().snapshots if s.dataset == root]
         assert mine.properties == {"torn": "yes"}
 
     def test_properties_can_be_removed(self, pool, root):
@@ -476,7 +476,7 @@ class TestPoolContract:
         marks = {"run": forged, "domain": "two\nlines"}
         expected = {f"{root}@mine": marks, f"{root}@victim": {"verified": "never"}}
         expected[f"{copy}@mine"] = marks
-        survey = pool.survey()
+        survey = pool.policy_view()
         everything = [s for s in survey.snapshots if s.dataset in (root, copy)]
         for found in (everything, pool.snapshots([root, copy])):
             assert {each.full_name: each.properties for each in found} == expected

@@ -42,7 +42,7 @@ _STORE = Path("/var/lib/snaporch")
 _PROFILES = Path("/sys/kernel/security/apparmor/profiles")
 
 
-def census() -> set[str]:
+def snapshot_listing() -> set[str]:
     """Everything that a run makes and removes again, one line each."""
     parts = (
         _processes,
@@ -61,7 +61,7 @@ def census() -> set[str]:
 def left(before: set[str]) -> list[str]:
     """What exists and did not before, after a time for everything that ends by itself."""
     end = time.monotonic() + PATIENCE_SECONDS
-    while (found := sorted(census() - before)) and time.monotonic() < end:
+    while (found := sorted(snapshot_listing() - before)) and time.monotonic() < end:
         time.sleep(0.5)
     return found
 
@@ -176,7 +176,7 @@ class Aftermath:
     """The hooks of pytest."""
 
     def __init__(self):
-        self.before = census()
+        self.before = snapshot_listing()
         self.found = []
         remove, gone = Guest.remove, self.found
 

@@ -106,7 +106,7 @@ def a_held_clone(_tmp_path):
     must("zfs", "hold", "tag", "tank/confined@held")
     must("zfs", "clone", "tank/confined@held", "tank/cloned")
     yield "filesystem tank/cloned, cloned from tank/confined@held"
-    assert "held snapshot tank/confined@held tag" in aftermath.census()
+    assert "held snapshot tank/confined@held tag" in aftermath.snapshot_listing()
     must("zfs", "destroy", "tank/cloned")
     must("zfs", "release", "tag", "tank/confined@held")
     must("zfs", "destroy", "tank/confined@held")
@@ -146,9 +146,9 @@ def a_file(_tmp_path):
     ],
 )
 def test_what_is_left_is_seen(guest, tmp_path, left):
-    before = aftermath.census()
+    before = aftermath.snapshot_listing()
     with left(tmp_path) as line:
-        assert [each for each in aftermath.census() - before if each.endswith(line)]
+        assert [each for each in aftermath.snapshot_listing() - before if each.endswith(line)]
     assert aftermath.left(before) == []
 
 

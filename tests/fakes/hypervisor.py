@@ -24,7 +24,7 @@ from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.blockers import find_blockers
+from snaporch.hypervisor.blockers import find_domain_blockers
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,
@@ -265,7 +265,7 @@ class FakeHypervisor:
     def blockers(self, domain: Domain) -> list[Blocker]:
         """See the protocol; it looks at the same XML as libvirt's."""
         self.hooks.reach("hypervisor.blockers")
-        return find_blockers(self._guest(domain.uuid), domain)
+        return find_domain_blockers(self._guest(domain.uuid), domain)
 
     # -- changes ---------------------------------------------------------------------------------
 

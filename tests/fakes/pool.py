@@ -168,9 +168,9 @@ class FakePool:
         """See the protocol."""
         self.hooks.reach("pool.sync")
 
-    def census(self) -> SnapshotListing:
+    def snapshot_listing(self) -> SnapshotListing:
         """See the protocol."""
-        self.hooks.reach("pool.census")
+        self.hooks.reach("pool.snapshot_listing")
         datasets = self._imported().values()
         if not datasets:
             raise PoolError("zfs list", "lists nothing")
@@ -181,9 +181,9 @@ class FakePool:
                 snapshots[found.guid] = names
         return SnapshotListing(frozenset(d.name.split("/")[0] for d in datasets), snapshots)
 
-    def survey(self) -> PolicyView:
+    def policy_view(self) -> PolicyView:
         """See the protocol."""
-        self.hooks.reach("pool.survey")
+        self.hooks.reach("pool.policy_view")
         found = self.snapshots()
         pinned = {each.full_name: "held" for each in found if self.holds(each.full_name)}
         cloned = self.clones([each.full_name for each in found])

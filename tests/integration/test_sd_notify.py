@@ -17,9 +17,9 @@ from fakes.mail import MailSink
 
 from snaporch.config import EmailOptions, NotifyOptions
 from snaporch.notify.channels import NotifyError, by_apprise, by_command, by_email, open_channels
-from snaporch.notify.event import Event
+from snaporch.notify.notification import Notification
 
-EVENT = Event(
+EVENT = Notification(
     kind="failure",
     host="host",
     at=datetime(2026, 6, 10, 12, 30, tzinfo=UTC),

@@ -21,7 +21,7 @@ from typing import Any
 from snaporch.errors import RunFailedError
 from snaporch.interrupt import Interrupt
 from snaporch.recovery.hold_socket import address
-from snaporch.sanoid.hold.client import JsonConnection, Message
+from snaporch.sanoid.hold.messages import JsonConnection, Message
 from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase
 
 _POLL_SECONDS = 0.5

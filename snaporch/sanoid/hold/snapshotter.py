@@ -26,7 +26,7 @@ _DEFAULT_MIB_PER_SECOND = 200
 class SanoidSnapshotter:
     """A :class:`~snaporch.snapshot.snapshotter.Snapshotter` that waits for sanoid's snapshots."""
 
-    awaited = True
+    taken_by_other_program = True
     group: GroupRun | None = None
 
     def __init__(

@@ -18,7 +18,7 @@ from snaporch.config import Config
 from snaporch.errors import RunFailedError, SnaporchError
 from snaporch.private_files import private_directory, store_errors
 from snaporch.sanoid.config.datasets_of_round import conf_of, promised, takes_children
-from snaporch.sanoid.hold.client import JsonConnection, Message, join
+from snaporch.sanoid.hold.messages import JsonConnection, Message, join
 from snaporch.sanoid.hooks.dispatch import print_line
 from snaporch.sanoid.hooks.freeze_order import (
     FreezeEstimate,

@@ -49,7 +49,7 @@ def _leave(request: Request, host: HookHost, sockets: Sequence[Path]) -> dict[st
         return {}
     from concurrent.futures import ThreadPoolExecutor
 
-    from snaporch.sanoid.hold.client import ask
+    from snaporch.sanoid.hold.messages import ask
 
     action = "withdraw" if request.pre_failed else "leave"
     calls = [(socket, target) for socket in sockets for target in request.targets]

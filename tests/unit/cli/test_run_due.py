@@ -105,13 +105,13 @@ def test_run_due_prints_what_the_daily_prune_did_and_could_not_judge(policies, s
 def test_the_daily_prune_does_not_block_another_run_due(policies, snaporch):
     seen = []
 
-    def census():
+    def listing():
         seen.append(held_by(policies.paths.runtime, SCHEDULE))
         os.kill(os.getpid(), signal.SIGTERM)
 
     partial = Path(Scheduled(policies).taken(datetime.now(UTC)).bundle).parent / PARTIAL
     partial.mkdir()
-    policies.hooks.at["pool.census"] = census
+    policies.hooks.at["pool.snapshot_listing"] = listing
     assert snaporch("run-due").code == 128 + signal.SIGTERM
     assert set(seen) == {None}
     seen.clear()

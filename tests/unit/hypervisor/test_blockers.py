@@ -7,7 +7,7 @@ import libvirt
 import pytest
 
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.blockers import find_blockers
+from snaporch.hypervisor.blockers import find_domain_blockers
 from snaporch.model import Domain, DomainState, Strategy
 
 OVERLAY = {Strategy.OVERLAY}
@@ -43,7 +43,7 @@ def handle(*checkpoints):
 
 
 def blockers(domain, *checkpoints):
-    return find_blockers(handle(*checkpoints), domain)
+    return find_domain_blockers(handle(*checkpoints), domain)
 
 
 def only(found, strategies, *words):
@@ -211,7 +211,9 @@ def test_a_driver_without_checkpoints_has_none():
     def unsupported(flags):
         raise libvirt.libvirtError("this function is not supported")
 
-    assert find_blockers(SimpleNamespace(listAllCheckpoints=unsupported), guest(disk())) == []
+    assert (
+        find_domain_blockers(SimpleNamespace(listAllCheckpoints=unsupported), guest(disk())) == []
+    )
 
 
 def test_all_blockers_are_reported_at_once():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.blockers import find_blockers
+from snaporch.hypervisor.blockers import find_domain_blockers
 from snaporch.hypervisor.interface import OverlayDisk
 from snaporch.model import Disk, Domain, DomainState, Owner, TpmState
 
@@ -88,7 +88,7 @@ def read_everything(text):
     for disk in found:
         assert isinstance(domain_xml.backing_source(root, disk.target), str | None)
         assert all(isinstance(path, str) for path in domain_xml.backing_chain(root, disk.target))
-    for blocker in find_blockers(HANDLE, domain(text, tuple(found))):
+    for blocker in find_domain_blockers(HANDLE, domain(text, tuple(found))):
         assert blocker.reason
         assert blocker.strategies
 

@@ -3,12 +3,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from snaporch.notify.event import Event
 from snaporch.notify.history import read_history, remembered, should_notify, write_history
+from snaporch.notify.notification import Notification
 
 AT = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
 DAY = timedelta(days=1)
-FAILURE = Event("failure", "host", AT, "web", "u", "hourly", 5, "", "no such luck")
+FAILURE = Notification("failure", "host", AT, "web", "u", "hourly", 5, "", "no such luck")
 KNOWN = remembered(FAILURE, {})
 
 

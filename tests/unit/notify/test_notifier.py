@@ -156,7 +156,7 @@ def test_a_problem_of_no_run_is_over_after_a_forecast_without_it(notifier, confi
     # The failure is sent the first time, and again after a forecast without it.
     for forecasts in (0, 1, 1, 2, 0):  # before each failure
         for _ in range(forecasts):
-            notifier.looked(wanted)
+            notifier.forecasts_made(wanted)
         notifier.failed(wanted, error)
     notifier.close(PATIENCE)
     assert len(way) == 2
@@ -168,6 +168,6 @@ def test_problems_of_other_processes_are_not_resolved_by_a_forecast(config, way,
         other, own = Notifier(heard, way.open), Notifier(heard, way.open)
         other.failed(wanted, SnaporchError("nas: web", "is away"))
         other.close(PATIENCE)
-        own.looked(wanted)
+        own.forecasts_made(wanted)
         own.close(PATIENCE)
     assert len(way) == 1

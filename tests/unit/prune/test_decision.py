@@ -26,8 +26,8 @@ def found(kind=ItemKind.BUNDLE, **known):
 
 
 def verdict(thing, under_way=(), **snapshots):
-    census = SnapshotListing(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
-    return decide(thing, census, under_way, GRACE, NOW)
+    listing = SnapshotListing(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
+    return decide(thing, listing, under_way, GRACE, NOW)
 
 
 def test_its_own_snapshot_comes_before_copies_of_it():

@@ -35,7 +35,7 @@ references = st.builds(
 
 
 @st.composite
-def censuses(draw):
+def listings(draw):
     """Listings whose snapshots are of listed pools."""
     pools = draw(st.frozensets(st.sampled_from(POOLS), min_size=1))
     names = st.lists(
@@ -65,54 +65,54 @@ graces = st.builds(
 journals = st.frozensets(st.sampled_from(RUNS))
 
 
-def alive(found, census):
-    return any(reference.guid in census.snapshots for reference in found.references)
+def alive(found, listing):
+    return any(reference.guid in listing.snapshots for reference in found.references)
 
 
-def hidden(found, census):
-    return any(reference.pool not in census.pools for reference in found.references)
+def hidden(found, listing):
+    return any(reference.pool not in listing.pools for reference in found.references)
 
 
-@given(things, censuses(), graces, moments)
-def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, census, grace, now):
-    verdict = decide(found, census, (), grace, now)
-    if found.kind in BUNDLES and alive(found, census):
+@given(things, listings(), graces, moments)
+def test_a_bundle_with_an_existing_snapshot_is_never_removed(found, listing, grace, now):
+    verdict = decide(found, listing, (), grace, now)
+    if found.kind in BUNDLES and alive(found, listing):
         assert verdict.action in (PruneAction.KEEP, PruneAction.PUT_BACK)
-        assert existing_snapshot(found, census) != ""
+        assert existing_snapshot(found, listing) != ""
 
 
-@given(things, censuses(), graces, moments)
-def test_a_bundle_with_a_snapshot_in_a_missing_pool_stays(found, census, grace, now):
-    verdict = decide(found, census, (), grace, now)
-    if found.kind in BUNDLES and hidden(found, census) and not alive(found, census):
+@given(things, listings(), graces, moments)
+def test_a_bundle_with_a_snapshot_in_a_missing_pool_stays(found, listing, grace, now):
+    verdict = decide(found, listing, (), grace, now)
+    if found.kind in BUNDLES and hidden(found, listing) and not alive(found, listing):
         assert verdict.action is PruneAction.KEEP
         assert not verdict.usual
 
 
-@given(things, censuses(), graces, moments)
+@given(things, listings(), graces, moments)
 def test_a_bundle_is_removed_exactly_when_all_its_snapshots_are_known_to_be_destroyed(
-    found, census, grace, now
+    found, listing, grace, now
 ):
     found = replace(found, kind=ItemKind.BUNDLE)
-    verdict = decide(found, census, (), grace, now)
-    lost = bool(found.references) and not alive(found, census) and not hidden(found, census)
+    verdict = decide(found, listing, (), grace, now)
+    lost = bool(found.references) and not alive(found, listing) and not hidden(found, listing)
     removed = verdict.action in (PruneAction.TRASH, PruneAction.DELETE)
     assert removed == (lost and not found.problem)
     if removed:
         assert (verdict.action is PruneAction.DELETE) == (grace.trash == timedelta())
 
 
-@given(things, censuses(), journals, graces, moments)
-def test_an_item_of_a_run_under_way_and_an_unreadable_item_stay(found, census, runs, grace, now):
-    verdict = decide(found, census, runs, grace, now)
+@given(things, listings(), journals, graces, moments)
+def test_an_item_of_a_run_under_way_and_an_unreadable_item_stay(found, listing, runs, grace, now):
+    verdict = decide(found, listing, runs, grace, now)
     if found.problem or found.name in runs:
         assert verdict.action is PruneAction.KEEP
         assert not verdict.usual
 
 
-@given(things, censuses(), graces, moments)
-def test_no_item_is_deleted_before_its_time(found, census, grace, now):
-    verdict = decide(found, census, (), grace, now)
+@given(things, listings(), graces, moments)
+def test_no_item_is_deleted_before_its_time(found, listing, grace, now):
+    verdict = decide(found, listing, (), grace, now)
     stays = {ItemKind.TRASHED: grace.trash, ItemKind.SAFETY: grace.safety}
     if found.kind in stays and verdict.action is PruneAction.DELETE:
         assert found.age >= stays[found.kind]
@@ -128,12 +128,12 @@ def test_an_item_is_deleted_from_the_moment_in_which_its_time_is_over(kind, now,
     lost = (SnapshotReference("tank/a", "s1", 1),)
     stays = grace.trash if kind is ItemKind.TRASHED else grace.safety
     found = StoreItem(kind, Path("/store/x"), "u", "r1", references=lost, age=stays + offset)
-    census = SnapshotListing(frozenset(POOLS), {})
-    verdict = decide(found, census, (), grace, now)
+    listing = SnapshotListing(frozenset(POOLS), {})
+    verdict = decide(found, listing, (), grace, now)
     assert verdict.action is (PruneAction.KEEP if offset < timedelta() else PruneAction.DELETE)
 
 
-@given(things, censuses(), censuses(), graces, moments)
+@given(things, listings(), listings(), graces, moments)
 def test_two_listings_together_delete_no_item_that_either_would_keep(found, one, other, grace, now):
     both = decide(found, one.agreed(other), (), grace, now).action
     if found.kind in BUNDLES and both in (PruneAction.TRASH, PruneAction.DELETE):
@@ -141,7 +141,7 @@ def test_two_listings_together_delete_no_item_that_either_would_keep(found, one,
         assert decide(found, other, (), grace, now).action is both
 
 
-@given(censuses(), censuses())
+@given(listings(), listings())
 def test_the_order_of_two_listings_does_not_matter(one, other):
     first, second = one.agreed(other), other.agreed(one)
     assert first.pools == second.pools
@@ -150,6 +150,6 @@ def test_the_order_of_two_listings_does_not_matter(one, other):
     }
 
 
-@given(things, censuses(), graces, moments)
-def test_every_decision_has_a_reason(found, census, grace, now):
-    assert decide(found, census, (), grace, now).reason
+@given(things, listings(), graces, moments)
+def test_every_decision_has_a_reason(found, listing, grace, now):
+    assert decide(found, listing, (), grace, now).reason

@@ -170,7 +170,7 @@ def test_a_bundle_does_not_return_over_another(shelf):
 def test_a_listing_that_fails_changes_nothing(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
-    shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "no"))
+    shelf.world.hooks.at["pool.snapshot_listing"] = failing(PoolError("zfs list", "no"))
     with pytest.raises(PoolError):
         shelf.prune(trash_days=0)
     assert bundle.is_dir()
@@ -194,7 +194,7 @@ def test_a_pool_exported_between_two_listings_counts_as_not_imported(shelf):
         if len(listings) == 2:
             shelf.pool.exported.add("flash")
 
-    shelf.world.hooks.at["pool.census"] = export_after_the_first
+    shelf.world.hooks.at["pool.snapshot_listing"] = export_after_the_first
     assert shelf.actions(trash_days=0)["web@s1"] == ("keep", "the pool flash is not imported")
     assert bundle.is_dir()
 
@@ -212,7 +212,7 @@ def test_snapshots_of_the_second_listing_alone_keep_the_bundle(shelf):
         if len(listings) == 2:
             shelf.pool.exported.clear()
 
-    shelf.world.hooks.at["pool.census"] = whole_the_second_time
+    shelf.world.hooks.at["pool.snapshot_listing"] = whole_the_second_time
     assert shelf.actions(trash_days=0)["web@s1"][0] == "keep"
     assert len(listings) == 2
     assert bundle.is_dir()
@@ -229,7 +229,7 @@ def test_a_bundle_whose_snapshot_only_the_second_listing_lacks_stays_for_now(she
         if len(listings) == 2:
             shelf.lose("s2")
 
-    shelf.world.hooks.at["pool.census"] = lose_before_the_second
+    shelf.world.hooks.at["pool.snapshot_listing"] = lose_before_the_second
     actions = shelf.actions()
     assert (actions["web@s1"][0], actions["web@s2"][0]) == ("trash", "keep")
     assert other.is_dir()
@@ -247,7 +247,7 @@ def test_a_bundle_sealed_during_a_prune_is_not_looked_at(shelf):
             sealed.append(None)
             sealed[0] = shelf.take("s2")
 
-    shelf.world.hooks.at["pool.census"] = seal
+    shelf.world.hooks.at["pool.snapshot_listing"] = seal
     assert list(shelf.actions()) == ["web@s1"]
     assert sealed[0].is_dir()
 
@@ -290,7 +290,7 @@ def test_a_run_that_begins_during_a_prune_keeps_its_bundle(shelf):
         if len(listings) == 2:
             journal.write_text("{}")
 
-    shelf.world.hooks.at["pool.census"] = begin
+    shelf.world.hooks.at["pool.snapshot_listing"] = begin
     assert shelf.actions(trash_days=0)["web@s1"][0] == "keep"
     assert bundle.is_dir()
 
@@ -616,7 +616,7 @@ def test_an_item_that_another_process_moved_is_no_error(shelf):
         if len(listings) == 2:
             bundle.rename(bundle.with_name("elsewhere"))
 
-    shelf.world.hooks.at["pool.census"] = move
+    shelf.world.hooks.at["pool.snapshot_listing"] = move
     done = shelf.prune()
     assert (done.decisions, done.failures) == ([], [])
 
@@ -663,7 +663,7 @@ def test_a_prune_of_one_domain_touches_no_other(shelf, by):
 
 
 def test_an_empty_store_needs_no_zfs(shelf):
-    shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs", "no"))
+    shelf.world.hooks.at["pool.snapshot_listing"] = failing(PoolError("zfs", "no"))
     assert shelf.prune().decisions == []
 
 
@@ -671,7 +671,7 @@ def test_snapshots_of_given_bundles_are_searched_in_their_own_datasets_first(she
     """While their own datasets have them, no pool is listed completely."""
     bundle = shelf.take("s1")
     reference = f"{bundle.parent.name}/{bundle.name}"
-    shelf.world.hooks.at["pool.census"] = failing(PoolError("zfs", "no"))
+    shelf.world.hooks.at["pool.snapshot_listing"] = failing(PoolError("zfs", "no"))
     assert shelf.actions(only=[reference])["web@s1"][0] == "keep"
     shelf.lose("s1")
     with pytest.raises(PoolError):

@@ -7,7 +7,7 @@ from fakes.sanoid import hold_on
 
 from snaporch.default_paths import HOLD_SOCKET_SUFFIX
 from snaporch.interrupt import Interrupt
-from snaporch.sanoid.hold.client import JsonConnection, ask, connect
+from snaporch.sanoid.hold.messages import JsonConnection, ask, connect
 
 
 class HookConnection(JsonConnection):

@@ -321,7 +321,7 @@ def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
 def test_a_holder_that_does_not_start_is_reported(host, world, monkeypatch):
     world.add_guest()
     host.start_hold_process = lambda _uuid: None
-    monkeypatch.setattr("snaporch.sanoid.hold.client._START_SECONDS", 0.05)
+    monkeypatch.setattr("snaporch.sanoid.hold.messages._START_SECONDS", 0.05)
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
 

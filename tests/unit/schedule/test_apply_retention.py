@@ -245,7 +245,9 @@ def test_the_store_is_pruned_once_a_day_whatever_the_clock_does(scheduled, aged)
 
 
 def test_a_store_that_cannot_be_judged_is_reported_once_a_day(scheduled, aged):
-    scheduled.world.hooks.at["pool.census"] = failing(PoolError("zfs list", "lists nothing"))
+    scheduled.world.hooks.at["pool.snapshot_listing"] = failing(
+        PoolError("zfs list", "lists nothing")
+    )
     assert [error.reason for error in prune_store(scheduled).failures] == ["lists nothing"]
     assert prune_store(scheduled).failures == []
     assert aged.exists()

@@ -66,7 +66,7 @@ class Heard:
     def __init__(self):
         self.looks, self.outcomes, self.errors = (queue.SimpleQueue() for _ in range(3))
 
-    def looked(self, _context, forecasts, _now):
+    def forecasts_made(self, _context, forecasts, _now):
         self.looks.put([each.domain.name for each in forecasts])
 
     def ended(self, _config, outcome):
@@ -240,11 +240,11 @@ def test_a_long_prune_delays_no_forecast(scheduled, serving, await_line):
     partial = Path(record.bundle).parent / ".20260601T100000Z-0123abcd.partial"
     partial.mkdir()
 
-    def census():
+    def listing():
         begun.set()
         assert go_on.wait(PATIENCE)
 
-    scheduled.world.hooks.at["pool.census"] = census
+    scheduled.world.hooks.at["pool.snapshot_listing"] = listing
     with serving() as daemon:
         daemon.thread.start()
         assert begun.wait(PATIENCE)
@@ -318,7 +318,7 @@ def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, awai
         daemon.taker.stop = answer.set
         daemon.thread.start()
         await_line("STATUS=1 scheduled")
-        scheduled.world.hooks.at["pool.survey"] = hang
+        scheduled.world.hooks.at["pool.policy_view"] = hang
         daemon.reload()
         assert looking.wait(PATIENCE)
         daemon.stop()
@@ -330,12 +330,12 @@ def test_a_stop_is_obeyed_while_libvirt_does_not_answer(scheduled, serving, awai
 def test_the_daemon_continues_when_zfs_answers_again(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
     hooks = scheduled.world.hooks
-    hooks.at["pool.survey"] = failing(UnavailableError("zfs", "does not answer"))
+    hooks.at["pool.policy_view"] = failing(UnavailableError("zfs", "does not answer"))
     with serving() as daemon:
         daemon.thread.start()
         assert await_line("STATUS=") == "STATUS=zfs: does not answer"
         assert daemon.heard.errors.get(timeout=PATIENCE) == "zfs: does not answer"
-        del hooks.at["pool.survey"]
+        del hooks.at["pool.policy_view"]
         daemon.reload()
         await_line("STATUS=1 scheduled")
 
@@ -441,7 +441,7 @@ def bug():
     raise ZeroDivisionError("a bug")
 
 
-@pytest.mark.parametrize("place", ["pool.survey", "hypervisor.find"])
+@pytest.mark.parametrize("place", ["pool.policy_view", "hypervisor.find"])
 def test_an_unexpected_error_ends_the_daemon(scheduled, serving, await_line, place):
     """systemd starts it again; a daemon that runs and takes no snapshots would be worse."""
     scheduled.world.hooks.at[place] = bug
@@ -477,7 +477,7 @@ def test_a_libvirt_that_does_not_answer_at_a_due_time_is_a_failure(scheduled, se
 def test_the_daemon_is_ready_before_the_first_forecast(scheduled, serving, await_line):
     """A forecast may take hours, because retention deletes snapshots."""
     answer = threading.Event()
-    scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
+    scheduled.world.hooks.at["pool.policy_view"] = lambda: answer.wait(PATIENCE)
     with serving() as daemon:
         daemon.thread.start()
         await_line("READY=1")
@@ -497,7 +497,7 @@ def test_the_watchdog_is_not_fed_while_a_forecast_hangs(scheduled, serving, line
     scheduled.taken(datetime.now(UTC))
     monkeypatch.setenv("WATCHDOG_USEC", "20000")
     answer = threading.Event()
-    scheduled.world.hooks.at["pool.survey"] = lambda: answer.wait(PATIENCE)
+    scheduled.world.hooks.at["pool.policy_view"] = lambda: answer.wait(PATIENCE)
     with serving() as daemon:
         daemon.thread.start()
         fed = 0
@@ -526,7 +526,9 @@ def test_a_check_that_hangs_is_shown(scheduled, serving, await_line):
         before = checked()
         assert before >= iso(began)
         hanging = threading.Event()
-        scheduled.world.hooks.at["pool.survey"] = lambda: hanging.set() or answer.wait(PATIENCE)
+        scheduled.world.hooks.at["pool.policy_view"] = lambda: (
+            hanging.set() or answer.wait(PATIENCE)
+        )
         daemon.reload()
         assert hanging.wait(PATIENCE)
         daemon.reload()

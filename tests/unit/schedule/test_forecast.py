@@ -185,7 +185,7 @@ def test_a_forecast_lists_zfs_once_for_all_domains(scheduled):
     scheduled.world.add_guest("mail")
     scheduled.hours_ago(1)
     listings = []
-    scheduled.world.hooks.at["pool.survey"] = lambda: listings.append(1)
+    scheduled.world.hooks.at["pool.policy_view"] = lambda: listings.append(1)
     assert [each.domain.name for each in make_forecasts(scheduled.context, NOW)] == ["mail", "web"]
     assert len(listings) == 1
     assert [each.domain.name for each in make_forecasts(scheduled.context, NOW, "mail")] == ["mail"]

@@ -36,8 +36,8 @@ from snaporch.errors import (
 from snaporch.hypervisor import CommitTimeouts, HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
+from snaporch.recovery.hold_in_journal import GuestHold, hold_of
 from snaporch.recovery.recover_runs import recover
-from snaporch.recovery.window_limits import Window, window_of
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -981,7 +981,7 @@ def test_the_suspension_is_noted_before_it_is_done(world, prepare, slow_ram, cas
 
 @pytest.mark.parametrize(
     ("case", "suspended", "window"),
-    [("overlay", False, Window.ON_OVERLAYS), ("manual", True, Window.STILL)],
+    [("overlay", False, GuestHold.ON_OVERLAYS), ("manual", True, GuestHold.STOPPED)],
 )
 def test_a_guest_that_runs_on_overlays_is_no_longer_noted_as_suspended(
     world, prepare, slow_ram, case, suspended, window
@@ -992,7 +992,7 @@ def test_a_guest_that_runs_on_overlays_is_no_longer_noted_as_suspended(
     def observe():
         (path,) = world.paths.journal.glob("*.jsonl")
         lines = [json.loads(line) for line in path.read_text().splitlines()]
-        seen.append((Note.SUSPENDED in notes(world), window_of(lines)))
+        seen.append((Note.SUSPENDED in notes(world), hold_of(lines)))
 
     world.hooks.at["pool.snapshot tank"] = observe
     assert snapshot(world).level is Level.RAM

@@ -279,9 +279,9 @@ def test_a_store_that_does_not_exist_yet_has_the_space_of_its_file_system(tmp_pa
 def test_zfs_is_listed_once(scheduled, standing):
     scheduled.hours_ago(5, 4, 3, 2, 1)
     calls = []
-    found = scheduled.world.pool.survey()
-    scheduled.world.pool.survey = lambda: calls.append(1) or found
-    for name in ("snapshots", "holds", "clones", "sizes", "census", "datasets"):
+    found = scheduled.world.pool.policy_view()
+    scheduled.world.pool.policy_view = lambda: calls.append(1) or found
+    for name in ("snapshots", "holds", "clones", "sizes", "snapshot_listing", "datasets"):
         setattr(scheduled.world.pool, name, lambda *_: pytest.fail("a listing more"))
     standing()
     assert calls == [1]

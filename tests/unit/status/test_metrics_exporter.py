@@ -24,7 +24,7 @@ def scrape(place):
 
 
 def looked(observer, context):
-    observer.looked(context, make_forecasts(context, NOW), NOW)
+    observer.forecasts_made(context, make_forecasts(context, NOW), NOW)
 
 
 def test_metrics_of_the_last_forecast_are_served(scheduled, place):

@@ -113,7 +113,7 @@ def test_a_received_value_neither_hides_nor_forges_another(zfs, key, value):
     expected = {"t/a@mine": {key: value}, "t/a@victim": {"run": "r", "verified": "never"}}
     if key == "policy":
         expected["t/a@mine"] = {}
-    survey = pool.survey()
+    survey = pool.policy_view()
     for snapshots in (pool.snapshots(), pool.snapshots(["t/a"]), survey.snapshots):
         assert {each.full_name: each.properties for each in snapshots} == expected
         assert [each.guid for each in snapshots] == [7, 8]
@@ -166,7 +166,7 @@ def test_a_survey_is_one_command(zfs):
         "tank/b@cloned": born(3, 4) | {"userrefs": "0", "clones": "tank/x,tank/y"},
     }
     table["tank/a@free"]["snaporch:policy"] = ("hourly", "inherited from tank/a")
-    found = pool.survey()
+    found = pool.policy_view()
     assert [s.full_name for s in found.snapshots] == ["tank/b@cloned", "tank/a@free", "tank/a@held"]
     assert found.snapshots[1].properties == {"run": "r", "retention": "hourly", "domain": "web"}
     assert found.pinned == {"tank/a@held": "held", "tank/b@cloned": "cloned as tank/x,tank/y"}

@@ -14,7 +14,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hold.client import JsonConnection, ask, connect
+from snaporch.sanoid.hold.messages import JsonConnection, ask, connect
 from snaporch.sanoid.hooks import freeze, guests
 from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError

@@ -66,7 +66,7 @@ def test_a_replica_elsewhere_keeps_it(host):
 
 def test_only_named_datasets_are_listed_while_a_snapshot_is_left(host):
     asked = []
-    host.hooks.at["pool.census"] = lambda: asked.append("all")
+    host.hooks.at["pool.snapshot_listing"] = lambda: asked.append("all")
     destroy(host, "tank/web@s1")
     host.prune(host.environment)
     assert asked == []

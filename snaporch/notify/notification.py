@@ -16,7 +16,7 @@ _SIGNAL = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Notification:
     """An event that may be notified."""
 
     kind: Kind
@@ -75,14 +75,14 @@ class Event:
         }
 
 
-def event_of_run(
+def notification_of_run(
     config: Config, outcome: SnapshotJobResult, host: str, at: datetime
-) -> Event | None:
+) -> Notification | None:
     """The event of a run that ended; ``None`` if a signal ended it."""
     if outcome.status >= _SIGNAL:
         return None
     job, level = outcome.job, outcome.level
-    return Event(
+    return Notification(
         kind=_kind(config, outcome),
         host=host,
         at=at,
@@ -96,9 +96,9 @@ def event_of_run(
     )
 
 
-def event_of_error(error: SnaporchError, host: str, at: datetime) -> Event:
+def notification_of_error(error: SnaporchError, host: str, at: datetime) -> Notification:
     """The event of an error outside of runs."""
-    return Event(
+    return Notification(
         kind="attention" if error.exit_code is ExitCode.ATTENTION else "failure",
         host=host,
         at=at,

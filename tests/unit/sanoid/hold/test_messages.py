@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from snaporch.sanoid.hold.client import JsonConnection
+from snaporch.sanoid.hold.messages import JsonConnection
 
 
 @pytest.fixture

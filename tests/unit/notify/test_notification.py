@@ -4,7 +4,7 @@ import pytest
 
 from snaporch.config import Config
 from snaporch.errors import AttentionError, SnaporchError
-from snaporch.notify.event import event_of_error, event_of_run
+from snaporch.notify.notification import notification_of_error, notification_of_run
 from snaporch.schedule.concurrency import SnapshotJob
 from snaporch.schedule.subprocesses import SnapshotJobResult
 
@@ -19,7 +19,7 @@ def event(
         {"policy": {"hourly": {"every": "1h", "level": level}}, "defaults": {"level": own}}
     )
     documents = [{"domain": "web", "uuid": "u", "level": each} for each in reached if not status]
-    return event_of_run(
+    return notification_of_run(
         config, SnapshotJobResult(WEB, status, text, notes, tuple(documents)), "host", AT
     )
 
@@ -59,8 +59,8 @@ def test_a_run_stopped_by_a_signal_is_no_event():
 
 
 def test_what_other_errors_mean():
-    assert event_of_error(SnaporchError("tank/web@s", "busy"), "host", AT).kind == "failure"
-    assert event_of_error(AttentionError("web", "look"), "host", AT).kind == "attention"
+    assert notification_of_error(SnaporchError("tank/web@s", "busy"), "host", AT).kind == "failure"
+    assert notification_of_error(AttentionError("web", "look"), "host", AT).kind == "attention"
 
 
 def test_title_and_body_are_for_people():

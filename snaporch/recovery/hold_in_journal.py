@@ -20,17 +20,17 @@ _RELEASE_NOTES = ("resumed", "let-go")
 """Notes of a guest that runs again."""
 
 
-class Window(Enum):
+class GuestHold(Enum):
     """How a run holds its guest, so that the guardian may have to release it."""
 
-    STILL = "still"
+    STOPPED = "stopped"
     """The guest is paused, or its file systems are frozen."""
-    SAVING = "saving"
+    SAVING_RAM = "saving RAM"
     """The guest's RAM is being saved. The guest runs, except at the end of the save, or when it
     changes RAM too fast."""
     ON_OVERLAYS = "on overlays"
     """The guest runs on overlays, and its bases do not change."""
-    COMMITTING = "committing"
+    SUSPENDED_FOR_COMMIT = "suspended for its commit"
     """The guest is suspended so that its commit catches up with its writes."""
 
 
@@ -40,7 +40,7 @@ def facts_of(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
+def hold_of(lines: Sequence[dict[str, Any]]) -> GuestHold | None:
     """How the run holds its guest now; ``None`` if it does not.
 
     A hold lasts from the beginning of the freeze to the end of the release. A guest on overlays
@@ -60,7 +60,7 @@ def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
     if last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) == "let-go" and strategy != "overlay":
         return None
     if "freeze" not in ended and strategy in _SAVING_RAM:
-        return Window.SAVING if "freeze" in begun and facts["was"] == "running" else None
+        return GuestHold.SAVING_RAM if "freeze" in begun and facts["was"] == "running" else None
     if strategy in _HELD:
         if last_noted(lines, ("held",)):
             return None
@@ -68,12 +68,12 @@ def window_of(lines: Sequence[dict[str, Any]]) -> Window | None:
             strategy in _HELD_ON_REQUEST
             and last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) in _HOLD_NOTES
         )
-        return Window.STILL if asked or "freeze" in ended else None
+        return GuestHold.STOPPED if asked or "freeze" in ended else None
     if is_suspended(lines):
-        return Window.COMMITTING
+        return GuestHold.SUSPENDED_FOR_COMMIT
     if "release" in begun:
         return None
-    return Window.ON_OVERLAYS if "freeze" in ended else None
+    return GuestHold.ON_OVERLAYS if "freeze" in ended else None
 
 
 def is_suspended(lines: Sequence[dict[str, Any]]) -> bool:
@@ -104,14 +104,14 @@ def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
     return ""
 
 
-def exceeds_limits(window: Window, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
+def exceeds_limits(hold: GuestHold, facts: dict[str, Any], seconds: float, deadline: float) -> bool:
     """Whether a guest is held too long, or its overlays are too large or have no room left.
 
     Args:
         seconds: how long the guest has been held.
         deadline: how many seconds it may be held.
     """
-    if window is not Window.ON_OVERLAYS:
+    if hold is not GuestHold.ON_OVERLAYS:
         return seconds > deadline
     held = facts.get("window_seconds")
     if held and seconds > held + _GRACE_SECONDS:
