@@ -277,7 +277,7 @@ class ReplicaDestination:
         Returns:
             Whether a snapshot has arrived.
         """
-        token = self._token(ours.dataset)
+        _, token = self._state(ours.dataset)
         if token == NO_TOKEN:
             return False
         words = ["-w"] if raw else []  # whatever the token says
@@ -297,13 +297,18 @@ class ReplicaDestination:
         self._transfer(ours.dataset, [*words, "-t", token])
         return True
 
-    def _token(self, dataset: str) -> str:
-        """The resume token of a copy, which need not exist."""
-        columns = ("-o", "name,receive_resume_token", self._replica.dataset)
-        text = self._host.run("zfs", "list", "-H", "-d", "1", "-t", "filesystem,volume", *columns)
+    def _state(self, dataset: str) -> tuple[str, str]:
+        """The bytes written to a copy since its newest snapshot, and its resume token.
+
+        Empty, and no token, if there is no copy.
+        """
+        kinds = ("-H", "-p", "-d", "1", "-t", "filesystem,volume")
+        columns = "name,written,receive_resume_token"
+        text = self._host.run("zfs", "list", *kinds, "-o", columns, self._replica.dataset)
         start = f"{self._copy_name(dataset)}\t"
         found = (line.removeprefix(start) for line in text.split("\n") if line.startswith(start))
-        return next(found, NO_TOKEN)
+        written, _, token = next(found, f"\t{NO_TOKEN}").partition("\t")
+        return written, token
 
     def _transfer(self, dataset: str, words: Sequence[str]) -> None:
         """Run ``zfs send`` here and ``zfs receive`` on the replica.
@@ -318,7 +323,28 @@ class ReplicaDestination:
         send = ["zfs", "send", *words]
         status, lines = self._run(send, *buffer, receive, counted=buffered)
         if status != 0:
-            raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), _SEE)
+            step = self._way_out(dataset)
+            raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
+
+    def _way_out(self, dataset: str) -> str:
+        """What to do after a failed transfer, by the state of the copy.
+
+        ZFS receives only what follows the copy's newest snapshot, and the copy must not have been
+        changed since; without a snapshot it must not exist. No command here destroys a snapshot.
+        """
+        copy = self._copy_name(dataset)
+        try:
+            written, token = self._state(dataset)
+            newest = [each.name for each in self.snapshots([dataset])][-1:]
+        except SnaporchError:
+            return _SEE
+        if token != NO_TOKEN or written in ("", "0"):
+            return _SEE
+        if not newest:
+            destroy = self._command("zfs", "destroy", copy)
+            return f"the copy has no snapshot; to send all again: {destroy}"
+        rollback = self._command("zfs", "rollback", f"{copy}@{newest[0]}")
+        return f"the copy was changed; to discard what follows its newest snapshot: {rollback}"
 
     def _send_options(self, *, raw: bool) -> str:
         """Options of ``zfs send``: blocks as they are on the disks.

@@ -49,6 +49,8 @@ ADVICE = re.compile(
     r"keep them: (?P<keep>.*), and the next replication"
     r"|if it is: (?P<fill>snaporch .*)$"
     r"|take one: (?P<take>snaporch .*)$"
+    r"|to send all again: (?P<again>.*)$"
+    r"|to discard what follows its newest snapshot: (?P<discard>.*)$"
     r"|see: (?P<see>(?:snaporch|zfs|ssh) [^;,]*)"
 )
 MOST_THERE = 6
@@ -278,22 +280,6 @@ class Simulation:
                 for each in parts:
                     must("zfs", "destroy", each.name)
             self.snapshot(found[1])
-        if "has been modified" in failure:
-            for dataset in self.datasets(failure):
-                newest = zfs_snapshots(copy_of(dataset))[-1].name
-                self.act("roll back to the newest there", newest)
-                must("zfs", "rollback", newest)
-
-        if "has no snapshots matching" in failure:
-            for dataset in self.datasets(failure):
-                self.act("destroy the copy without snapshots there", dataset)
-                assert not zfs_snapshots(copy_of(dataset))
-                must("zfs", "destroy", copy_of(dataset))
-
-    @staticmethod
-    def datasets(text):
-        names = [disk.where for disks in DISKS.values() for disk in disks]
-        return [name for name in names if name in text or copy_of(name) in text]
 
     # -- what happens ------------------------------------------------------
 

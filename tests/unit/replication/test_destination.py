@@ -240,7 +240,8 @@ def test_properties_that_cannot_be_set_on_one_copy_are_set_on_the_others(tmp_pat
 
 ZFS = r"""case "$1 $2" in
     "list -Hp") printf 'backup/kvm\t{cipher}\n' ;;
-    "list -H") printf 'backup/kvm\t-\nbackup/kvm/tank:web\t%s\n' "$(cat {place}/token)" ;;
+    "list -H") printf 'backup/kvm\t0\t-\n'
+        printf 'backup/kvm/tank:web\t%s\t%s\n' "$(cat {place}/written)" "$(cat {place}/token)" ;;
     get*)
         IFS=,
         for key in $9; do printf 'backup/kvm\t%s\t-\t-\n' "$key"; done
@@ -281,6 +282,7 @@ class Sending:
             self.pool.snapshot([f"tank/web@{name}"], {})
         tools.put("zfs", ZFS.format(place=tmp_path, cipher=cipher))
         self.token("-")
+        (self.place / "written").write_text("0")
         self.there = to(tmp_path, pool=self.pool, heard=self.heard, **more)
 
     def token(self, text, contents=""):
@@ -395,6 +397,30 @@ def test_why_a_transfer_failed(sending, end, said, reason):
         sending.sent()
     assert (caught.value.thing, caught.value.reason) == ("nas: tank/web", reason)
     assert "docs/how-to/replication.md" in caught.value.step
+
+
+@pytest.mark.parametrize(
+    ("written", "newest", "token", "step"),
+    [
+        ("0", "s1", "-", "see: docs/how-to/replication.md, 'When a transfer fails'"),
+        ("9", "s1", TOKEN, "see: docs/how-to/replication.md, 'When a transfer fails'"),
+        ("9", "s1", "-", "ssh root@nas 'zfs rollback backup/kvm/tank:web@s1'"),
+        ("9", "", "-", "ssh root@nas 'zfs destroy backup/kvm/tank:web'"),
+    ],
+)
+def test_the_command_by_which_a_changed_copy_receives_again(
+    tmp_path, tools, written, newest, token, step
+):
+    """Its newest snapshot was destroyed over there, or all of them."""
+    sending = Sending(tmp_path, tools, host="root@nas")
+    (tmp_path / "written").write_text(written)
+    if newest:
+        sending.arrived(newest)
+    script = f'case "$1 $2" in "receive -s") echo {token} >{tmp_path}/token; exit 1 ;; esac'
+    tools.put("zfs", f"{script}\n{ZFS.format(place=tmp_path, cipher='off')}")
+    with pytest.raises(ReplicaError) as caught:
+        sending.sent()
+    assert caught.value.step.endswith(step)
 
 
 # -- continuing an interrupted transfer -----------------------------------------------------------
