@@ -3,7 +3,7 @@
 import itertools
 import os
 import subprocess
-from contextlib import suppress
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,6 +12,8 @@ from fakes.pool import FakePool
 from snaporch.model import DatasetKind
 from snaporch.zfs import Pool
 from snaporch.zfs.resolver import HOST
+
+_BUSY_SECONDS = 60
 
 
 class FakeScratch:
@@ -125,8 +127,19 @@ class ZfsScratch:
             for snapshot in _run("zfs", "list", "-Hro", "name", "-t", "snap", dataset).split("\n"):
                 for tag in self.pool.holds(snapshot) if snapshot else []:
                     self.pool.release([snapshot], tag)
-            with suppress(subprocess.CalledProcessError):
+            self._destroy(dataset)
+
+    @staticmethod
+    def _destroy(dataset: str) -> None:
+        """Retry for a while: the kernel opens a new volume, at a time of its own, to read it."""
+        end = time.monotonic() + _BUSY_SECONDS
+        while subprocess.run(["zfs", "list", dataset], check=False, capture_output=True).stdout:
+            try:
                 _run("zfs", "destroy", "-R", dataset)
+            except subprocess.CalledProcessError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.1)
 
 
 def _mount_point(dataset: str) -> Path:
