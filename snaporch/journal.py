@@ -64,7 +64,7 @@ class Note(StrEnum):
     """All overlays have been committed, and both definitions name the bases."""
     SAVING = "saving"
     """The step that saves RAM has begun and not ended; derived from the steps."""
-    RELEASED = "let-go"
+    RELEASED = "released"
     """The run released the guest, whatever else was noted; also derived from the steps."""
 
 
@@ -104,8 +104,8 @@ def note_stages(note: Callable[[Note], None]) -> OnCommitStage:
 def _take(notes: set[Note], line: Mapping[str, Any]) -> None:
     """Apply one line to the set of notes that hold.
 
-    Some notes end others. After ``let-go`` the guest is not held, until a later line shows a hold:
-    libvirt or the agent may carry out an earlier request later.
+    Some notes end others. After ``released`` the guest is not held, until a later line shows a
+    hold: libvirt or the agent may carry out an earlier request later.
     """
     event, what = line["event"], line.get("step") or line.get("note", "")
     if what in _ENDS:
@@ -276,7 +276,7 @@ class Journal:
 
 def release_mark(journal: Path) -> Path:
     """The path of the mark that the guardian writes when it releases the run's guest."""
-    return journal.with_suffix(".let-go")
+    return journal.with_suffix(".released")
 
 
 def forget(journal: Path) -> None:

@@ -42,7 +42,7 @@ from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
 from snaporch.snapshot.capture_selftest import capture_mode
-from snaporch.snapshot.directories import dataset_under, existing_part, free_mib
+from snaporch.snapshot.host_directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
 from snaporch.zfs.resolver import Resolver

@@ -78,7 +78,7 @@ def _ask(context: Context, plan: DeletePlan) -> None:
     Raises:
         RefusedError: the answer is no, or standard input is no terminal.
     """
-    from snaporch.cli.restore import confirm
+    from snaporch.cli.confirm import confirm
     from snaporch.delete.delete import preview_delete
     from snaporch.output.terminal import print_error
 

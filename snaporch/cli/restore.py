@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snaporch.cli.confirm import confirm
 from snaporch.cli.options import (
     AlsoRollBackOption,
     ConfigOption,
@@ -19,7 +19,6 @@ from snaporch.cli.options import (
     WaitOption,
     YesOption,
 )
-from snaporch.errors import RefusedError
 
 if TYPE_CHECKING:
     from snaporch.context import Context
@@ -211,23 +210,6 @@ def print_refusals(preview: RestorePreview) -> int:
     for error in preview.refusals:
         print_error(error.line())
     return int(preview.refusals[0].exit_code) if preview.refusals else 0
-
-
-def confirm(thing: str) -> None:
-    """Ask on standard error whether to go on, and wait for a yes.
-
-    Args:
-        thing: the subject of the error.
-
-    Raises:
-        RefusedError: the answer is no, or standard input is no terminal.
-    """
-    if not sys.stdin.isatty():
-        raise RefusedError(thing, "not confirmed, and no terminal to ask on", "use --yes")
-    sys.stderr.write("Go on? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise RefusedError(thing, "not confirmed; nothing was touched")
 
 
 def print_undo_command(context: Context, restored: Restored) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from snaporch.cli.confirm import confirm
 from snaporch.cli.options import (
     AlsoRollBackOption,
     ConfigOption,
@@ -17,7 +18,7 @@ from snaporch.cli.options import (
     WaitOption,
     YesOption,
 )
-from snaporch.cli.restore import confirm, print_refusals, print_steps, print_undo_command
+from snaporch.cli.restore import print_refusals, print_steps, print_undo_command
 
 if TYPE_CHECKING:
     from snaporch.context import Context

@@ -69,7 +69,7 @@ class Images:
         """The path of a disk in the clone, with its backing chain.
 
         Raises:
-            NotWholeError: an image is missing, or has changed.
+            IncompleteError: an image is missing, or has changed.
             LeadsOutError: the image, or a file that its header names, is not in the snapshot.
         """
         thing = f"{disk.target} ({disk.source})"

@@ -31,7 +31,7 @@ def open_disk(context: Context, source: Source, disk: DiskEntry, name: str) -> I
         name: the name of the clone, which is removed after the block.
 
     Raises:
-        NotWholeError: the image is not in the snapshot.
+        IncompleteError: the image is not in the snapshot.
         LeadsOutError: a link leads out of the snapshot.
         OSError: the disk cannot be opened.
     """
@@ -97,7 +97,7 @@ def read_disks(context: Context, source: Source) -> tuple[int, int]:
         The number of disks and files, and the bytes that were read.
 
     Raises:
-        NotWholeError: a disk is damaged or missing.
+        IncompleteError: a disk is damaged or missing.
         RunFailedError: a disk could not be read for another reason.
     """
     disks = {

@@ -64,7 +64,7 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
     read from a read-only clone, which is removed again.
 
     Raises:
-        NotWholeError: the image is not in the snapshot.
+        IncompleteError: the image is not in the snapshot.
         LeadsOutError: a link leads out of the snapshot.
         RunFailedError: the disk cannot be read, or the copy cannot be written; no copy is left.
     """

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
-from snaporch.recovery.hold_in_journal import (
+from snaporch.recovery.guest_hold import (
     GuestHold,
     exceeds_limits,
     facts_of,
@@ -343,7 +343,7 @@ class Actions(NamedTuple):
 
 def release_mark(journal: Path) -> Path:
     """``journal.release_mark``; the guardian does not import ``journal`` to save memory."""
-    return journal.with_suffix(".let-go")
+    return journal.with_suffix(".released")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from contextlib import suppress
 from snaporch.bundle.manifest import Role
 from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.restore.newer_snapshots import is_safety
+from snaporch.restore.newer_snapshot_checks import is_safety
 from snaporch.restore.other_files import named
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.safety_catalog import bookmarks_since

@@ -20,7 +20,7 @@ from snaporch.restore.disk_checks import (
 )
 from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.host_requirements import check_machine, check_memory
-from snaporch.restore.newer_snapshots import check_destroyable, check_newer, newer_than
+from snaporch.restore.newer_snapshot_checks import check_destroyable, check_newer, newer_than
 from snaporch.restore.plan_checks import (
     check_alone,
     check_bootable,

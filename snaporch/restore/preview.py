@@ -13,7 +13,7 @@ from snaporch.journal import journals_of
 from snaporch.locks import held_by
 from snaporch.restore.journal import Ending
 from snaporch.restore.losses import changed_lines_of_definition, losses
-from snaporch.restore.newer_snapshots import is_safety
+from snaporch.restore.newer_snapshot_checks import is_safety
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.run import check_feasible
 from snaporch.restore.safety_catalog import bookmarks_since

@@ -34,7 +34,7 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
         thing: the subject of progress and errors.
 
     Raises:
-        NotWholeError: pages are missing or damaged.
+        IncompleteError: pages are missing or damaged.
     """
     entry = _located(context, thing, part)
     try:
@@ -63,7 +63,7 @@ def make_image(
         xml: replaces the definition in the image.
 
     Raises:
-        NotWholeError: a piece is missing or damaged; ``target`` does not exist then.
+        IncompleteError: a piece is missing or damaged; ``target`` does not exist then.
         RefusedError: the file system has too little room.
         OSError: the image cannot be written.
     """
@@ -89,7 +89,7 @@ def check_image(context: Context, thing: str, part: Part, place: Path) -> None:
         place: a directory on the file system that gets the image.
 
     Raises:
-        NotWholeError: no dataset has the snapshot of the pages.
+        IncompleteError: no dataset has the snapshot of the pages.
         RefusedError: the file system has too little room.
     """
     _located(context, thing, part)
@@ -137,7 +137,7 @@ def _located(context: Context, thing: str, part: Part) -> PagesEntry:
     The snapshot is found by its GUID.
 
     Raises:
-        NotWholeError: no dataset has it.
+        IncompleteError: no dataset has it.
     """
     assert part.pages is not None
     entry, own = part.pages, part.pages.full_name
@@ -153,7 +153,7 @@ def _page_file(context: Context, entry: PagesEntry) -> Iterator[Path]:
     """Mount the snapshot and yield the path of its page file.
 
     Raises:
-        NotWholeError: the snapshot cannot be mounted, or has no page file.
+        IncompleteError: the snapshot cannot be mounted, or has no page file.
     """
     with ExitStack() as stack:
         try:
@@ -181,7 +181,7 @@ def extract_ram(context: Context, source: Source, to: Path) -> ExtractedFile:
 
     Raises:
         RefusedError: the destination exists, or the snapshot has no RAM.
-        NotWholeError: a piece is missing or damaged; no file is left.
+        IncompleteError: a piece is missing or damaged; no file is left.
         RunFailedError: the RAM could not be read or written; no file is left.
     """
     part = source.part(Role.RAM)

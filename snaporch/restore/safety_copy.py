@@ -46,7 +46,7 @@ from snaporch.private_files import (
     write_private,
 )
 from snaporch.restore.journal import RestoreFacts, Target
-from snaporch.restore.newer_snapshots import SAFETY_PREFIX
+from snaporch.restore.newer_snapshot_checks import SAFETY_PREFIX
 from snaporch.restore.safety_catalog import (
     DIRECTORY,
     MANAGED_SAVE,

@@ -127,7 +127,7 @@ def complete_source(
         roles: the parts of the bundle that have to exist.
 
     Raises:
-        NotWholeError: a part or a ZFS snapshot is missing.
+        IncompleteError: a part or a ZFS snapshot is missing.
     """
     thing = record.full_name
     if record.level is Level.TORN:

@@ -30,7 +30,7 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.newer_snapshots import check_destroyable, is_safety
+from snaporch.restore.newer_snapshot_checks import check_destroyable, is_safety
 from snaporch.restore.other_files import excluded_images, own_by_dataset
 from snaporch.restore.processes_in_datasets import check_not_in_use
 from snaporch.restore.safety_copy import SafetyCopyWriter

@@ -18,7 +18,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.journal import KeptDataset
-from snaporch.restore.newer_snapshots import newer_than
+from snaporch.restore.newer_snapshot_checks import newer_than
 from snaporch.restore.plan import RAISED, check_plan
 from snaporch.restore.plan_checks import check_definition
 from snaporch.restore.plan_model import RestorePlan

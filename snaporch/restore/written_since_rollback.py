@@ -13,7 +13,7 @@ from dataclasses import astuple
 
 from snaporch.context import Context
 from snaporch.restore.journal import RestoreFacts, Written
-from snaporch.restore.newer_snapshots import SAFETY_PREFIX
+from snaporch.restore.newer_snapshot_checks import SAFETY_PREFIX
 from snaporch.restore.other_files import TooManyError, other_files
 from snaporch.zfs.resolver import NotOnZfsError
 

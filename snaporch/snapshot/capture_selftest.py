@@ -29,7 +29,7 @@ from snaporch.command_log import LoggedCommand
 from snaporch.config import DomainSettings
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
-from snaporch.snapshot.directories import existing_part
+from snaporch.snapshot.host_directories import existing_part
 
 _PATIENCE_SECONDS = 30
 _XML = b"<domain/>\0"

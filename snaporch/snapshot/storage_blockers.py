@@ -12,7 +12,7 @@ from snaporch.disks.backing_chain import BackingFile
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Blocker
 from snaporch.model import Domain, Strategy
-from snaporch.snapshot.directories import dataset_under, existing_part, free_mib
+from snaporch.snapshot.host_directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk
 from snaporch.snapshot.plan_still_valid import check_idle
 from snaporch.zfs.resolver import NotOnZfsError

@@ -250,7 +250,7 @@ def _check_beneath(source: Source) -> None:
     If one has changed, the verification fails, but the bundle and its RAM are whole.
 
     Raises:
-        NotWholeError: a file has changed.
+        IncompleteError: a file has changed.
         UnavailableError: a file cannot be checked.
     """
     try:

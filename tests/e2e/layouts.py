@@ -13,7 +13,7 @@ from guests.disks import Disk, destroy, mountpoint, zvol_node
 from guests.guest import Guest, connect
 from support import must, wait_for
 
-from snaporch.restore.newer_snapshots import SAFETY_PREFIX
+from snaporch.restore.newer_snapshot_checks import SAFETY_PREFIX
 
 NAME = "wanderer"
 HOME, AWAY, GOLDEN = f"tank/{NAME}", f"flash/{NAME}-away", f"flash/{NAME}-golden"

@@ -1,8 +1,8 @@
 """Random rounds of snapshots, deletions, cuts and damage: what is called replicated is there.
 
 A reader that knows nothing of snaporch compares each snapshot with what it was when it was taken.
-Some rounds each day, a hundred by ``make test-all``. A failure prints the seed and all rounds; with
-SEED in the environment they are repeated.
+The same rounds each time, a hundred others by ``make test-all``. A failure prints the seed and all
+rounds; with SEED in the environment they are repeated.
 """
 
 import os

@@ -471,24 +471,24 @@ SAID = {
     [
         ("ram", [], False),
         ("ram", ["freeze begins"], True),
-        ("ram", ["freeze begins", "let-go"], False),
+        ("ram", ["freeze begins", "released"], False),
         ("ram", ["freeze begins", "held"], False),  # by its owner
         ("manual", [], False),
-        ("quiesced", ["let-go", "freezing"], True),
+        ("quiesced", ["released", "freezing"], True),
         ("ram", ["freeze begins", "freeze ends"], False),  # it runs on its overlays
         ("ram", ["freeze begins", "freeze ends", "suspended"], True),  # for its commit
         ("ram", ["freeze begins", "freeze ends", "suspended", "resumed"], False),
-        ("ram", ["freeze begins", "let-go", "suspended"], True),
-        ("ram", ["freeze begins", "let-go", "suspended", "resumed"], False),
+        ("ram", ["freeze begins", "released", "suspended"], True),
+        ("ram", ["freeze begins", "released", "suspended", "resumed"], False),
         ("manual", ["freeze begins", "freeze ends"], True),
-        ("manual", ["freeze begins", "freeze ends", "let-go"], False),
+        ("manual", ["freeze begins", "freeze ends", "released"], False),
         ("manual", ["freeze begins", "freeze ends", "release ends"], False),
         ("paused", ["freeze begins"], False),
         ("paused", ["freeze begins", "suspended"], True),
         ("paused", ["freeze begins", "suspended", "freeze ends"], True),
         ("paused", ["freeze begins", "suspended", "freeze ends", "release ends"], False),
         ("quiesced", ["freeze begins", "freezing"], True),
-        ("quiesced", ["freeze begins", "freezing", "let-go"], False),
+        ("quiesced", ["freeze begins", "freezing", "released"], False),
         ("quiesced", ["freeze begins", "freezing", "freeze ends", "release ends"], False),
     ],
 )
@@ -539,7 +539,7 @@ def test_the_guardians_mark_is_removed_with_the_journal(directory, path):
 def test_a_journal_exists_until_the_mark_is_removed(directory, path):
     Journal(directory, FACTS).close(settled=False)
     release_mark(path).mkdir()
-    with pytest.raises(OSError, match="let-go"):
+    with pytest.raises(OSError, match="released"):
         forget(path)
     assert path.exists()
 

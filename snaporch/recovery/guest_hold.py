@@ -16,7 +16,7 @@ _HELD = ("manual", "paused", "quiesced")
 _HELD_ON_REQUEST = ("paused", "quiesced")
 _HOLD_NOTES = ("suspended", "freezing")
 """Notes that these strategies write before they pause the guest or freeze its file systems."""
-_RELEASE_NOTES = ("resumed", "let-go")
+_RELEASE_NOTES = ("resumed", "released")
 """Notes of a guest that runs again."""
 
 
@@ -57,7 +57,7 @@ def hold_of(lines: Sequence[dict[str, Any]]) -> GuestHold | None:
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
     if is_released(lines):
         return None
-    if last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) == "let-go" and strategy != "overlay":
+    if last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) == "released" and strategy != "overlay":
         return None
     if "freeze" not in ended and strategy in _SAVING_RAM:
         return GuestHold.SAVING_RAM if "freeze" in begun and facts["was"] == "running" else None
@@ -94,11 +94,11 @@ def is_released(lines: Sequence[dict[str, Any]]) -> bool:
 def last_noted(lines: Sequence[dict[str, Any]], *wanted: Sequence[str]) -> str:
     """The last of the wanted notes; "" if there is none.
 
-    A ``let-go`` note does not count if the freeze ended after it: then the guest is held again.
+    A ``released`` note does not count if the freeze ended after it: then the guest is held again.
     """
     for at, line in reversed(list(enumerate(lines))):
         note = line.get("note", "")
-        undone = note == "let-go" and is_frozen(lines[at:])
+        undone = note == "released" and is_frozen(lines[at:])
         if any(note in each for each in wanted) and not undone:
             return str(note)
     return ""
