@@ -27,7 +27,7 @@ from snaporch.hypervisor import CommitStage, OnCommitStage, OverlayDisk
 from snaporch.model import DomainState, Level, Owner, Strategy
 from snaporch.private_files import private_directory, store_errors, sync_directory
 
-FORMAT = 1
+FORMAT = 2
 _SNAPSHOT = "snapshot"
 _LATER = "use the snaporch that wrote it"
 _PAGE = "see docs/how-to/recovery.md"

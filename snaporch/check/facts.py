@@ -156,6 +156,8 @@ class HostFacts:
     """The installed versions; empty text for an unknown one."""
     needs: Mapping[FaultCondition, tuple[str, ...]] = field(default_factory=dict)
     """The conditions of known faults that hold here, each with the guests concerned, if any."""
+    domain_sections: frozenset[str] = frozenset()
+    """The names of the sections ``[domain.NAME]`` in the configuration."""
     pages: PageStoreFacts | None = None
     """``None`` if no guest stores its RAM in pages."""
     replicas: Mapping[str, str] = field(default_factory=dict)

@@ -118,6 +118,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         volatile=_volatile(context.resolver, context.config.paths),
         releases=_releases(context),
         needs=_needs(domains, guests, kinds),
+        domain_sections=frozenset(context.config.domain),
         policies=any(map(takes_snapshots, context.config.policy.values())),
         unknown_names=unknown_names(context.config, context.hypervisor.domains()),
     )

@@ -36,7 +36,7 @@ _REMAINS = re.compile(rf"\d{{8}}T\d{{6}}Z\.({UUID_NAME})\.(.+){re.escape(DELETIN
 _PARTIAL = re.compile(rf"\.({RUN_NAME})\.partial")
 _SAFETY = re.compile(r"safety-\d{8}T\d{6}\.\d{6}Z")
 _OF_A_PARTIAL = re.compile(
-    r"ram\.save|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
+    r"ram\.(save|raw)|domain(\.live)?\.xml|nvram\.fd|tpm\.\d+\.permall|manifest\.json"
 )
 _OF_A_SAFETY = re.compile(
     r"\d{3,}\.zfs|undo\.sh|undone|\.?undo\.json|(domain|barred)\.xml|nvram\.fd|tpm\..+"

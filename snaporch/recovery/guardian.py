@@ -103,6 +103,7 @@ class _Guardian:
         self._deadline = deadline
         self._uri = uri
         self._lines: list[dict[str, Any]] = []
+        self._damaged = False
         self._held_since: float | None = None
         """When the guest was last known to run."""
         self._released: tuple[GuestHold, bool] | None = None
@@ -170,8 +171,9 @@ class _Guardian:
             from snaporch.journal import SnapshotJournal, UnreadableJournal, read_journal
 
             journal = read_journal(self._journal)
-            if isinstance(journal, UnreadableJournal):  # its facts may have been read before
-                return hold_of(self._read_journal()) not in (None, GuestHold.ON_OVERLAYS)
+            lines = self._read_journal()
+            if self._damaged or isinstance(journal, UnreadableJournal):
+                return hold_of(lines) not in (None, GuestHold.ON_OVERLAYS)
             return isinstance(journal, SnapshotJournal) and journal.held
         except Exception as error:  # noqa: BLE001 - after any error the guest needs its guardian
             complain(error)
@@ -194,10 +196,7 @@ class _Guardian:
         return True
 
     def _read_journal(self) -> list[dict[str, Any]]:
-        """The complete lines of the journal; those read last if it cannot be read.
-
-        If the line with the facts was damaged, the one that was read last is in its place.
-        """
+        """The complete lines of the journal, and those read before that are damaged now."""
         lines: list[dict[str, Any]] = []
         try:
             text = self._journal.read_text("utf-8", "replace")
@@ -207,8 +206,10 @@ class _Guardian:
             with contextlib.suppress(ValueError):  # an incomplete line; the next one is complete
                 lines.append(json.loads(line))
         lines = [line for line in lines if isinstance(line, dict)]
-        if facts_of(self._lines) and not facts_of(lines):
-            lines.insert(0, self._lines[0])
+        known = self._lines
+        self._damaged = lines[: len(known)] != known  # no process changes a line of a journal
+        if self._damaged:
+            lines = known + [line for line in lines if line not in known]
         self._lines = lines
         return lines
 

@@ -321,7 +321,9 @@ class ReplicaDestination:
         buffered = shutil.which("mbuffer") is not None
         buffer = [["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate]] if buffered else []
         send = ["zfs", "send", *words]
-        status, lines = self._run(send, *buffer, receive, counted=buffered)
+        # ssh reads all data, too; without either the kernel writes into a local zfs receive
+        counted = buffered or bool(self._replica.host)
+        status, lines = self._run(send, *buffer, receive, counted=counted)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
@@ -338,7 +340,10 @@ class ReplicaDestination:
             newest = [each.name for each in self.snapshots([dataset])][-1:]
         except SnaporchError:
             return _SEE
-        if token != NO_TOKEN or written in ("", "0"):
+        if token != NO_TOKEN:
+            discard = self._command("zfs", "receive", "-A", copy)
+            return f"try again; if this error comes again, discard what arrived: {discard}"
+        if written in ("", "0"):
             return _SEE
         if not newest:
             destroy = self._command("zfs", "destroy", copy)
@@ -523,7 +528,7 @@ class ReplicaDestination:
         for command in commands:
             check_installed(command[0])
         words = [word for command in commands for word in ("|", *command)][1:]
-        with LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
+        with self._local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
             process = Pipeline(commands, output)
             try:
                 status = self._wait(process, StallDetector(process.pid) if counted else None)
@@ -532,6 +537,15 @@ class ReplicaDestination:
             log.exited(status)
             output.seek(0)
             return status, output.read(_OUTPUT_BYTES).decode("utf-8", "replace")
+
+    @contextmanager
+    def _local_errors(self) -> Iterator[None]:
+        """Turn an error of this host, such as a full directory for temporary files, into ours."""
+        try:
+            yield
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise ReplicaError(self._name, f"{error.strerror or error}{where}") from error
 
     def _wait(self, process: Pipeline, pace: StallDetector | None) -> int:
         while True:
@@ -568,7 +582,8 @@ def unavailable_reason(replica: Replica) -> str:
 def _reason(lines: Sequence[str]) -> str:
     """The reason of a failure, from the output of ``zfs`` and ssh."""
     reason = next((line for line in lines if line.startswith("cannot ")), "")
-    return reason or (lines[-1] if lines else "zfs send failed without output")
+    told = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
+    return reason or (told or lines or ["zfs send failed without output"])[-1]
 
 
 def _lines(text: str) -> list[str]:

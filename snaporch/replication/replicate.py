@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from snaporch import default_paths
@@ -19,7 +19,7 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import by_dataset, marked_by
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
-from snaporch.locks import domain_lock, held_by
+from snaporch.locks import domain_lock, held_by, readers_lock
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
@@ -245,9 +245,20 @@ class _Transfer:
         sent = False
         for dataset in datasets:
             self._context.interrupt.check(self._name)
-            with self._collect_failure():
+            with self._collect_failure(), self._reading():
                 sent |= self._send(copies[dataset], dataset, raw=dataset in encrypted)
         return sent
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Keep the domain's datasets from being rolled back: ZFS holds what it sends."""
+        newest, context = self._records[-1], self._context
+        return readers_lock(
+            context.config.paths.runtime,
+            newest.domain,
+            newest.uuid,
+            alone=False,
+            interrupt=context.interrupt,
+        )
 
     @contextmanager
     def _collect_failure(self) -> Iterator[None]:

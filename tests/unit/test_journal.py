@@ -302,15 +302,33 @@ def test_a_step_of_a_later_version_is_an_error_that_names_the_file(directory, pa
     assert str(path) in str(strange(directory))
 
 
+KEYS = (
+    "boot datasets domain downtime_ms emulator group overlay_dir overlay_floor_mib overlay_max_mib "
+    "overlays own_downtime_ms ram_pipe run snapshot strategy taken_by_other_program uuid was "
+    "window_seconds"
+)
+NOTES = "suspended resumed held freezing pivoting pivoted committed saving released"
+
+
+def test_the_keys_on_disk_change_only_with_the_format(directory, path):
+    """A journal of the version before an upgrade must be read, or refused for its format."""
+    killed(directory, Step.FREEZE)
+    opened, begun = map(json.loads, path.read_text().splitlines())
+    assert opened["format"] == 2
+    assert " ".join(sorted(opened["facts"])) == KEYS
+    assert " ".join(note.value for note in Note) == NOTES
+    assert sorted(begun) == ["at", "event", "step"]
+
+
 def test_a_journal_of_a_later_format_is_not_guessed_at(directory, path):
     killed(directory)
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     assert "format" in strange(directory).reason
 
 
 def test_a_strange_journal_stops_its_own_domain_only(directory, path):
     killed(directory)
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 3'))
     other = replace(FACTS, run="20250602T000000Z-00000002", uuid="other")
     Journal(directory, other).close(settled=False)
     assert [found.facts for found in journals_of(directory, "other")] == [other]

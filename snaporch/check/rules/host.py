@@ -77,17 +77,24 @@ def known_fault(facts: HostFacts) -> Iterator[Finding]:
                     fault.what,
                     f"{fault.need}{f' ({guests})' if guests else ''}; snaporch {fault.meanwhile}",
                     fault.fix,
-                    _settings(names, fault.setting),
+                    _settings(facts, names, fault.setting),
                     code=fault.code,
                 )
 
 
-def _settings(names: Sequence[str], setting: str) -> tuple[str, ...]:
-    """The lines of ``snaporch.toml`` that give each of these guests a setting."""
+def _settings(facts: HostFacts, names: Sequence[str], setting: str) -> tuple[str, ...]:
+    """The lines of ``snaporch.toml`` that give each of these guests a setting.
+
+    TOML allows a section only once: for one that exists a comment says where the line belongs.
+    """
     if not setting:
         return ()
-    sections = (f"[domain.{json.dumps(name, ensure_ascii=False)}]" for name in names)
-    return tuple(line for section in sections for line in (section, setting))
+    sections = {name: f"[domain.{json.dumps(name, ensure_ascii=False)}]" for name in names}
+    return tuple(
+        line
+        for name, section in sections.items()
+        for line in (f"# in {section}:" if name in facts.domain_sections else section, setting)
+    )
 
 
 def unguarded_start(facts: HostFacts) -> Iterator[Finding]:

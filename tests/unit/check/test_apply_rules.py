@@ -542,6 +542,8 @@ def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     assert finding.lines == (
         ('[domain."web"]', fault.setting, '[domain."mail"]', fault.setting) if fault.setting else ()
     )
+    own = only(facts(releases=releases, needs={fault.need: ("web",)}, domain_sections={"web"}))
+    assert own.lines == (('# in [domain."web"]:', fault.setting) if fault.setting else ())
     assert apply_rules(facts(releases=releases)) == []
     if fault.fixed:
         fixed = {fault.component: ".".join(map(str, fault.fixed[-1]))}

@@ -1106,6 +1106,20 @@ def test_if_the_journal_loses_its_facts_those_read_last_are_used(
     assert command[-1] == run.facts.uuid
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_if_the_journal_loses_its_last_lines_those_read_before_are_used(
+    begin, host, process, recovering, kept
+):
+    run = begin("paused").frozen()
+    run.journal.note(Note.SUSPENDED)
+    host.hypervisor.suspend(run.facts.uuid)
+    rest = b"".join(run.path.read_bytes().splitlines(keepends=True)[:kept])
+    looking(run, 3, lambda: (run.path.write_bytes(rest), process.kill()))
+    guard(run, process.pid)
+    assert host.guest().state is DomainState.RUNNING
+    assert len(recovering) == 1
+
+
 @pytest.mark.parametrize("stopping", [False, True])
 @pytest.mark.parametrize("content", DAMAGED)
 def test_a_journal_that_never_had_facts_does_not_end_the_guardian(

@@ -1,9 +1,11 @@
+import errno
 import hashlib
 import json
 import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from math import inf
 from pathlib import Path
@@ -386,6 +388,7 @@ def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeyp
     [
         ("a;cannot receive: c;d", "cannot receive: c"),
         ("a;;  ;d", "d"),
+        ("ssh: the link broke;warning: cannot send a@s: Broken pipe", "ssh: the link broke"),
         ("", "zfs send failed without output"),
     ],
 )
@@ -403,7 +406,7 @@ def test_why_a_transfer_failed(sending, end, said, reason):
     ("written", "newest", "token", "step"),
     [
         ("0", "s1", "-", "see: docs/how-to/replication.md, 'When a transfer fails'"),
-        ("9", "s1", TOKEN, "see: docs/how-to/replication.md, 'When a transfer fails'"),
+        ("9", "s1", TOKEN, "ssh root@nas 'zfs receive -A backup/kvm/tank:web'"),
         ("9", "s1", "-", "ssh root@nas 'zfs rollback backup/kvm/tank:web@s1'"),
         ("9", "", "-", "ssh root@nas 'zfs destroy backup/kvm/tank:web'"),
     ],
@@ -421,6 +424,15 @@ def test_the_command_by_which_a_changed_copy_receives_again(
     with pytest.raises(ReplicaError) as caught:
         sending.sent()
     assert caught.value.step.endswith(step)
+
+
+def test_a_transfer_without_room_for_its_output_is_a_failure(sending, monkeypatch):
+    def full():
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(ReplicaError, match="No space left on device"):
+        sending.sent()
 
 
 # -- continuing an interrupted transfer -----------------------------------------------------------

@@ -15,7 +15,7 @@ from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock, held_by
+from snaporch.locks import domain_lock, held_by, readers_lock
 from snaporch.model import BundleState, Level
 from snaporch.replication.destination import ReplicaError
 from snaporch.replication.replicate import replicate, replication_lock_name
@@ -101,6 +101,27 @@ def test_the_replica_gets_snapshots_properties_and_bundles(shop):
         assert dict(copy.properties) == wanted
         assert copy.properties["level"] == "ram"
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+
+
+def test_a_guest_is_not_rolled_back_while_it_is_sent(shop):
+    """ZFS could not destroy what is being sent, and the guest would stay off."""
+    taken, runtime = shop.take("s1")[0], shop.context.config.paths.runtime
+    seen = []
+
+    def restore():
+        with readers_lock(runtime, "web", taken.uuid, alone=True, interrupt=Interrupt()):
+            seen.append("rolled back")
+
+    shop.there.hooks.at["replica.send"] = restore
+    with pytest.raises(BusyError, match="cloned, verified or copied"):
+        shop.ship()
+    assert seen == []
+    shop.there.hooks.at.clear()
+    lock = readers_lock(runtime, "web", taken.uuid, alone=True, interrupt=Interrupt())
+    with lock, pytest.raises(BusyError, match="it is being rolled back"):
+        shop.ship()
+    assert shop.there.names() == []
+    assert names(shop.ship()) == ["s1"]
 
 
 def test_the_next_replication_copies_only_new_snapshots(shop):
