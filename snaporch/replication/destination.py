@@ -582,8 +582,8 @@ def unavailable_reason(replica: Replica) -> str:
 def _reason(lines: Sequence[str]) -> str:
     """The reason of a failure, from the output of ``zfs`` and ssh."""
     reason = next((line for line in lines if line.startswith("cannot ")), "")
-    told = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
-    return reason or (told or lines or ["zfs send failed without output"])[-1]
+    others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
+    return reason or (others or lines or ["zfs send failed without output"])[-1]
 
 
 def _lines(text: str) -> list[str]:
