@@ -63,7 +63,7 @@ def recover_command(
 ) -> int:
     """Return guests to their base images after a killed run.
 
-    Without a domain, also removes leftovers of killed clones and verifications.
+    Without a domain, also removes leftovers of killed clone, verify and extract.
 
     Every command that changes a domain recovers it first. An interrupted restore is finished, or
     undone if the guest had not been stopped yet.

@@ -37,7 +37,9 @@ def replicate_command(
     ] = None,
     recheck: Annotated[
         bool,
-        typer.Option("--recheck", help="Read all bundles on the replica, and copy damaged ones."),
+        typer.Option(
+            "--recheck", help="Read all bundles on the replica; copy damaged and missing ones."
+        ),
     ] = False,
     json: JsonOption = False,
     quiet: QuietOption = False,

@@ -123,7 +123,8 @@ def restore_command(
 
     Prints what will be lost, and asks for confirmation unless --yes is given. Then copies the data
     that will be discarded to the bundle store: `snaporch undo` brings it back. Then stops the
-    guest, rolls its datasets back, restores NVRAM and definition, and resumes it from RAM.
+    guest, rolls its datasets back, restores UEFI variables, TPM state and definition, and resumes
+    it from RAM.
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_json, print_result

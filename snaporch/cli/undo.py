@@ -75,9 +75,9 @@ def undo_command(
 ) -> int:
     """Undo the last restore of a domain.
 
-    Stops the guest, and brings disks, newer snapshots, NVRAM, TPM state and definition back from
-    the safety copy that the restore made. Then the guest is off, or is resumed where it was stopped
-    if its running state was kept.
+    Stops the guest, and brings disks, newer snapshots, UEFI variables, TPM state and definition
+    back from the safety copy that the restore made. Then the guest is off, or is resumed where it
+    was stopped if its running state was kept.
     """
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_json, print_result

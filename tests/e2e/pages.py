@@ -99,6 +99,7 @@ NOT_RUN = {
     },
     "docs/how-to/schedule.md": {
         "systemctl enable snaporch-recover": "test_units_systemd starts the units",
+        "systemctl enable --now snaporch.service": "test_units_systemd starts the units",
         "# snaporch snapshot --all --jobs 4": "shows a guest that is being migrated",
         "zfs inherit snaporch:retention": _PLACES + "test_retention",
     },
