@@ -82,6 +82,16 @@ def test_a_held_newer_snapshot_is_in_the_way(guest):
     must("zfs", "destroy", "tank/back@cloned")
 
 
+def test_without_a_yes_nothing_happens(guest):
+    mark = guest.mark()
+    outcome = snaporch("restore", "back@base")
+    assert outcome.status == 5
+    assert "discards" in outcome.err
+    assert "--yes" in outcome.err
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+
+
 def test_a_dry_run_foresees_the_restore_and_changes_nothing(guest):
     snapshot(guest, "--name", "foreseen")
     snapshot(guest, "--name", "kept")
@@ -109,16 +119,6 @@ def test_a_dry_run_foresees_the_restore_and_changes_nothing(guest):
     restore(guest, "foreseen", "--discard-newer")
     undo = snaporch("undo", "back", "--dry-run", "--json")
     assert (undo.status, undo.json["restored"]) == (0, "foreseen"), undo.err
-
-
-def test_without_a_yes_nothing_happens(guest):
-    mark = guest.mark()
-    outcome = snaporch("restore", "back@base")
-    assert outcome.status == 5
-    assert "discards" in outcome.err
-    assert "--yes" in outcome.err
-    guest.wait_count()
-    guest.assert_undisturbed(mark)
 
 
 def test_another_guest_on_the_same_dataset_is_in_the_way(guest):
