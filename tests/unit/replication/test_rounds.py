@@ -1,6 +1,6 @@
 """Random rounds with the fakes: exactly what is whole on the replica is called replicated.
 
-The same few rounds each time, and many others with LONG. SEED in the environment repeats one.
+With LONG only, see ``conftest.py``. SEED in the environment chooses the first seed.
 ``tests/e2e/test_replicate_rounds.py`` does the same with a real replica.
 """
 
