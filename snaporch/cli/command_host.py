@@ -25,7 +25,7 @@ class CommandHost:
         return load_config(path)
 
     def open_pool(self, *, read_only: bool = False) -> Pool:
-        """ZFS; see :func:`~snaporch.zfs.open.open_pool`."""
+        """ZFS; see :func:`~snaporch.zfs.open_pool`."""
         from snaporch.zfs import open_pool
 
         return open_pool(read_only=read_only)

@@ -144,9 +144,10 @@ class _Transfer:
 
     def run(self, *, recheck: bool) -> ReplicationResult:
         pool = self._context.pool
-        datasets = self._originals.datasets([known.name for known in pool.datasets()])
+        known = [each.name for each in pool.datasets()]
+        datasets = self._originals.datasets(known)
         self._refuse_nested(datasets)
-        self._refuse_same_copies(datasets)
+        self._refuse_same_copies(datasets, known)
         if not recheck:
             self._require_bundles()
         if not self._has_copies():
@@ -382,9 +383,8 @@ class _Transfer:
             step = "give the replica another dataset, best in another pool"
             raise RefusedError(f"replica.{self._name}", reason, step)
 
-    def _refuse_same_copies(self, datasets: Iterable[str]) -> None:
-        """Refuse a dataset whose copy would have the name of another dataset's copy."""
-        known = [each.name for each in self._context.pool.datasets()]
+    def _refuse_same_copies(self, datasets: Iterable[str], known: Iterable[str]) -> None:
+        """Refuse a dataset whose copy would have the name of another known dataset's copy."""
         for dataset in datasets:
             for other in known:
                 if other != dataset and copy_name(other) == copy_name(dataset):

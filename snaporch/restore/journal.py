@@ -16,7 +16,7 @@ HOLD = "snaporch-restore"
 
 
 Written = dict[str, int | str]
-"""For each dataset a checksum of its files, or a number of bytes; see :mod:`.disk_changes`."""
+"""For each dataset a checksum of its files, or its bytes; see :mod:`.written_since_rollback`."""
 
 
 class RestoreStep(StrEnum):

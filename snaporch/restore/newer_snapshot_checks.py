@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from snaporch.catalog.keep import KEEP_HOLD
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
@@ -61,8 +61,9 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
         raise RefusedError(
             thing, f"newer snapshots have clones: {names}", "destroy the clones first"
         )
-    _check_kept(context, thing, snapshots)
-    held = [name for name in snapshots if set(context.pool.holds(name)) - {HOLD, UNDO_HOLD}]
+    holds = {name: set(context.pool.holds(name)) for name in snapshots}
+    _check_kept(context, thing, holds)
+    held = [name for name, tags in holds.items() if tags - {HOLD, UNDO_HOLD}]
     if held:
         raise RefusedError(
             thing, f"newer snapshots are held: {', '.join(held)}", "release them with zfs release"
@@ -76,16 +77,19 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
             )
 
 
-def _check_kept(context: Context, thing: str, names: Sequence[str]) -> None:
+def _check_kept(context: Context, thing: str, holds: Mapping[str, Collection[str]]) -> None:
     """Refuse snapshots that the admin keeps, also if their holds were released.
+
+    Args:
+        holds: of each snapshot.
 
     Raises:
         RefusedError: with their names, and the command that releases them.
     """
-    datasets = sorted({name.partition("@")[0] for name in names})
+    datasets = sorted({name.partition("@")[0] for name in holds})
     there = {each.full_name: each for each in context.pool.snapshots(datasets)} if datasets else {}
-    found = [there[name] for name in names if name in there]
-    kept = [each for each in found if _is_kept(context, each)]
+    found = [(there[name], tags) for name, tags in holds.items() if name in there]
+    kept = [each for each, tags in found if "kept" in each.properties or KEEP_HOLD in tags]
     if kept:
         own = thing.rpartition("@")[0]
         released = [f"{each.properties.get('domain', own)}@{each.name}" for each in kept]
@@ -94,7 +98,3 @@ def _check_kept(context: Context, thing: str, names: Sequence[str]) -> None:
             f"newer snapshots are kept: {', '.join(each.full_name for each in kept)}",
             "release them first: " + shlex.join(["snaporch", "unkeep", *dict.fromkeys(released)]),
         )
-
-
-def _is_kept(context: Context, snapshot: PoolSnapshot) -> bool:
-    return "kept" in snapshot.properties or KEEP_HOLD in context.pool.holds(snapshot.full_name)
