@@ -1,7 +1,12 @@
-"""The manifest: a JSON description of a bundle, validated whenever it is read or made."""
+"""The manifest: a JSON description of a bundle, validated whenever it is read or made.
+
+The file ends with its own checksum, so damage is noticed also where the JSON is still valid.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -17,6 +22,11 @@ FORMAT = 1
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 """Far more than the manifest of any guest; a bundle may come from another host."""
+
+_CHECKSUM = ',\n  "sha256": "{}"\n}}\n'
+"""The end of the file: the SHA-256 of all bytes before this text."""
+_END = re.compile(_CHECKSUM.format("([0-9a-f]{64})").encode())
+_END_BYTES = len(_CHECKSUM.format("0" * 64))
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
@@ -249,22 +259,50 @@ def read_manifest(directory: Path) -> Manifest:
     """Read the manifest of a bundle.
 
     Raises:
-        ManifestError: it does not exist, is too large, is not JSON, has a later format, or has an
-            invalid value.
+        ManifestError: it does not exist, is too large, or is invalid: see :func:`parse_manifest`.
     """
     path = directory / MANIFEST_NAME
     try:
         with path.open("rb") as stream:
             data = stream.read(MAX_MANIFEST_BYTES + 1)
-        if len(data) > MAX_MANIFEST_BYTES:
-            raise ManifestError(str(path), f"is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
-        return Manifest.model_validate_json(data)
     except OSError as error:
         raise ManifestError(str(path), error.strerror or "cannot be read") from error
+    if len(data) > MAX_MANIFEST_BYTES:
+        raise ManifestError(str(path), f"is larger than {MAX_MANIFEST_BYTES >> 20} MiB")
+    return parse_manifest(data, str(path))
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """The content of the file."""
+    return with_checksum(manifest.model_dump_json(indent=2, exclude_none=True))
+
+
+def with_checksum(document: str) -> bytes:
+    """A JSON object, indented by two, with its checksum as the last member."""
+    text = document.removesuffix("\n}").encode()
+    return text + _CHECKSUM.format(hashlib.sha256(text).hexdigest()).encode()
+
+
+def parse_manifest(data: bytes, thing: str) -> Manifest:
+    """The manifest in the content of a file.
+
+    Args:
+        data: the content.
+        thing: the file, for errors.
+
+    Raises:
+        ManifestError: it differs from the SHA-256 at its end, has a later format, or has an invalid
+            value.
+    """
+    text, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
+    if end is None or hashlib.sha256(text).hexdigest().encode() != end[1]:
+        raise ManifestError(thing, "its SHA-256 differs from the one at its end: it is damaged")
+    try:
+        return Manifest.model_validate_json(text + b"\n}")
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"]) or "document"
-        raise ManifestError(str(path), f"{where}: {first['msg']}") from error
+        raise ManifestError(thing, f"{where}: {first['msg']}") from error
 
 
 def cut_to_milliseconds(value: datetime) -> datetime:

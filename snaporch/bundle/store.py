@@ -23,6 +23,7 @@ from snaporch.bundle.manifest import (
     ManifestError,
     Part,
     Role,
+    manifest_bytes,
     read_manifest,
 )
 from snaporch.errors import SnaporchError
@@ -298,7 +299,7 @@ class PartialBundle:
 
         Returns: the final path.
         """
-        write_private(self.directory / MANIFEST_NAME, _text(manifest))
+        write_private(self.directory / MANIFEST_NAME, manifest_bytes(manifest))
         sync_directory(self.directory)
         self.directory.rename(self._final)
         sync_directory(self._final.parent)
@@ -309,14 +310,10 @@ def replace_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest of a sealed bundle in one step, on stable storage."""
     fresh = directory / NEW_MANIFEST_NAME
     fresh.unlink(missing_ok=True)
-    write_private(fresh, _text(manifest))
+    write_private(fresh, manifest_bytes(manifest))
     sync_directory(directory)  # also for the parts that it names
     fresh.rename(directory / MANIFEST_NAME)
     sync_directory(directory)
-
-
-def _text(manifest: Manifest) -> bytes:
-    return (manifest.model_dump_json(indent=2, exclude_none=True) + "\n").encode()
 
 
 def _directories(path: Path, name: str) -> list[Path]:

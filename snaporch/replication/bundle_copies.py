@@ -10,9 +10,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pydantic import ValidationError
-
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import COPY_NAME
 from snaporch.context import Context
 from snaporch.model import BundleState, SnapshotRecord
@@ -110,10 +108,11 @@ class BundleCopies:
 
     def _sums_there(self, record: SnapshotRecord) -> dict[str, str]:
         """The SHA-256 of each file in the replica's own manifest; empty without a valid one."""
-        text = self._destination.manifest(f"{record.uuid}/{record.run}")
+        reference = f"{record.uuid}/{record.run}"
+        text = self._destination.manifest(reference)
         try:
-            manifest = Manifest.model_validate_json(text)
-        except ValidationError:
+            manifest = parse_manifest(text.encode("utf-8", "surrogateescape"), reference)
+        except ManifestError:
             return {}
         if (manifest.uuid, manifest.run) != (record.uuid, record.run):
             return {}

@@ -1,10 +1,10 @@
 """The parts of a pause, and the limits that keep it short and the host free."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 from faults.process import Run
 from faults.stopping import STALL
 from guests.disks import Disk
@@ -65,12 +65,12 @@ def test_a_rate_does_not_keep_a_snapshot_from_being_whole(guest):
 
 def test_the_compressors_level_follows_the_snapshot_before(guest):
     manifest = Path(snapshot(guest, "--name", "s1")["bundle"]) / "manifest.json"
-    said = json.loads(manifest.read_text())
+    said = manifests.load(manifest)
     pace = said["parts"][0]["pace"]
     assert pace["level"] == 1
     assert 0 <= pace["waited_for_ram"] <= pace["seconds"]
     pace |= {"seconds": 10.0, "waited_for_store": 9.0}  # a store as slow as the lab has none
-    manifest.write_text(json.dumps(said))
+    manifests.store(manifest, said)
     mark = guest.mark()
     snapshot(guest, "--name", "s2")
     assert "at level 3; held up by " in must("snaporch", "show", f"{guest.name}@s2")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 from guests.disks import Disk
 from guests.guest import Guest
 from guests.serial import Log
@@ -131,9 +132,8 @@ def test_damage_is_found_and_never_restored(guest, three):
     assert "ram.rest" in outcome.err
     rest.write_bytes(whole)
     path = Path(document["bundle"]) / "manifest.json"
-    text = path.read_text()
     digest = ram(document)["pages"]["sha256"]
-    path.write_text(text.replace(digest, digest[::-1]))
+    manifests.replace_text(path, digest, digest[::-1])
     outcome = snaporch("verify", f"{guest.name}@damaged", "--checksums", "--quiet")
     assert outcome.status == 8
     assert "damaged" in outcome.err
@@ -142,7 +142,7 @@ def test_damage_is_found_and_never_restored(guest, three):
     one_line_error(refused, 5, "damaged", "--cold")
     guest.wait_count()
     guest.assert_undisturbed(mark)
-    path.write_text(text)
+    manifests.replace_text(path, digest[::-1], digest)
     assert snaporch("verify", f"{guest.name}@damaged", "--checksums", "--quiet").status == 0
 
 

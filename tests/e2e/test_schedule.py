@@ -1,10 +1,10 @@
 """Policies on real snapshots: due snapshots are taken, expired ones are deleted, and no others."""
 
-import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
@@ -147,9 +147,9 @@ def age_bundles(domain):
     records = snaporch("list", domain, "--json").json
     for hours, record in enumerate(reversed(records)):
         path = Path(record["bundle"]) / "manifest.json"
-        document = json.loads(path.read_text())
+        document = manifests.load(path)
         created = datetime.fromisoformat(document["created"]) - timedelta(hours=hours)
-        path.write_text(json.dumps(document | {"created": created.isoformat()}))
+        manifests.store(path, document | {"created": created.isoformat()})
 
 
 def test_what_is_to_be_verified_is_verified_once(guest, other):

@@ -5,6 +5,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 from guests.disks import Disk
 from guests.guest import Guest
 from guests.nvram import probe_value
@@ -72,7 +73,7 @@ def test_the_disks_come_back_from_a_bundle_with_variables_of_a_volume(guest, vol
     """An earlier snaporch took such, and could restore nothing of them."""
     taken = snapshot(guest)
     manifest, before = Path(taken["bundle"]) / "manifest.json", volume.read_bytes()
-    manifest.write_text(manifest.read_text().replace(str(guest.nvram()), str(volume)))
+    manifests.replace_text(manifest, str(guest.nvram()), str(volume))
     refused = snaporch("restore", f"uefi@{taken['snapshot']}", "--yes")
     assert refused.status == 5
     assert "or restore with --disks-only, which leaves it as it is" in refused.err

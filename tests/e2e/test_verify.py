@@ -1,5 +1,6 @@
 """Test restores: passing, failing as they must, and interrupted."""
 
+import hashlib
 import shutil
 import signal
 import subprocess
@@ -7,6 +8,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 from guests.disks import Disk
 from guests.guest import Guest
 from support import must, one_line_error, run, snaporch, snapshot, started, wait_for
@@ -162,14 +164,10 @@ def test_ram_that_checksums_do_not_know_to_be_bad(guest, tmp_path):
     ).stdout
     image.write_bytes(data)
     manifest = bundle / "manifest.json"
-    text = manifest.read_text()
-    import hashlib
-    import json
-
-    document = json.loads(text)
+    document = manifests.load(manifest)
     (part,) = [p for p in document["parts"] if p["role"] == "ram"]
     part |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    manifest.write_text(json.dumps(document))
+    manifests.store(manifest, document)
     passed(verify("ok@bad", "--checksums"), "checked")
     document = failed(verify("ok@bad"), "could not be resumed")
     assert document["reached"] == "checked"

@@ -1,8 +1,8 @@
 """A world with policies, and snapshots of any age."""
 
-import json
 from datetime import UTC, datetime, timedelta
 
+from fakes import manifests
 from snaporch.config import Config
 from snaporch.model import iso
 from snaporch.snapshot.request import SnapshotRequest
@@ -36,8 +36,8 @@ class Scheduled:
         for dataset in record.datasets:
             self.world.pool.age(f"{dataset}@{record.snapshot}", created)
         manifest = self.world.paths.bundles / record.uuid / record.run / "manifest.json"
-        document = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(document | {"created": iso(created)}))
+        document = manifests.load(manifest)
+        manifests.store(manifest, document | {"created": iso(created)})
         return record
 
     def hours_ago(self, *hours, **more):

@@ -3,6 +3,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 
 from snaporch.clone.clone import CloneRequest, clone
 from snaporch.model import DomainState, VerificationResult
@@ -212,13 +213,13 @@ def hourly(story, world):
         world.pool.write(dataset, b"first")
         world.pool.snapshot([f"{dataset}@hourly"], marks)
     manifest = Path(story.record.bundle) / "manifest.json"
-    document = json.loads(manifest.read_text())
+    document = manifests.load(manifest)
     document["snapshots"] += [
         {"dataset": s.dataset, "name": s.name, "guid": s.guid, "createtxg": s.createtxg}
         for s in world.pool.snapshots()
         if s.name == "hourly"
     ]
-    manifest.write_text(json.dumps(document))
+    manifests.store(manifest, document)
     return story
 
 

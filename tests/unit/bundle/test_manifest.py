@@ -1,7 +1,9 @@
 import json
+import subprocess
 from datetime import UTC, datetime
 
 import pytest
+from fakes import manifests
 
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
@@ -9,6 +11,7 @@ from snaporch.bundle.manifest import (
     ManifestError,
     Role,
     cut_to_milliseconds,
+    manifest_bytes,
 )
 from snaporch.bundle.manifest import read_manifest as read
 from snaporch.model import Level
@@ -54,13 +57,13 @@ def document():
 
 
 def stored(tmp_path, document):
-    (tmp_path / MANIFEST_NAME).write_text(json.dumps(document))
+    manifests.store(tmp_path / MANIFEST_NAME, document)
     return tmp_path
 
 
 def test_a_manifest_survives_writing_and_reading(tmp_path, document):
     first = read(stored(tmp_path, document))
-    (tmp_path / MANIFEST_NAME).write_text(first.model_dump_json())
+    (tmp_path / MANIFEST_NAME).write_bytes(manifest_bytes(first))
     assert read(tmp_path) == first
     assert first.created == NOW
     assert first.snapshots[0].guid == 2**64 - 1
@@ -142,6 +145,33 @@ def test_nothing_may_be_missing(tmp_path, document, missing):
     del document[missing]
     with pytest.raises(ManifestError, match=missing):
         read(stored(tmp_path, document))
+
+
+def test_a_change_of_any_byte_is_noticed(tmp_path, document):
+    path = stored(tmp_path, document) / MANIFEST_NAME
+    whole = path.read_bytes()
+    for place, byte in enumerate(whole):
+        for damaged in (whole[:place], whole[:place] + bytes([byte ^ 1]) + whole[place + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(ManifestError, match="it is damaged"):
+                read(tmp_path)
+
+
+def test_its_checksum_is_what_sha256sum_prints_for_the_rest(tmp_path, document):
+    """The command is on the page of the bundle's format."""
+    command = "head -n -2 manifest.json | head -c -2 | sha256sum"
+    done = subprocess.run(
+        command, shell=True, cwd=stored(tmp_path, document), capture_output=True, check=True
+    )
+    text = (tmp_path / MANIFEST_NAME).read_text()
+    assert json.loads(text)["sha256"] == done.stdout.decode().split()[0]
+
+
+def test_nothing_may_follow_the_checksum(tmp_path, document):
+    path = stored(tmp_path, document) / MANIFEST_NAME
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ManifestError, match="it is damaged"):
+        read(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff\xfe{}", b"{}garbage"])

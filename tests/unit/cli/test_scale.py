@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes import zfs_get
 
-from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry
+from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry, manifest_bytes
 from snaporch.model import Level
 from snaporch.zfs.cli import ZfsCommand
 
@@ -73,7 +73,7 @@ def _run(store, domain, uuid, datasets, number):
     )  # fmt: skip
     bundle = store / uuid / run
     bundle.mkdir(parents=True)
-    (bundle / "manifest.json").write_text(manifest.model_dump_json())
+    (bundle / "manifest.json").write_bytes(manifest_bytes(manifest))
     properties = {
         "run": run, "level": "paused", "bundle": f"{uuid}/{run}", "uuid": uuid, "domain": domain,
         "retention": "hourly",

@@ -1,10 +1,10 @@
 """A clone's images are never the original's."""
 
-import json
 import os
 from pathlib import Path, PurePosixPath
 
 import pytest
+from fakes import manifests
 from fakes.domain_xml import DiskSpec
 from fakes.images import qcow2
 from hypothesis import given
@@ -241,10 +241,10 @@ def test_a_bundle_without_data_of_backing_files_is_accepted(layout, tmp_path):
     layout.put("top.img", qcow2(str(golden), "raw")).snapshot()
     source = layout.source()
     path = source.directory / "manifest.json"
-    said = json.loads(path.read_text())
+    said = manifests.load(path)
     for disk in said["disks"]:
         del disk["beneath"]
-    path.write_text(json.dumps(said))
+    manifests.store(path, said)
     write_to(golden)
     layout.clone()
     assert layout.images()[1] == str(golden)

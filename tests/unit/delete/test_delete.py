@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes import manifests
 from fakes.hooks import failing
 
 from snaporch import default_paths
@@ -262,9 +263,9 @@ def test_guests_that_share_a_dataset_are_deleted_together_or_not_at_all(two):
     world.add_guest("db", disks={"vda": "tank/web", "vdb": "flash/web"})
     of_db = world.paths.bundles / world.guest("db").uuid / "20260101T000000Z-00000000"
     shutil.copytree(of_web, of_db)
-    manifest = json.loads((of_db / "manifest.json").read_text())
+    manifest = manifests.load(of_db / "manifest.json")
     manifest |= {"domain": "db", "uuid": of_db.parent.name, "run": of_db.name}
-    (of_db / "manifest.json").write_text(json.dumps(manifest))
+    manifests.store(of_db / "manifest.json", manifest)
     assert left(two)[:2] == ["db@s1", "web@s1"] or left(two)[:2] == ["web@s1", "db@s1"]
     assert "is also db@s1" in lines(run(two, "web@s1"))[0]
     assert run(two, "web@s1", "db@s1", also_newest=True).failures == ()

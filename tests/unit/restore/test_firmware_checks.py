@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 
 from snaporch.restore.losses import losses
 from snaporch.restore.run import check_bundle, restore
@@ -43,7 +44,7 @@ def test_the_disks_alone_come_back_where_variables_have_no_place(firmware, world
     place.symlink_to("/dev/null")
     if kind == "device":
         variables = str(world.root / "vars.fd")
-        manifest.write_text(manifest.read_text().replace(variables, str(place)))
+        manifests.replace_text(manifest, variables, str(place))
     else:
         world.add_guest("mail", {"vda": "tank/mail"}, nvram=str(world.root / "vars.fd"))
     world.hooks.log.clear()
@@ -79,7 +80,7 @@ def test_a_tpm_that_another_domain_uses_is_refused(firmware, world):
 def test_a_path_that_the_definition_does_not_name_is_refused(firmware, world):
     """A manifest may name any path; only the definition counts."""
     path = Path(firmware.record.bundle) / "manifest.json"
-    path.write_text(path.read_text().replace(str(world.root / "vars.fd"), "/etc/passwd"))
+    manifests.replace_text(path, str(world.root / "vars.fd"), "/etc/passwd")
     assert "its nvram belongs to /etc/passwd, which is not what" in refusal(world)
 
 

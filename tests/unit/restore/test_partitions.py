@@ -1,9 +1,9 @@
 """A disk that is a partition is treated neither as its volume nor as another partition."""
 
-import json
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.clone.clone import CloneRequest, check_clone
@@ -31,11 +31,11 @@ def record(world):
 @pytest.fixture(params=["noted", "of an earlier bundle"])
 def source(request, record, world):
     path = Path(record.bundle) / MANIFEST_NAME
-    manifest = json.loads(path.read_text())
+    manifest = manifests.load(path)
     assert manifest["disks"][0]["partition"] == 1
     if request.param != "noted":
         del manifest["disks"][0]["partition"]
-        path.write_text(json.dumps(manifest))
+        manifests.store(path, manifest)
     return complete_source(world.context, find_records(world.context, "part@s1")[-1])
 
 

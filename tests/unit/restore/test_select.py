@@ -1,11 +1,11 @@
 """The selection of a snapshot: by time, or with a bundle elsewhere."""
 
-import json
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
@@ -24,9 +24,9 @@ def utc(hour):
 def date(record, moment):
     """Have a snapshot be of another time."""
     path = Path(record.bundle) / MANIFEST_NAME
-    manifest = json.loads(path.read_text())
+    manifest = manifests.load(path)
     manifest["created"] = moment.isoformat()
-    path.write_text(json.dumps(manifest))
+    manifests.store(path, manifest)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from fakes.images import qcow2
 
 from snaporch import default_paths
 from snaporch.bundle import store
-from snaporch.bundle.manifest import MANIFEST_NAME, BackingFileEntry, read_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, BackingFileEntry, manifest_bytes, read_manifest
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
 from snaporch.errors import (
@@ -681,7 +681,7 @@ def test_no_result_where_a_backing_file_cannot_be_read(original, world):
     far = BackingFileEntry(path="/far/away/base.qcow2", inode=5, bytes=1000, mtime_ns=5)
     first, *others = manifest.disks
     disks = (first.model_copy(update={"beneath": (far,)}), *others)
-    path.write_text(manifest.model_copy(update={"disks": disks}).model_dump_json())
+    path.write_bytes(manifest_bytes(manifest.model_copy(update={"disks": disks})))
     with pytest.raises(UnavailableError, match=r"base\.qcow2.*cannot be read"):
         check(world)
     assert record(world).verified is None
