@@ -56,6 +56,13 @@ class Taken:
         """Whether a place has all files of the bundle."""
         return not self.bundle or files_of(bundles / self.bundle) == self.files
 
+    def has_manifest(self, bundles: Path) -> bool:
+        """Whether a place has the manifest, and it is not damaged."""
+        name = "manifest.json"
+        return bool(self.bundle) and files_of(bundles / self.bundle).get(name) == self.files.get(
+            name
+        )
+
 
 def zfs_snapshots(*datasets: str) -> list[ZfsSnapshot]:
     """The ZFS snapshots of datasets and of all below them, oldest first."""

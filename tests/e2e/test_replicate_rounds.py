@@ -202,7 +202,7 @@ class Simulation:
         return {
             name
             for name in records
-            if not (BUNDLES / self.taken[name].bundle / "manifest.json").exists()
+            if not self.taken[name].has_manifest(BUNDLES)
             and not self.taken[name].parts.keys() <= here
         }
 
@@ -366,7 +366,7 @@ class Simulation:
     def damage_here(self):
         record = self.any_of([each for each in self.records().values() if each["bundle"]])
         if record:
-            self.damage(Path(record["bundle"]), "here", spare="manifest.json")
+            self.damage(Path(record["bundle"]), "here")
 
     def roll_back_here(self):
         domain = self.any_guest()
@@ -442,9 +442,9 @@ class Simulation:
         if bundle:
             self.damage(bundle, "there")
 
-    def damage(self, bundle, where, spare=""):
-        """Damage a file, or remove it or all; what a manifest here says is taken for true."""
-        path = self.any_of(sorted(each for each in bundle.iterdir() if each.name != spare))
+    def damage(self, bundle, where):
+        """Damage a file, or remove it or all."""
+        path = self.any_of(sorted(bundle.iterdir()))
         how = self.random.choice(["flip", "truncate", "remove", "remove all"])
         if path is None or how == "remove all":
             shutil.rmtree(bundle)

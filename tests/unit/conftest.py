@@ -20,10 +20,6 @@ from fakes.world import World
 
 from snaporch import default_paths
 
-# Runs of one second are ordered by chance, so its rounds differ although the seed is the same. Some
-# end with a snapshot that is called replicated and is damaged there: a fault that is still open.
-collect_ignore = [] if os.environ.get("LONG") else ["replication/test_rounds.py"]
-
 # An example takes as long as the machine needs: no test asserts times. The same examples each time,
 # so that a change is not blamed for what was there before; `make test-all` looks for new ones.
 hypothesis.settings.register_profile(
