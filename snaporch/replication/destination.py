@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, copy_name
@@ -34,7 +34,7 @@ from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed, ssh_words
+from snaporch.remote_host import LIMIT_SECONDS, Host, check_installed, ssh_words
 from snaporch.replication.pipeline import Pipeline
 from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
 from snaporch.replication.streams import (
@@ -51,6 +51,11 @@ from snaporch.zfs.remote import RemoteZfs
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
 _OUTPUT_BYTES = 1 << 20
+_MAX_OUTPUT_BYTES = 1 << 24
+"""What a transfer may print at most: ``zfs send`` prints a line for each snapshot that is gone."""
+_SLOWEST = 1 << 20
+"""Bytes per second that a replica reads or writes at least, beside other work."""
+_CHECK_SECONDS = 60
 _NAMED = 5
 """How many snapshots a message names."""
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
@@ -319,11 +324,9 @@ class ReplicaDestination:
         receive = self._host.command("zfs", "receive", *options, self._copy_name(dataset))
         rate = ["-R", f"{self._replica.rate}M"] if self._replica.rate else []
         buffered = shutil.which("mbuffer") is not None
-        buffer = [["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate]] if buffered else []
-        send = ["zfs", "send", *words]
-        # ssh reads all data, too; without either the kernel writes into a local zfs receive
-        counted = buffered or bool(self._replica.host)
-        status, lines = self._run(send, *buffer, receive, counted=counted)
+        # Without a command between them, only the kernel would count what they move.
+        buffer = ["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate] if buffered else ["cat"]
+        status, lines = self._run(["zfs", "send", *words], buffer, receive, counted=True)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
@@ -439,7 +442,9 @@ class ReplicaDestination:
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See the protocol."""
         directory = f"{self._replica.bundles}/{reference}"
-        found = self._differing(directory, sums)
+        with self._reading():
+            limit = _limit(int(self._host.run("du", "-sb", directory).split()[0]))
+        found = self._differing(directory, sums, limit)
         if not found:
             self._host.run("touch", f"{directory}/{COPY_NAME}")
         return found
@@ -450,11 +455,15 @@ class ReplicaDestination:
         read = f"if test -f {path}; then head -c {MAX_MANIFEST_BYTES} {path}; fi"
         return self._host.script(read, what=MANIFEST_NAME)
 
-    def _differing(self, directory: str, sums: Mapping[str, str]) -> list[str]:
-        """The files in a directory whose content does not have this SHA-256."""
+    def _differing(self, directory: str, sums: Mapping[str, str], limit: float) -> list[str]:
+        """The files in a directory whose content does not have this SHA-256.
+
+        Args:
+            limit: seconds.
+        """
         names = shlex.join(sums)
         script = f"cd {shlex.quote(directory)} && {{ nice -n 19 sha256sum -- {names} || true; }}"
-        lines = self._host.script(script, what="sha256sum").splitlines()
+        lines = self._host.script(script, what="sha256sum", limit=limit).splitlines()
         found = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         return [name for name, digest in sums.items() if found.get(name) != digest]
 
@@ -471,7 +480,9 @@ class ReplicaDestination:
             what=str(self._replica.bundles),
         )
         self._copy_files(directory, reference, partial)
-        if damaged := self._differing(partial, sums):
+        with self._local_errors():
+            limit = _limit(sum(path.stat().st_size for path in directory.iterdir()))
+        if damaged := self._differing(partial, sums, limit):
             # Not kept: rsync would not copy a file again that has the right size and time.
             self._host.run("rm", "-rf", partial)
             return damaged
@@ -484,7 +495,8 @@ class ReplicaDestination:
             f" && mv -T {copied} {ready} && sync -f {store}"
             # leftovers of transfers that were abandoned: of each, the former bundle has its name
             f" && rm -rf {former} {store}/.*{COPYING_SUFFIX}",
-            what="mv",
+            what="sync",
+            limit=limit,
         )
         return []
 
@@ -518,9 +530,8 @@ class ReplicaDestination:
 
         Args:
             commands: each gets the output of the one before it.
-            counted: all data goes through a process of its own group, such as mbuffer; so it is
-                ended when no data moves. Otherwise the bytes cannot be counted: ``zfs send`` writes
-                in the kernel.
+            counted: end it when no data moves. All data must go through a process such as mbuffer:
+                what ``zfs send`` writes in the kernel is not counted.
 
         Returns:
             The exit status, and the output.
@@ -531,7 +542,8 @@ class ReplicaDestination:
         with self._local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
             process = Pipeline(commands, output)
             try:
-                status = self._wait(process, StallDetector(process.pid) if counted else None)
+                pace = StallDetector(process.pid) if counted else None
+                status = self._wait(process, output, pace)
             finally:
                 _end_group(process)
             log.exited(status)
@@ -547,11 +559,14 @@ class ReplicaDestination:
             where = f" ({error.filename})" if error.filename else ""
             raise ReplicaError(self._name, f"{error.strerror or error}{where}") from error
 
-    def _wait(self, process: Pipeline, pace: StallDetector | None) -> int:
+    def _wait(self, process: Pipeline, output: IO[bytes], pace: StallDetector | None) -> int:
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
+            if os.fstat(output.fileno()).st_size > _MAX_OUTPUT_BYTES:
+                reason = f"a transfer prints over {_MAX_OUTPUT_BYTES >> 20} MiB, and was ended"
+                raise ReplicaError(self._name, reason)
             if pace is not None and pace.is_stalled():
                 raise ReplicaError(
                     self._name,
@@ -571,12 +586,17 @@ def unavailable_reason(replica: Replica) -> str:
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
         check_installed("rsync")
-        host.run("rsync", "--version")
-        host.run("zfs", "list", "-H", "-o", "name", pool)
-        host.run("ls", "-d", f"{replica.bundles}/")
+        host.run("rsync", "--version", limit=_CHECK_SECONDS)
+        host.run("zfs", "list", "-H", "-o", "name", pool, limit=_CHECK_SECONDS)
+        host.run("ls", "-d", f"{replica.bundles}/", limit=_CHECK_SECONDS)
     except SnaporchError as error:
         return error.line()
     return ""
+
+
+def _limit(size: int) -> float:
+    """The seconds within which a replica must have read, or synced, so many bytes."""
+    return LIMIT_SECONDS + size / _SLOWEST
 
 
 def _reason(lines: Sequence[str]) -> str:

@@ -8,13 +8,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import CommandError, Host
+from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.zfs.cli import ZfsCommand
 from snaporch.zfs.interface import PoolError
 from snaporch.zfs.mount_users import BlockingMount
 
 _SCRIPT_BYTES = 60_000
 """ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
+_SET_SECONDS = 3600
+"""How long a script of many ``zfs set`` may take: each waits until it is on the disks."""
 _OR_FAILED = " || failed=1; "
 
 
@@ -28,9 +30,9 @@ class RemoteZfs(ZfsCommand):
     def _run(self, *arguments: str) -> str:
         return self._script(shlex.join(["zfs", *arguments]), f"zfs {arguments[0]}")
 
-    def _script(self, script: str, what: str) -> str:
+    def _script(self, script: str, what: str, limit: float = LIMIT_SECONDS) -> str:
         try:
-            return self._host.script(script, what=what)
+            return self._host.script(script, what=what, limit=limit)
         except CommandError as error:
             raise PoolError(error.thing, error.reason, error.step) from error
 
@@ -89,7 +91,7 @@ class RemoteZfs(ZfsCommand):
         failures = []
         for script in _scripts(properties):
             try:
-                self._script(script, "zfs set")
+                self._script(script, "zfs set", _SET_SECONDS)
             except PoolError as error:
                 failures.append(error)
         for first in failures:

@@ -20,7 +20,7 @@ from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import CommandError, Host, ssh_words
+from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host, ssh_words
 from snaporch.replication import destination
 from snaporch.replication.destination import (
     BundleCopy,
@@ -70,6 +70,11 @@ def test_a_transfer_inside_the_kernel_is_not_watched(tmp_path, monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     there = to(tmp_path)
     assert there._run(["sleep", "1"], counted=False) == (0, [])
+
+
+def test_a_transfer_that_prints_without_end_is_ended(tmp_path):
+    with pytest.raises(ReplicaError, match="nas: a transfer prints over 16 MiB, and was ended"):
+        to(tmp_path)._run(["yes"], counted=False)
 
 
 SYNC = """#!/bin/sh
@@ -373,7 +378,14 @@ def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted, rate, l
 def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
     without("mbuffer", monkeypatch)
     assert Sending(tmp_path, tools, rate=5).sent()
-    assert (tools.called("mbuffer"), counted) == ([], [False, False])
+    assert (tools.called("mbuffer"), counted) == ([], [True, True])
+
+
+def test_what_zfs_moves_on_this_machine_is_counted_without_mbuffer(sending, monkeypatch):
+    without("mbuffer", monkeypatch)
+    sending.tools.put("cat", 'exec /bin/cat "$@"')
+    assert len(sending.sent()) == 2
+    assert sending.tools.called("cat").count([""]) == 4, "one reads, one is the fake's receive"
 
 
 def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeypatch):
@@ -566,6 +578,42 @@ def test_files_of_a_bundle_that_are_missing_or_differ_are_found(tmp_path):
     assert (store / COPY_NAME).stat().st_mtime == 0
     assert there.damaged("u/run-1", sums(a=b"a", b=b"b")) == []
     assert there.bundles("u")["run-1"].unread < 60
+
+
+class LimitsSeen(Host):
+    """A host that records how long each command may take."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.seen: dict[str, float] = {}
+
+    def script(self, script, *, what, limit=LIMIT_SECONDS):
+        self.seen[what] = limit
+        return super().script(script, what=what, limit=limit)
+
+
+def test_a_large_bundle_may_be_read_and_synced_longer(tmp_path, tools, monkeypatch):
+    hosts = []
+    monkeypatch.setattr(
+        destination, "Host", lambda *given: hosts.append(LimitsSeen(*given)) or hosts[-1]
+    )
+    tools.put("rsync", 'eval src="\\${$(($# - 1))}"; for last; do :; done; cp -r "$src." "$last"')
+    tools.put("sha256sum")
+    tools.put("sync")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    with (bundle / "ram").open("wb") as stream:
+        stream.truncate(1000 << 20)
+    there = to(tmp_path)
+    assert there.store(bundle, "u/run-1", {}) == []
+    (host,) = hosts
+    assert (host.seen["sha256sum"], host.seen["sync"]) == (1600, 1600)
+    assert there.damaged("u/run-1", {}) == []
+    assert 1600 < host.seen["sha256sum"] < 1601
+    assert host.seen["touch"] == LIMIT_SECONDS
+    tools.put("du", "echo much")
+    with pytest.raises(ReplicaError, match="its answer cannot be read"):
+        there.damaged("u/run-1", {})
 
 
 def test_the_manifest_of_a_copy_is_read(tmp_path):
