@@ -42,6 +42,7 @@ from snaporch.replication.streams import (
     RAW,
     Originals,
     is_token,
+    later,
     streams,
     token_refusal,
 )
@@ -61,6 +62,8 @@ _NAMED = 5
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
 
 
+_OTHER_OBSTACLE = re.compile("incomplete stream|busy|space|quota|suspended|key|permission")
+"""In errors of ``zfs receive`` that a new stream meets, too, or that the same one may not meet."""
 _FORMER_SUFFIX = ".former"
 """Suffix of the directory of a bundle that is being replaced."""
 _FINISH_REPLACING = (
@@ -272,12 +275,38 @@ class ReplicaDestination:
         if theirs and theirs[-1].guid not in ours.births:
             reason = f"this host has neither {theirs[-1].full_name} nor a bookmark of it"
             raise ReplicaError(thing, reason, _SEE)
-        return ours, theirs[-1].guid if theirs else None
+        newest = theirs[-1].guid if theirs else None
+        names = {each.name for each in later(ours, newest)}
+        if same := [each for each in theirs if each.name in names]:
+            raise self._used_again(dataset, same)
+        return ours, newest
 
-    def _resume(self, ours: Originals, newest: int | None, *, raw: bool) -> bool:
+    def _used_again(self, dataset: str, same: Sequence[PoolSnapshot]) -> ReplicaError:
+        """The error for snapshots of a copy whose names newer snapshots of this host have.
+
+        ZFS receives no second snapshot of a name. A renamed one keeps its GUID.
+        """
+        copy = self._copy_name(dataset)
+        names = ", ".join(f"@{each.name}" for each in same[:_NAMED])
+        more = f" and {len(same) - _NAMED} more" if len(same) > _NAMED else ""
+        renames = (
+            ("zfs", "rename", f"{copy}@{each.name}", f"{copy}@{each.name}-kept-{each.guid}")
+            for each in same
+        )
+        return ReplicaError(
+            f"{self._name}: {dataset}",
+            f"{copy} has older snapshots of the same names, which were used again ({names}{more})",
+            f"keep them under other names: {self._commands(*renames)}, and replicate again",
+        )
+
+    def _resume(self, ours: Originals, newest: int | None, *, raw: bool, refusal: str = "") -> bool:
         """Continue the transfer that was interrupted, if this host would send that stream now.
 
-        Otherwise what arrived of it is discarded.
+        Otherwise, or if the replica refuses that twice, what arrived of it is discarded: this host
+        still has all of it.
+
+        Args:
+            refusal: why the replica has refused it before.
 
         Returns:
             Whether a snapshot has arrived.
@@ -286,21 +315,34 @@ class ReplicaDestination:
         if token == NO_TOKEN:
             return False
         words = ["-w"] if raw else []  # whatever the token says
-        reason = "its token has no valid form"
-        if is_token(token):
-            check = ["zfs", "send", "-nvP", *words, "-t", token]
-            status, report = self._output(check, counted=False)
-            reason = _reason(_lines(report))
-            if status == 0:
-                options = self._send_options(raw=raw)
-                reason = token_refusal(report, ours, newest, options)
-        if reason:
-            text = f"an interrupted transfer is not continued, but begins again: {reason}"
-            self._progress.note(f"{self._name}: {ours.dataset}", text)
-            self._host.run("zfs", "receive", "-A", self._copy_name(ours.dataset))
-            return False
-        self._transfer(ours.dataset, [*words, "-t", token])
-        return True
+        reason = self._token_refusal(ours, newest, token, words)
+        if not reason:
+            try:
+                self._transfer(ours.dataset, [*words, "-t", token])
+            except ReplicaError as error:
+                if not _is_refusal(error.reason):
+                    raise
+                if not refusal:
+                    return self._resume(ours, newest, raw=raw, refusal=error.reason)
+                reason = f"the replica refuses to continue it: {error.reason}"
+            else:
+                return True
+        text = f"an interrupted transfer is not continued, but begins again: {reason}"
+        self._progress.note(f"{self._name}: {ours.dataset}", text)
+        self._host.run("zfs", "receive", "-A", self._copy_name(ours.dataset))
+        return False
+
+    def _token_refusal(
+        self, ours: Originals, newest: int | None, token: str, words: Sequence[str]
+    ) -> str:
+        """Why a token must not be used; empty if it may be."""
+        if not is_token(token):
+            return "its token has no valid form"
+        check = ["zfs", "send", "-nvP", *words, "-t", token]
+        status, report = self._output(check, counted=False)
+        if status != 0:
+            return _reason(_lines(report))
+        return token_refusal(report, ours, newest, self._send_options(raw=bool(words)))
 
     def _state(self, dataset: str) -> tuple[str, str]:
         """The bytes written to a copy since its newest snapshot, and its resume token.
@@ -383,8 +425,12 @@ class ReplicaDestination:
 
     def _command(self, *words: str) -> str:
         """A command on the replica, for an admin on this host."""
-        command = shlex.join(words)
-        return shlex.join(["ssh", self._replica.host, command]) if self._replica.host else command
+        return self._commands(words)
+
+    def _commands(self, *commands: Sequence[str]) -> str:
+        """Commands on the replica, as one command line for an admin on this host."""
+        script = " && ".join(map(shlex.join, commands))
+        return shlex.join(["ssh", self._replica.host, script]) if self._replica.host else script
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """See the protocol."""
@@ -604,6 +650,11 @@ def _reason(lines: Sequence[str]) -> str:
     reason = next((line for line in lines if line.startswith("cannot ")), "")
     others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
     return reason or (others or lines or ["zfs send failed without output"])[-1]
+
+
+def _is_refusal(reason: str) -> bool:
+    """Whether ``zfs receive`` refused a stream, for a reason that another stream may not have."""
+    return reason.startswith("cannot receive ") and not _OTHER_OBSTACLE.search(reason)
 
 
 def _lines(text: str) -> list[str]:

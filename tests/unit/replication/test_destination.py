@@ -354,6 +354,24 @@ def test_nothing_is_sent_to_a_copy_that_this_host_knows_no_snapshot_of(sending):
         sending.sent()
 
 
+@pytest.mark.parametrize("host", ["", "root@nas"])
+def test_a_name_that_was_used_again_is_reported_with_the_command_that_keeps_both(
+    tmp_path, tools, host
+):
+    """ZFS receives no second snapshot of a name."""
+    sending = Sending(tmp_path, tools, host=host)
+    sending.arrived("s2")
+    sending.pool.destroy_snapshots(["tank/web@s1"])
+    sending.pool.snapshot(["tank/web@s1"], {})  # the copy's @s1 has another GUID
+    with pytest.raises(ReplicaError, match=r"older snapshots of the same names.*\(@s1\)") as caught:
+        sending.sent()
+    kept = f"backup/kvm/tank:web@s1-kept-{sending.guid('s2')}"
+    rename = f"zfs rename backup/kvm/tank:web@s1 {kept}"
+    command = f"ssh root@nas '{rename}'" if host else rename
+    assert f"keep them under other names: {command}, and" in caught.value.step
+    assert not any(words[0] == "send" for words in tools.called("zfs"))
+
+
 @pytest.mark.parametrize(
     ("cipher", "options"), [("aes-256-gcm", "-Lc"), ("off", "-Lce")], ids=["encrypted", "clear"]
 )
@@ -507,6 +525,48 @@ def test_a_token_of_another_dataset_is_discarded(sending):
 def test_a_token_without_raw_of_an_encrypted_dataset_is_discarded(sending):
     sending.token(TOKEN, contents(sending))
     refused(sending, "its token is not for a raw stream", raw=True)
+
+
+REFUSING = r"""case "$1 $2" in
+    "send -t") echo "rest of a stream"; exit ;;
+    "receive -A") ;;
+    receive*) test "$(cat {place}/token)" = - || {{
+        cat >{place}/refused; {then}
+        echo "cannot receive resume stream: {reason}" >&2
+        exit 1
+    }} ;;
+esac
+"""
+
+
+def refusing(sending, reason, then=":"):
+    """The replica refuses to continue at its own token."""
+    sending.token(TOKEN, contents(sending))
+    script = REFUSING.format(place=sending.place, reason=reason, then=then)
+    sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
+
+
+@pytest.mark.parametrize("second", [TOKEN, f"{TOKEN}9d"])
+def test_a_transfer_that_the_replica_twice_refuses_to_continue_begins_again_once(sending, second):
+    """The first try may have moved its token."""
+    move = f"echo {second} >{sending.place}/token"
+    refusing(sending, "destination backup/kvm/tank:web has been modified", move)
+    assert sending.sent() == ["send -Lce tank/web@s1", "send -Lce -I tank/web@s1 tank/web@s3"]
+    (note,) = sending.heard.notes
+    assert "begins again: the replica refuses to continue it: cannot receive resume stream" in note
+    assert sent_words(sending)[:2] == [["send", "-t", TOKEN], ["send", "-t", second]]
+    assert sending.tools.called("zfs").count(["receive", "-A", "backup/kvm/tank:web"]) == 1
+
+
+@pytest.mark.parametrize(
+    "reason", ["out of space", "destination is busy", "checksum mismatch or incomplete stream."]
+)
+def test_a_transfer_that_may_still_be_continued_is_not_discarded(sending, reason):
+    refusing(sending, reason)
+    with pytest.raises(ReplicaError, match=reason) as caught:
+        sending.sent()
+    assert "if this error comes again, discard what arrived: zfs receive -A" in caught.value.step
+    assert not any(words[:2] == ["receive", "-A"] for words in sending.tools.called("zfs"))
 
 
 @pytest.mark.parametrize("guid", ["x", "", "9" * 5000])
