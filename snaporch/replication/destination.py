@@ -47,7 +47,7 @@ from snaporch.replication.streams import (
     token_refusal,
 )
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
-from snaporch.zfs.remote import RemoteZfs
+from snaporch.zfs.remote import ROOT_OPTIONS, RemoteZfs
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
@@ -233,7 +233,7 @@ class ReplicaDestination:
         except PoolError as error:
             if error.step:
                 raise
-            create = self._command("zfs", "create", "-p", "-o", "mountpoint=none", root)
+            create = self._command("zfs", "create", "-p", *ROOT_OPTIONS, root)
             raise ReplicaError(
                 f"{self._name}: {root}",
                 f"the copies cannot be listed: {error.reason}",

@@ -458,6 +458,37 @@ def shell(command):
 
 
 @pytest.mark.lab
+def test_nothing_of_a_replica_is_mounted_and_no_volume_has_a_device(tmp_path):
+    scratch = ZfsScratch(_real_pool())
+    volume, place = f"{scratch.root}/volume", f"{scratch.other}/a/b/copies"
+    there = destination(scratch, Replica(dataset=place, bundles=tmp_path))
+    try:
+        there.create()
+        shown = shell(f"zfs get -r -H -o value mounted {scratch.other}").stdout.split()
+        assert shown == ["yes", *["no"] * 3]
+        scratch.create(f"{scratch.other}/a/own")
+        assert shell(f"zfs get -H -o value mounted {scratch.other}/a/own").stdout == "yes\n"
+        before = volumes()
+        assert shell(f"zfs create -s -V 16m {volume}").returncode == 0
+        assert volumes(more_than=before) == before + 1
+        scratch.pool.snapshot([f"{volume}@a"], {})
+        there.send(volume, raw=False)
+        copy, back = there._copy_name(volume), f"{scratch.root}/back"
+        assert shell(f"zfs send -p {copy}@a | zfs receive -u {back}").returncode == 0
+        assert volumes(more_than=before + 1) == before + 2, "what came back has a device again"
+    finally:
+        scratch.remove()
+
+
+def volumes(more_than=-1):
+    """How many devices of volumes there are; the kernel makes one in the background."""
+    end = time.monotonic() + 60
+    while len(found := [*Path("/sys/block").glob("zd*")]) <= more_than and time.monotonic() < end:
+        time.sleep(0.1)
+    return len(found)
+
+
+@pytest.mark.lab
 def test_after_the_rename_in_the_error_a_name_can_be_used_again(replica):
     scratch, there, _ = replica
     root, pool = scratch.root, scratch.pool

@@ -184,7 +184,7 @@ def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
     assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
 
 
-CREATE = "zfs create -p -o mountpoint=none backup/kvm"
+CREATE = "zfs create -p -o mountpoint=none -o volmode=none backup/kvm"
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,40 @@ def test_the_dataset_of_copies_is_made_only_when_that_is_demanded(sending):
     sending.sent()
     assert not any(words[0] == "create" for words in sending.tools.called("zfs"))
     sending.there.create()
-    made = [words for words in sending.tools.called("zfs") if words[0] == "create"]
-    assert made == [["create", "-p", "-o", "mountpoint=none", "backup/kvm"]]
+    assert ["list", "backup/kvm"] in sending.tools.called("zfs")
+
+
+OF_ALL = ["-o", "mountpoint=none", "-o", "volmode=none"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "present", "made"),
+    [
+        ("backup/kvm", [], [["create", *OF_ALL, "backup/kvm"]]),
+        ("backup/kvm", ["backup/kvm"], []),
+        ("backup", ["backup"], []),
+        (
+            "backup/a/b/kvm",
+            ["backup/a"],
+            [["create", "-o", "canmount=off", "backup/a/b"], ["create", *OF_ALL, "backup/a/b/kvm"]],
+        ),
+    ],
+)
+def test_neither_the_dataset_of_copies_nor_a_parent_is_mounted(tools, dataset, present, made):
+    """``zfs create -p`` mounts the parents; one that exists stays as it is."""
+    tools.put(
+        "zfs",
+        f'case "$1" in list) case " {" ".join(present)} " in *" $2 "*) ;; *) false; esac; esac',
+    )
+    RemoteZfs(Host("")).make(dataset)
+    assert [words for words in tools.called("zfs") if words[0] == "create"] == made
+
+
+def test_a_dataset_of_copies_that_cannot_be_created_is_reported(tools):
+    tools.put("zfs", "echo no such pool >&2; false")
+    with pytest.raises(PoolError, match="zfs create: no such pool"):
+        RemoteZfs(Host("")).make("backup/a/kvm")
+    assert len([words for words in tools.called("zfs") if words[0] == "create"]) == 1
 
 
 def test_a_new_copy_gets_the_oldest_snapshot_and_then_all_others(sending):
