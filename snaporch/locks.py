@@ -35,6 +35,7 @@ DAEMON = "daemon"
 """What the daemon does, for :func:`domain_lock`."""
 RETENTION = "retention"
 DELETING = "delete"
+REPLICATING = "replicate"
 _BRIEF = (RECOVERING, PRUNING, RETENTION, DELETING)
 
 
@@ -49,6 +50,11 @@ class LockTimes:
 
 
 _TIMES = LockTimes()
+
+
+def replication_lock_name(uuid: str) -> str:
+    """The name of the lock that keeps retention from deleting snapshots while they are copied."""
+    return f"{uuid}-replication"
 
 
 @contextmanager

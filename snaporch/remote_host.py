@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import selectors
 import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import IO
 
 from snaporch.command_log import LoggedCommand
 from snaporch.errors import SnaporchError, UnavailableError
@@ -26,6 +30,13 @@ _SYSTEM_DIRECTORIES = "/usr/local/sbin:/usr/sbin:/sbin"
 _PATH = f"PATH=$PATH:{_SYSTEM_DIRECTORIES}; export PATH; "
 _SSH_FAILED = 255
 _POLL_SECONDS = 0.2
+LIMIT_SECONDS = 600
+"""How long a command may take that lists or changes something, on slow disks, too."""
+_OUTPUT_BYTES = 1 << 27
+"""The most output that is read: a listing of 60 000 snapshots with their properties."""
+_ERROR_BYTES = 1 << 13
+_READ_BYTES = 1 << 16
+_END_SECONDS = 10
 
 
 class CommandError(SnaporchError):
@@ -38,6 +49,9 @@ class Host:
     Args:
         name: ssh's name of the machine (``root@nas``); empty for this machine.
         check: called several times a second while a command runs; an exception ends the command.
+
+    A suspended pool blocks each command that reads it, and the connection stays alive. So each
+    command has a limit of time. What a command prints is bounded, too: the machine may be hostile.
     """
 
     def __init__(self, name: str, check: Callable[[], None] = lambda: None) -> None:
@@ -60,33 +74,28 @@ class Host:
         """Return the command line that runs a command on the machine: no shell here reads it."""
         return self.words(shlex.join(words)) if self.name else list(words)
 
-    def run(self, *words: str) -> str:
-        """Run a command.
+    def run(self, *words: str, limit: float = LIMIT_SECONDS) -> str:
+        """Run a command; see :meth:`script`."""
+        return self.script(shlex.join(words), what=words[0], limit=limit)
 
-        Returns: its standard output.
-
-        Raises:
-            CommandError: it failed, or the machine cannot be reached.
-            UnavailableError: ssh is not installed.
-        """
-        return self.script(shlex.join(words), what=words[0])
-
-    def script(self, script: str, *, what: str) -> str:
+    def script(self, script: str, *, what: str, limit: float = LIMIT_SECONDS) -> str:
         """Run a shell script.
 
         Args:
             what: names the script in an error.
+            limit: seconds; a script that takes longer is ended.
 
         Returns: its standard output.
 
         Raises:
-            CommandError: it failed, or the machine cannot be reached.
+            CommandError: it failed, took too long or printed too much, or the machine cannot be
+                reached.
             UnavailableError: ssh is not installed.
         """
         command = self.words(script)
         check_installed(command[0])
         with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
-            status, out, err = self._run(command)
+            status, out, err = self._run(command, self._where(what), limit)
             log.exited(status)
         if status == 0:
             return out.decode("utf-8", "surrogateescape")
@@ -94,28 +103,71 @@ class Host:
         if self.name and status == _SSH_FAILED:
             step = f"see: ssh -o BatchMode=yes {shlex.quote(self.name)} true"
             raise CommandError(self.name, f"cannot be reached: {_last(said)}", step)
-        where = f" on {self.name}" if self.name else ""
-        raise CommandError(f"{what}{where}", said or f"exit status {status}")
+        raise CommandError(self._where(what), said or f"exit status {status}")
 
-    def _run(self, command: Sequence[str]) -> tuple[int, bytes, bytes]:
-        with subprocess.Popen(
+    def _where(self, what: str) -> str:
+        return f"{what} on {self.name}" if self.name else what
+
+    def _run(self, command: Sequence[str], what: str, limit: float) -> tuple[int, bytes, bytes]:
+        """Run a command in a process group of its own; see :meth:`script`."""
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             process_group=0,
-        ) as process:
-            while True:
-                try:
-                    self._check()
-                    out, err = process.communicate(timeout=_POLL_SECONDS)
-                except subprocess.TimeoutExpired:
-                    continue
-                except BaseException:
-                    # Its number is still its own, because it was not waited for.
-                    os.killpg(process.pid, signal.SIGKILL)
-                    raise
-                return process.returncode, out, err
+        )
+        end = time.monotonic() + limit
+
+        def check() -> None:
+            self._check()
+            if time.monotonic() > end:
+                reason = f"takes over {limit:.0f} s, and was ended"
+                raise CommandError(what, reason, f"see: zpool status, on {self.label}")
+
+        try:
+            with process.stdout as out, process.stderr as err:  # type: ignore[union-attr]
+                texts = _read_both(out, err, what, check)
+            while process.poll() is None:
+                check()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_SECONDS)
+        except BaseException:
+            # Its number is still its own, because it was not waited for.
+            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):  # it may be blocked in the kernel
+                process.wait(_END_SECONDS)
+            raise
+        return process.returncode, *texts
+
+
+def _read_both(
+    out: IO[bytes], err: IO[bytes], what: str, check: Callable[[], None]
+) -> tuple[bytes, bytes]:
+    """Read both outputs of a command to their ends; of the errors, only the last are kept.
+
+    Args:
+        what: the command, for an error.
+        check: called several times a second.
+
+    Raises:
+        CommandError: there is too much output.
+    """
+    printed, errors = bytearray(), bytearray()
+    with selectors.DefaultSelector() as selector:
+        selector.register(out, selectors.EVENT_READ, printed)
+        selector.register(err, selectors.EVENT_READ, errors)
+        while selector.get_map():
+            check()
+            for key, _ in selector.select(_POLL_SECONDS):
+                chunk = os.read(key.fd, _READ_BYTES)
+                key.data.extend(chunk)
+                if not chunk:
+                    selector.unregister(key.fileobj)
+            del errors[:-_ERROR_BYTES]
+            if len(printed) > _OUTPUT_BYTES:
+                raise CommandError(what, f"prints over {_OUTPUT_BYTES >> 20} MiB, and was ended")
+    return bytes(printed), bytes(errors)
 
 
 def ssh_words(*more: str) -> list[str]:

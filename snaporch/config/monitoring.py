@@ -91,7 +91,8 @@ class StatusOptions(_Section):
     )
     replica_late: Annotated[timedelta, Duration()] = Field(
         default=timedelta(days=1),
-        description="How long a replica may lack a snapshot before that is a warning.",
+        description="How long a replica may lack a snapshot, or a replication of a domain run, "
+        "before that is a warning.",
     )
     store_warning: int = Field(
         default=85,

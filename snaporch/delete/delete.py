@@ -20,10 +20,9 @@ from snaporch.delete.plan import (
     make_delete_plan,
 )
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
-from snaporch.locks import DELETING, domain_lock
+from snaporch.locks import DELETING, domain_lock, replication_lock_name
 from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision
 from snaporch.prune.prune import PruneResult, prune
-from snaporch.replication.replicate import replication_lock_name
 from snaporch.zfs import PoolError
 
 

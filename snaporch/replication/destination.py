@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, copy_name
@@ -34,7 +34,7 @@ from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed, ssh_words
+from snaporch.remote_host import LIMIT_SECONDS, Host, check_installed, ssh_words
 from snaporch.replication.pipeline import Pipeline
 from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
 from snaporch.replication.streams import (
@@ -42,20 +42,28 @@ from snaporch.replication.streams import (
     RAW,
     Originals,
     is_token,
+    later,
     streams,
     token_refusal,
 )
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
-from snaporch.zfs.remote import RemoteZfs
+from snaporch.zfs.remote import ROOT_OPTIONS, RemoteZfs
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
 _OUTPUT_BYTES = 1 << 20
+_MAX_OUTPUT_BYTES = 1 << 24
+"""What a transfer may print at most: ``zfs send`` prints a line for each snapshot that is gone."""
+_SLOWEST = 1 << 20
+"""Bytes per second that a replica reads or writes at least, beside other work."""
+_CHECK_SECONDS = 60
 _NAMED = 5
 """How many snapshots a message names."""
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
 
 
+_OTHER_OBSTACLE = re.compile("incomplete stream|busy|space|quota|suspended|key|permission")
+"""In errors of ``zfs receive`` that a new stream meets, too, or that the same one may not meet."""
 _FORMER_SUFFIX = ".former"
 """Suffix of the directory of a bundle that is being replaced."""
 _FINISH_REPLACING = (
@@ -225,7 +233,7 @@ class ReplicaDestination:
         except PoolError as error:
             if error.step:
                 raise
-            create = self._command("zfs", "create", "-p", "-o", "mountpoint=none", root)
+            create = self._command("zfs", "create", "-p", *ROOT_OPTIONS, root)
             raise ReplicaError(
                 f"{self._name}: {root}",
                 f"the copies cannot be listed: {error.reason}",
@@ -267,12 +275,38 @@ class ReplicaDestination:
         if theirs and theirs[-1].guid not in ours.births:
             reason = f"this host has neither {theirs[-1].full_name} nor a bookmark of it"
             raise ReplicaError(thing, reason, _SEE)
-        return ours, theirs[-1].guid if theirs else None
+        newest = theirs[-1].guid if theirs else None
+        names = {each.name for each in later(ours, newest)}
+        if same := [each for each in theirs if each.name in names]:
+            raise self._used_again(dataset, same)
+        return ours, newest
 
-    def _resume(self, ours: Originals, newest: int | None, *, raw: bool) -> bool:
+    def _used_again(self, dataset: str, same: Sequence[PoolSnapshot]) -> ReplicaError:
+        """The error for snapshots of a copy whose names newer snapshots of this host have.
+
+        ZFS receives no second snapshot of a name. A renamed one keeps its GUID.
+        """
+        copy = self._copy_name(dataset)
+        names = ", ".join(f"@{each.name}" for each in same[:_NAMED])
+        more = f" and {len(same) - _NAMED} more" if len(same) > _NAMED else ""
+        renames = (
+            ("zfs", "rename", f"{copy}@{each.name}", f"{copy}@{each.name}-kept-{each.guid}")
+            for each in same
+        )
+        return ReplicaError(
+            f"{self._name}: {dataset}",
+            f"{copy} has older snapshots of the same names, which were used again ({names}{more})",
+            f"keep them under other names: {self._commands(*renames)}, and replicate again",
+        )
+
+    def _resume(self, ours: Originals, newest: int | None, *, raw: bool, refusal: str = "") -> bool:
         """Continue the transfer that was interrupted, if this host would send that stream now.
 
-        Otherwise what arrived of it is discarded.
+        Otherwise, or if the replica refuses that twice, what arrived of it is discarded: this host
+        still has all of it.
+
+        Args:
+            refusal: why the replica has refused it before.
 
         Returns:
             Whether a snapshot has arrived.
@@ -281,21 +315,34 @@ class ReplicaDestination:
         if token == NO_TOKEN:
             return False
         words = ["-w"] if raw else []  # whatever the token says
-        reason = "its token has no valid form"
-        if is_token(token):
-            check = ["zfs", "send", "-nvP", *words, "-t", token]
-            status, report = self._output(check, counted=False)
-            reason = _reason(_lines(report))
-            if status == 0:
-                options = self._send_options(raw=raw)
-                reason = token_refusal(report, ours, newest, options)
-        if reason:
-            text = f"an interrupted transfer is not continued, but begins again: {reason}"
-            self._progress.note(f"{self._name}: {ours.dataset}", text)
-            self._host.run("zfs", "receive", "-A", self._copy_name(ours.dataset))
-            return False
-        self._transfer(ours.dataset, [*words, "-t", token])
-        return True
+        reason = self._token_refusal(ours, newest, token, words)
+        if not reason:
+            try:
+                self._transfer(ours.dataset, [*words, "-t", token])
+            except ReplicaError as error:
+                if not _is_refusal(error.reason):
+                    raise
+                if not refusal:
+                    return self._resume(ours, newest, raw=raw, refusal=error.reason)
+                reason = f"the replica refuses to continue it: {error.reason}"
+            else:
+                return True
+        text = f"an interrupted transfer is not continued, but begins again: {reason}"
+        self._progress.note(f"{self._name}: {ours.dataset}", text)
+        self._host.run("zfs", "receive", "-A", self._copy_name(ours.dataset))
+        return False
+
+    def _token_refusal(
+        self, ours: Originals, newest: int | None, token: str, words: Sequence[str]
+    ) -> str:
+        """Why a token must not be used; empty if it may be."""
+        if not is_token(token):
+            return "its token has no valid form"
+        check = ["zfs", "send", "-nvP", *words, "-t", token]
+        status, report = self._output(check, counted=False)
+        if status != 0:
+            return _reason(_lines(report))
+        return token_refusal(report, ours, newest, self._send_options(raw=bool(words)))
 
     def _state(self, dataset: str) -> tuple[str, str]:
         """The bytes written to a copy since its newest snapshot, and its resume token.
@@ -319,11 +366,9 @@ class ReplicaDestination:
         receive = self._host.command("zfs", "receive", *options, self._copy_name(dataset))
         rate = ["-R", f"{self._replica.rate}M"] if self._replica.rate else []
         buffered = shutil.which("mbuffer") is not None
-        buffer = [["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate]] if buffered else []
-        send = ["zfs", "send", *words]
-        # ssh reads all data, too; without either the kernel writes into a local zfs receive
-        counted = buffered or bool(self._replica.host)
-        status, lines = self._run(send, *buffer, receive, counted=counted)
+        # Without a command between them, only the kernel would count what they move.
+        buffer = ["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate] if buffered else ["cat"]
+        status, lines = self._run(["zfs", "send", *words], buffer, receive, counted=True)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
@@ -380,8 +425,12 @@ class ReplicaDestination:
 
     def _command(self, *words: str) -> str:
         """A command on the replica, for an admin on this host."""
-        command = shlex.join(words)
-        return shlex.join(["ssh", self._replica.host, command]) if self._replica.host else command
+        return self._commands(words)
+
+    def _commands(self, *commands: Sequence[str]) -> str:
+        """Commands on the replica, as one command line for an admin on this host."""
+        script = " && ".join(map(shlex.join, commands))
+        return shlex.join(["ssh", self._replica.host, script]) if self._replica.host else script
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """See the protocol."""
@@ -439,7 +488,9 @@ class ReplicaDestination:
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See the protocol."""
         directory = f"{self._replica.bundles}/{reference}"
-        found = self._differing(directory, sums)
+        with self._reading():
+            limit = _limit(int(self._host.run("du", "-sb", directory).split()[0]))
+        found = self._differing(directory, sums, limit)
         if not found:
             self._host.run("touch", f"{directory}/{COPY_NAME}")
         return found
@@ -450,11 +501,15 @@ class ReplicaDestination:
         read = f"if test -f {path}; then head -c {MAX_MANIFEST_BYTES} {path}; fi"
         return self._host.script(read, what=MANIFEST_NAME)
 
-    def _differing(self, directory: str, sums: Mapping[str, str]) -> list[str]:
-        """The files in a directory whose content does not have this SHA-256."""
+    def _differing(self, directory: str, sums: Mapping[str, str], limit: float) -> list[str]:
+        """The files in a directory whose content does not have this SHA-256.
+
+        Args:
+            limit: seconds.
+        """
         names = shlex.join(sums)
         script = f"cd {shlex.quote(directory)} && {{ nice -n 19 sha256sum -- {names} || true; }}"
-        lines = self._host.script(script, what="sha256sum").splitlines()
+        lines = self._host.script(script, what="sha256sum", limit=limit).splitlines()
         found = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
         return [name for name, digest in sums.items() if found.get(name) != digest]
 
@@ -471,7 +526,9 @@ class ReplicaDestination:
             what=str(self._replica.bundles),
         )
         self._copy_files(directory, reference, partial)
-        if damaged := self._differing(partial, sums):
+        with self._local_errors():
+            limit = _limit(sum(path.stat().st_size for path in directory.iterdir()))
+        if damaged := self._differing(partial, sums, limit):
             # Not kept: rsync would not copy a file again that has the right size and time.
             self._host.run("rm", "-rf", partial)
             return damaged
@@ -484,7 +541,8 @@ class ReplicaDestination:
             f" && mv -T {copied} {ready} && sync -f {store}"
             # leftovers of transfers that were abandoned: of each, the former bundle has its name
             f" && rm -rf {former} {store}/.*{COPYING_SUFFIX}",
-            what="mv",
+            what="sync",
+            limit=limit,
         )
         return []
 
@@ -518,9 +576,8 @@ class ReplicaDestination:
 
         Args:
             commands: each gets the output of the one before it.
-            counted: all data goes through a process of its own group, such as mbuffer; so it is
-                ended when no data moves. Otherwise the bytes cannot be counted: ``zfs send`` writes
-                in the kernel.
+            counted: end it when no data moves. All data must go through a process such as mbuffer:
+                what ``zfs send`` writes in the kernel is not counted.
 
         Returns:
             The exit status, and the output.
@@ -531,7 +588,8 @@ class ReplicaDestination:
         with self._local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
             process = Pipeline(commands, output)
             try:
-                status = self._wait(process, StallDetector(process.pid) if counted else None)
+                pace = StallDetector(process.pid) if counted else None
+                status = self._wait(process, output, pace)
             finally:
                 _end_group(process)
             log.exited(status)
@@ -547,11 +605,14 @@ class ReplicaDestination:
             where = f" ({error.filename})" if error.filename else ""
             raise ReplicaError(self._name, f"{error.strerror or error}{where}") from error
 
-    def _wait(self, process: Pipeline, pace: StallDetector | None) -> int:
+    def _wait(self, process: Pipeline, output: IO[bytes], pace: StallDetector | None) -> int:
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(_POLL_SECONDS)
+            if os.fstat(output.fileno()).st_size > _MAX_OUTPUT_BYTES:
+                reason = f"a transfer prints over {_MAX_OUTPUT_BYTES >> 20} MiB, and was ended"
+                raise ReplicaError(self._name, reason)
             if pace is not None and pace.is_stalled():
                 raise ReplicaError(
                     self._name,
@@ -571,12 +632,17 @@ def unavailable_reason(replica: Replica) -> str:
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
         check_installed("rsync")
-        host.run("rsync", "--version")
-        host.run("zfs", "list", "-H", "-o", "name", pool)
-        host.run("ls", "-d", f"{replica.bundles}/")
+        host.run("rsync", "--version", limit=_CHECK_SECONDS)
+        host.run("zfs", "list", "-H", "-o", "name", pool, limit=_CHECK_SECONDS)
+        host.run("ls", "-d", f"{replica.bundles}/", limit=_CHECK_SECONDS)
     except SnaporchError as error:
         return error.line()
     return ""
+
+
+def _limit(size: int) -> float:
+    """The seconds within which a replica must have read, or synced, so many bytes."""
+    return LIMIT_SECONDS + size / _SLOWEST
 
 
 def _reason(lines: Sequence[str]) -> str:
@@ -584,6 +650,11 @@ def _reason(lines: Sequence[str]) -> str:
     reason = next((line for line in lines if line.startswith("cannot ")), "")
     others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
     return reason or (others or lines or ["zfs send failed without output"])[-1]
+
+
+def _is_refusal(reason: str) -> bool:
+    """Whether ``zfs receive`` refused a stream, for a reason that another stream may not have."""
+    return reason.startswith("cannot receive ") and not _OTHER_OBSTACLE.search(reason)
 
 
 def _lines(text: str) -> list[str]:

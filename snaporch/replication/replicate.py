@@ -19,7 +19,13 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import by_dataset, marked_by
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
-from snaporch.locks import domain_lock, held_by, readers_lock
+from snaporch.locks import (
+    REPLICATING,
+    domain_lock,
+    held_by,
+    readers_lock,
+    replication_lock_name,
+)
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
@@ -58,11 +64,6 @@ class ReplicationResult:
     are also among ``arrived``."""
     read: int = 0
     """How many bundles on the replica were read again, and are whole."""
-
-
-def replication_lock_name(uuid: str) -> str:
-    """The name of the lock that keeps retention from deleting snapshots while they are copied."""
-    return f"{uuid}-replication"
 
 
 @contextmanager
@@ -105,7 +106,7 @@ def replicate(
         default_paths.LOCKS,
         first.domain,
         replication_lock_name(first.uuid),
-        "replicate",
+        REPLICATING,
         wait=0,
         interrupt=context.interrupt,
     ):

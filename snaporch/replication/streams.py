@@ -60,18 +60,23 @@ def streams(ours: Originals, newest: int | None) -> list[Stream]:
         newest: the GUID of the copy's newest snapshot, which this host has, or has a bookmark of;
             None if the copy has no snapshot.
     """
-    birth = _birth(ours, newest)
-    later = [each.full_name for each in ours.snapshots if each.createtxg > birth]
-    if not later:
+    wanted = [each.full_name for each in later(ours, newest)]
+    if not wanted:
         return []
     names = {mark.guid: name for name, mark in ours.bookmarks.items()}
     names |= {each.guid: each.full_name for each in ours.snapshots}
     base = "" if newest is None else names[newest]
     found = []
     if "@" not in base:  # such a stream has only one snapshot
-        found.append(Stream(base, later[0]))
-        base = later[0]
-    return found if base == later[-1] else [*found, Stream(base, later[-1])]
+        found.append(Stream(base, wanted[0]))
+        base = wanted[0]
+    return found if base == wanted[-1] else [*found, Stream(base, wanted[-1])]
+
+
+def later(ours: Originals, newest: int | None) -> list[PoolSnapshot]:
+    """The snapshots that a copy lacks, oldest first; the arguments as for :func:`streams`."""
+    birth = -1 if newest is None else ours.births[newest]
+    return [each for each in ours.snapshots if each.createtxg > birth]
 
 
 def is_token(text: str) -> bool:
@@ -94,8 +99,7 @@ def token_refusal(report: str, ours: Originals, newest: int | None, options: str
     if lines[:2] != _HEADER or values is None or not values.keys() >= _REQUIRED:
         return "its token has unknown contents"
     kind, *names = lines[-3].split("\t")
-    birth = _birth(ours, newest)
-    wanted = {each.guid: each.full_name for each in ours.snapshots if each.createtxg > birth}
+    wanted = {each.guid: each.full_name for each in later(ours, newest)}
     if values["toname"].partition("@")[0] != ours.dataset:
         return "its token names another dataset"
     if names[-2:-1] != [wanted.get(int(values["toguid"], 16))]:
@@ -107,10 +111,6 @@ def token_refusal(report: str, ours: Originals, newest: int | None, options: str
     if RAW in options:
         return "" if RAW in flags else "its token is not for a raw stream"
     return "its token is for a stream with other options" if flags - set(options) else ""
-
-
-def _birth(ours: Originals, newest: int | None) -> int:
-    return -1 if newest is None else ours.births[newest]
 
 
 def _values(lines: Iterable[str]) -> dict[str, str] | None:

@@ -17,12 +17,11 @@ from snaporch import default_paths
 from snaporch.catalog.run_snapshots import by_pool
 from snaporch.context import Context
 from snaporch.errors import BusyError, SnaporchError
-from snaporch.locks import RETENTION, domain_lock
+from snaporch.locks import RETENTION, domain_lock, replication_lock_name
 from snaporch.private_files import private_directory
 from snaporch.prune.decision import PruneAction
 from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import prune
-from snaporch.replication.replicate import replication_lock_name
 from snaporch.restore.start_bar import may_be_barred
 from snaporch.schedule.forecast import Forecast, make_forecasts
 from snaporch.schedule.retention import RetentionDecision

@@ -15,7 +15,14 @@ from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.journal import OtherJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
-from snaporch.locks import RECOVERING, SCHEDULE, held_by
+from snaporch.locks import (
+    RECOVERING,
+    REPLICATING,
+    SCHEDULE,
+    LockHolder,
+    held_by,
+    replication_lock_name,
+)
 from snaporch.model import BundleState, Domain, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_bar import guests_left_barred
@@ -145,7 +152,13 @@ def _domain(
         replicas=_replicas(config, forecast),
         unknown_overlays=() if known else _on_overlays(context, domain),
         lost_policy=_lost(forecast),
+        replicated_by=_replication(domain.uuid),
     )
+
+
+def _replication(uuid: str) -> LockHolder | None:
+    holder = held_by(default_paths.LOCKS, replication_lock_name(uuid))
+    return holder if holder is not None and holder.doing == REPLICATING else None
 
 
 def _lost(forecast: Forecast) -> str:

@@ -90,6 +90,8 @@ class DomainStatus:
     """Overlays that it uses though no known run created them."""
     lost_policy: str = ""
     """The policy that took its newest snapshot, if the domain now has no policy."""
+    replicated_by: LockHolder | None = None
+    """The replication of it that runs now; retention waits for its end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions
-from snaporch.model import BundleState, Level, SnapshotRecord
+from snaporch.model import BundleState, Level, SnapshotRecord, moment_of
 from snaporch.status.model import (
     DomainStatus,
     OpenRun,
@@ -38,6 +38,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
             found += _policy(domain.name, policy, status.at - limits.grace)
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
+        found += _slow_replication(domain, status.at - limits.replica_late)
     for path in status.overlays_without_journal:
         text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
         found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))
@@ -154,6 +155,17 @@ def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[P
     if waiting.since < limit:
         text = f"replica {replica.replica} lacks the snapshots since {_utc(waiting.since)}"
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
+
+
+def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem]:
+    holder = domain.replicated_by
+    since = moment_of(holder.since) if holder else None
+    if holder and since and since < limit:
+        text = (
+            f"is being replicated since {_utc(since)}, and retention deletes none of its "
+            f"snapshots meanwhile; to have it continue later: kill {holder.pid}"
+        )
+        yield Problem("replica-slow", ProblemGrade.WARNING, domain.name, text)
 
 
 def _utc(moment: datetime | None) -> str:

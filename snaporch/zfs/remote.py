@@ -8,13 +8,18 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import CommandError, Host
+from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.zfs.cli import ZfsCommand
 from snaporch.zfs.interface import PoolError
 from snaporch.zfs.mount_users import BlockingMount
 
 _SCRIPT_BYTES = 60_000
 """ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
+_SET_SECONDS = 3600
+"""How long a script of many ``zfs set`` may take: each waits until it is on the disks."""
+ROOT_OPTIONS = ("-o", "mountpoint=none", "-o", "volmode=none")
+"""Of the dataset of all copies, which inherit them: no copy is mounted, also when the host boots,
+and no volume has a device, whose partitions the host would scan."""
 _OR_FAILED = " || failed=1; "
 
 
@@ -28,9 +33,9 @@ class RemoteZfs(ZfsCommand):
     def _run(self, *arguments: str) -> str:
         return self._script(shlex.join(["zfs", *arguments]), f"zfs {arguments[0]}")
 
-    def _script(self, script: str, what: str) -> str:
+    def _script(self, script: str, what: str, limit: float = LIMIT_SECONDS) -> str:
         try:
-            return self._host.script(script, what=what)
+            return self._host.script(script, what=what, limit=limit)
         except CommandError as error:
             raise PoolError(error.thing, error.reason, error.step) from error
 
@@ -68,14 +73,22 @@ class RemoteZfs(ZfsCommand):
         return self._snapshots("-d", "1", names=names, root=root)
 
     def make(self, dataset: str) -> None:
-        """Create a file system that is never mounted, and its parents, unless they exist.
+        """Create the dataset of all copies, and its parents, unless they exist.
 
-        The file systems below it inherit that, also when the host boots.
+        Parents are not mounted, either, as ``zfs create -p`` would do. But datasets that the admin
+        creates below them are: these do not inherit ``canmount``.
 
         Raises:
             PoolError: its pool does not exist, or creating failed.
         """
-        self._run("create", "-p", "-o", "mountpoint=none", dataset)
+        parts = dataset.split("/")
+        options = {"/".join(parts[:end]): ("-o", "canmount=off") for end in range(2, len(parts))}
+        script = " && ".join(
+            f"{{ {shlex.join(['zfs', 'list', name])} >/dev/null 2>&1"
+            f" || {shlex.join(['zfs', 'create', *given, name])}; }}"
+            for name, given in {**options, dataset: ROOT_OPTIONS}.items()
+        )
+        self._script(script, "zfs create")
 
     def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
         """Set user properties on datasets or snapshots, different ones on each.
@@ -89,7 +102,7 @@ class RemoteZfs(ZfsCommand):
         failures = []
         for script in _scripts(properties):
             try:
-                self._script(script, "zfs set")
+                self._script(script, "zfs set", _SET_SECONDS)
             except PoolError as error:
                 failures.append(error)
         for first in failures:

@@ -168,6 +168,18 @@ def test_a_snapshot_that_was_renamed_here_is_still_a_base(there, scratch, pool, 
     assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
 
 
+def test_a_name_that_was_used_again_is_refused(there, scratch, pool, root):
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    pool.destroy_snapshots([f"{root}@a"])
+    take(scratch, "a")
+    before = guids(there.snapshots([root]))
+    with pytest.raises(ReplicaError) as caught:
+        there.send(root, raw=False)
+    assert "rename" in caught.value.step
+    assert guids(there.snapshots([root])) == before
+
+
 def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root):
     """Whichever of them is sent first."""
     below = f"{root}/below"
@@ -428,6 +440,115 @@ def test_an_interrupted_increment_from_a_bookmark_is_continued(tmp_path):
         assert heard.notes == []
     finally:
         scratch.remove()
+
+
+@pytest.fixture
+def replica(tmp_path):
+    """A dataset of this machine, its replica on another pool, and the notes."""
+    scratch, heard = ZfsScratch(_real_pool()), Heard()
+    options = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
+    there = destination(scratch, options, heard=heard)
+    there.create()
+    yield scratch, there, heard
+    scratch.remove()
+
+
+def shell(command):
+    return subprocess.run(["sh", "-c", command], check=False, capture_output=True, text=True)
+
+
+@pytest.mark.lab
+def test_nothing_of_a_replica_is_mounted_and_no_volume_has_a_device(tmp_path):
+    scratch = ZfsScratch(_real_pool())
+    volume, place = f"{scratch.root}/volume", f"{scratch.other}/a/b/copies"
+    there = destination(scratch, Replica(dataset=place, bundles=tmp_path))
+    try:
+        there.create()
+        shown = shell(f"zfs get -r -H -o value mounted {scratch.other}").stdout.split()
+        assert shown == ["yes", *["no"] * 3]
+        scratch.create(f"{scratch.other}/a/own")
+        assert shell(f"zfs get -H -o value mounted {scratch.other}/a/own").stdout == "yes\n"
+        before = volumes()
+        assert shell(f"zfs create -s -V 16m {volume}").returncode == 0
+        assert volumes(more_than=before) == before + 1
+        scratch.pool.snapshot([f"{volume}@a"], {})
+        there.send(volume, raw=False)
+        copy, back = there._copy_name(volume), f"{scratch.root}/back"
+        assert shell(f"zfs send -p {copy}@a | zfs receive -u {back}").returncode == 0
+        assert volumes(more_than=before + 1) == before + 2, "what came back has a device again"
+    finally:
+        scratch.remove()
+
+
+def volumes(more_than=-1):
+    """How many devices of volumes there are; the kernel makes one in the background."""
+    end = time.monotonic() + 60
+    while len(found := [*Path("/sys/block").glob("zd*")]) <= more_than and time.monotonic() < end:
+        time.sleep(0.1)
+    return len(found)
+
+
+@pytest.mark.lab
+def test_after_the_rename_in_the_error_a_name_can_be_used_again(replica):
+    scratch, there, _ = replica
+    root, pool = scratch.root, scratch.pool
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    (first, *_) = before = there.snapshots([root])
+    pool.destroy_snapshots([f"{root}@a"])
+    take(scratch, "a", "c")
+    with pytest.raises(ReplicaError) as caught:
+        there.send(root, raw=False)
+    command = caught.value.step.partition("names: ")[2].partition(", and replicate")[0]
+    assert shell(command).returncode == 0
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@{each}" for each in (f"a-kept-{first.guid}", *"bac")]
+    assert guids(there.snapshots([root])).items() >= guids(before[1:]).items()
+
+
+@pytest.mark.lab
+def test_a_changed_copy_of_an_interrupted_transfer_ends_with_the_rollback_that_it_needs(replica):
+    """ZFS finds the change only when the whole stream has arrived."""
+    scratch, there, heard = replica
+    root, copy = scratch.root, there._copy_name(scratch.root)
+    take(scratch, "a")
+    there.send(root, raw=False)
+    scratch.write(root, os.urandom(24 << 20))
+    scratch.pool.snapshot([f"{root}@b"], {})
+    cut(f"-Lce -i {root}@a {root}@b", copy)
+    change = "zfs set readonly=off mountpoint=/mnt/changed {0}; zfs mount {0}; touch /mnt/changed/x"
+    assert shell(f"{change.format(copy)} && zfs unmount {copy}").returncode == 0
+    for _ in range(2):
+        with pytest.raises(ReplicaError, match="has been modified") as caught:
+            there.send(root, raw=False)
+    assert "the replica refuses to continue it" in heard.notes[-1]
+    command = caught.value.step.partition("newest snapshot: ")[2]
+    assert shell(command).returncode == 0
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@b"]
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize("way", ["keep", "discard"])
+def test_a_diverged_copy_with_a_part_of_a_transfer_can_be_kept_or_discarded(replica, way):
+    scratch, there, _ = replica
+    root, copy = scratch.root, there._copy_name(scratch.root)
+    take(scratch, "a", "b")
+    there.send(root, raw=False)
+    scratch.write(root, os.urandom(24 << 20))
+    scratch.pool.snapshot([f"{root}@c"], {})
+    cut(f"-Lce -i {root}@b {root}@c", copy)
+    scratch.pool.destroy_snapshots([f"{root}@b", f"{root}@c"])
+    take(scratch, "d")
+    if way == "keep":
+        step = there.diverged(root, ["b"]).step
+        assert shell(step.partition("keep them: ")[2].partition(", and")[0]).returncode == 0
+    else:
+        rollback = f"zfs rollback -r {copy}@a"
+        assert "%recv" in shell(rollback).stderr
+        assert shell(f"zfs receive -A {copy} && {rollback}").returncode == 0
+    there.send(root, raw=False)
+    assert names(there, root) == [f"{root}@a", f"{root}@d"]
 
 
 @pytest.mark.lab

@@ -70,6 +70,9 @@ class FakeReplica:
         if there and there[-1].guid not in known:
             raise ReplicaError(dataset, "most recent snapshot does not match", "see the docs")
         begin = known[there[-1].guid] if there else -1
+        names = {each.name for each in there}
+        if any(each.createtxg > begin and each.name in names for each in ours):
+            raise ReplicaError(dataset, "destination already exists", "rename the copy's")
         for each in ours:
             if each.createtxg > begin:
                 there.append(replace(each, properties={}))

@@ -17,10 +17,9 @@ from snaporch.delete.plan import DeleteRequest, make_delete_plan
 from snaporch.errors import BusyError, NotFoundError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import FORMAT
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, replication_lock_name
 from snaporch.model import BundleState
 from snaporch.prune.decision import PruneAction
-from snaporch.replication.replicate import replication_lock_name
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.zfs import BlockingMount, PoolError

@@ -20,7 +20,7 @@ from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import CommandError, Host, ssh_words
+from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host, ssh_words
 from snaporch.replication import destination
 from snaporch.replication.destination import (
     BundleCopy,
@@ -70,6 +70,11 @@ def test_a_transfer_inside_the_kernel_is_not_watched(tmp_path, monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
     there = to(tmp_path)
     assert there._run(["sleep", "1"], counted=False) == (0, [])
+
+
+def test_a_transfer_that_prints_without_end_is_ended(tmp_path):
+    with pytest.raises(ReplicaError, match="nas: a transfer prints over 16 MiB, and was ended"):
+        to(tmp_path)._run(["yes"], counted=False)
 
 
 SYNC = """#!/bin/sh
@@ -179,7 +184,7 @@ def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
     assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
 
 
-CREATE = "zfs create -p -o mountpoint=none backup/kvm"
+CREATE = "zfs create -p -o mountpoint=none -o volmode=none backup/kvm"
 
 
 @pytest.mark.parametrize(
@@ -315,8 +320,40 @@ def test_the_dataset_of_copies_is_made_only_when_that_is_demanded(sending):
     sending.sent()
     assert not any(words[0] == "create" for words in sending.tools.called("zfs"))
     sending.there.create()
-    made = [words for words in sending.tools.called("zfs") if words[0] == "create"]
-    assert made == [["create", "-p", "-o", "mountpoint=none", "backup/kvm"]]
+    assert ["list", "backup/kvm"] in sending.tools.called("zfs")
+
+
+OF_ALL = ["-o", "mountpoint=none", "-o", "volmode=none"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "present", "made"),
+    [
+        ("backup/kvm", [], [["create", *OF_ALL, "backup/kvm"]]),
+        ("backup/kvm", ["backup/kvm"], []),
+        ("backup", ["backup"], []),
+        (
+            "backup/a/b/kvm",
+            ["backup/a"],
+            [["create", "-o", "canmount=off", "backup/a/b"], ["create", *OF_ALL, "backup/a/b/kvm"]],
+        ),
+    ],
+)
+def test_neither_the_dataset_of_copies_nor_a_parent_is_mounted(tools, dataset, present, made):
+    """``zfs create -p`` mounts the parents; one that exists stays as it is."""
+    tools.put(
+        "zfs",
+        f'case "$1" in list) case " {" ".join(present)} " in *" $2 "*) ;; *) false; esac; esac',
+    )
+    RemoteZfs(Host("")).make(dataset)
+    assert [words for words in tools.called("zfs") if words[0] == "create"] == made
+
+
+def test_a_dataset_of_copies_that_cannot_be_created_is_reported(tools):
+    tools.put("zfs", "echo no such pool >&2; false")
+    with pytest.raises(PoolError, match="zfs create: no such pool"):
+        RemoteZfs(Host("")).make("backup/a/kvm")
+    assert len([words for words in tools.called("zfs") if words[0] == "create"]) == 1
 
 
 def test_a_new_copy_gets_the_oldest_snapshot_and_then_all_others(sending):
@@ -349,6 +386,24 @@ def test_nothing_is_sent_to_a_copy_that_this_host_knows_no_snapshot_of(sending):
         sending.sent()
 
 
+@pytest.mark.parametrize("host", ["", "root@nas"])
+def test_a_name_that_was_used_again_is_reported_with_the_command_that_keeps_both(
+    tmp_path, tools, host
+):
+    """ZFS receives no second snapshot of a name."""
+    sending = Sending(tmp_path, tools, host=host)
+    sending.arrived("s2")
+    sending.pool.destroy_snapshots(["tank/web@s1"])
+    sending.pool.snapshot(["tank/web@s1"], {})  # the copy's @s1 has another GUID
+    with pytest.raises(ReplicaError, match=r"older snapshots of the same names.*\(@s1\)") as caught:
+        sending.sent()
+    kept = f"backup/kvm/tank:web@s1-kept-{sending.guid('s2')}"
+    rename = f"zfs rename backup/kvm/tank:web@s1 {kept}"
+    command = f"ssh root@nas '{rename}'" if host else rename
+    assert f"keep them under other names: {command}, and" in caught.value.step
+    assert not any(words[0] == "send" for words in tools.called("zfs"))
+
+
 @pytest.mark.parametrize(
     ("cipher", "options"), [("aes-256-gcm", "-Lc"), ("off", "-Lce")], ids=["encrypted", "clear"]
 )
@@ -373,7 +428,14 @@ def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted, rate, l
 def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
     without("mbuffer", monkeypatch)
     assert Sending(tmp_path, tools, rate=5).sent()
-    assert (tools.called("mbuffer"), counted) == ([], [False, False])
+    assert (tools.called("mbuffer"), counted) == ([], [True, True])
+
+
+def test_what_zfs_moves_on_this_machine_is_counted_without_mbuffer(sending, monkeypatch):
+    without("mbuffer", monkeypatch)
+    sending.tools.put("cat", 'exec /bin/cat "$@"')
+    assert len(sending.sent()) == 2
+    assert sending.tools.called("cat").count([""]) == 4, "one reads, one is the fake's receive"
 
 
 def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeypatch):
@@ -497,6 +559,48 @@ def test_a_token_without_raw_of_an_encrypted_dataset_is_discarded(sending):
     refused(sending, "its token is not for a raw stream", raw=True)
 
 
+REFUSING = r"""case "$1 $2" in
+    "send -t") echo "rest of a stream"; exit ;;
+    "receive -A") ;;
+    receive*) test "$(cat {place}/token)" = - || {{
+        cat >{place}/refused; {then}
+        echo "cannot receive resume stream: {reason}" >&2
+        exit 1
+    }} ;;
+esac
+"""
+
+
+def refusing(sending, reason, then=":"):
+    """The replica refuses to continue at its own token."""
+    sending.token(TOKEN, contents(sending))
+    script = REFUSING.format(place=sending.place, reason=reason, then=then)
+    sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
+
+
+@pytest.mark.parametrize("second", [TOKEN, f"{TOKEN}9d"])
+def test_a_transfer_that_the_replica_twice_refuses_to_continue_begins_again_once(sending, second):
+    """The first try may have moved its token."""
+    move = f"echo {second} >{sending.place}/token"
+    refusing(sending, "destination backup/kvm/tank:web has been modified", move)
+    assert sending.sent() == ["send -Lce tank/web@s1", "send -Lce -I tank/web@s1 tank/web@s3"]
+    (note,) = sending.heard.notes
+    assert "begins again: the replica refuses to continue it: cannot receive resume stream" in note
+    assert sent_words(sending)[:2] == [["send", "-t", TOKEN], ["send", "-t", second]]
+    assert sending.tools.called("zfs").count(["receive", "-A", "backup/kvm/tank:web"]) == 1
+
+
+@pytest.mark.parametrize(
+    "reason", ["out of space", "destination is busy", "checksum mismatch or incomplete stream."]
+)
+def test_a_transfer_that_may_still_be_continued_is_not_discarded(sending, reason):
+    refusing(sending, reason)
+    with pytest.raises(ReplicaError, match=reason) as caught:
+        sending.sent()
+    assert "if this error comes again, discard what arrived: zfs receive -A" in caught.value.step
+    assert not any(words[:2] == ["receive", "-A"] for words in sending.tools.called("zfs"))
+
+
 @pytest.mark.parametrize("guid", ["x", "", "9" * 5000])
 def test_an_answer_that_cannot_be_read_is_a_failure(sending, guid):
     (sending.place / "newest").write_text(guid)
@@ -566,6 +670,42 @@ def test_files_of_a_bundle_that_are_missing_or_differ_are_found(tmp_path):
     assert (store / COPY_NAME).stat().st_mtime == 0
     assert there.damaged("u/run-1", sums(a=b"a", b=b"b")) == []
     assert there.bundles("u")["run-1"].unread < 60
+
+
+class LimitsSeen(Host):
+    """A host that records how long each command may take."""
+
+    def __init__(self, *given) -> None:
+        super().__init__(*given)
+        self.seen: dict[str, float] = {}
+
+    def script(self, script, *, what, limit=LIMIT_SECONDS):
+        self.seen[what] = limit
+        return super().script(script, what=what, limit=limit)
+
+
+def test_a_large_bundle_may_be_read_and_synced_longer(tmp_path, tools, monkeypatch):
+    hosts = []
+    monkeypatch.setattr(
+        destination, "Host", lambda *given: hosts.append(LimitsSeen(*given)) or hosts[-1]
+    )
+    tools.put("rsync", 'eval src="\\${$(($# - 1))}"; for last; do :; done; cp -r "$src." "$last"')
+    tools.put("sha256sum")
+    tools.put("sync")
+    bundle = tmp_path / "bundle"
+    bundle.mkdir()
+    with (bundle / "ram").open("wb") as stream:
+        stream.truncate(1000 << 20)
+    there = to(tmp_path)
+    assert there.store(bundle, "u/run-1", {}) == []
+    (host,) = hosts
+    assert (host.seen["sha256sum"], host.seen["sync"]) == (1600, 1600)
+    assert there.damaged("u/run-1", {}) == []
+    assert 1600 < host.seen["sha256sum"] < 1601
+    assert host.seen["touch"] == LIMIT_SECONDS
+    tools.put("du", "echo much")
+    with pytest.raises(ReplicaError, match="its answer cannot be read"):
+        there.damaged("u/run-1", {})
 
 
 def test_the_manifest_of_a_copy_is_read(tmp_path):

@@ -15,10 +15,10 @@ from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock, held_by, readers_lock
+from snaporch.locks import domain_lock, held_by, readers_lock, replication_lock_name
 from snaporch.model import BundleState, Level
 from snaporch.replication.destination import ReplicaError
-from snaporch.replication.replicate import replicate, replication_lock_name
+from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import store_as_pages

@@ -15,11 +15,10 @@ from snaporch.catalog.records import all_records
 from snaporch.context import Clock
 from snaporch.errors import ExitCode
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, replication_lock_name
 from snaporch.model import BundleState
 from snaporch.prune.ages import Ages, ClockReading
 from snaporch.prune.decision import PruneAction
-from snaporch.replication.replicate import replication_lock_name
 from snaporch.schedule.apply_retention import apply_retention, prune_daily
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.zfs import BlockingMount, PoolError

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from fakes.schedule import HOURLY, NOW
 
+from snaporch import default_paths
 from snaporch.config import StatusOptions
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal, Note, Step
-from snaporch.locks import domain_lock, record_check
+from snaporch.locks import domain_lock, record_check, replication_lock_name
 from snaporch.model import DomainState, Level, iso
 from snaporch.restore.start_bar import with_start_bar
 from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
@@ -224,6 +225,17 @@ def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing):
 
     scheduled.world.hypervisor.sources = settled
     assert standing().domains[0].unknown_overlays == ()
+
+
+@pytest.mark.parametrize(("doing", "is_shown"), [("replicate", True), ("retention", False)])
+def test_a_replication_that_keeps_retention_waiting_is_shown(scheduled, standing, doing, is_shown):
+    web = scheduled.world.guest()
+    scheduled.taken(NOW)
+    name = replication_lock_name(web.uuid)
+    with domain_lock(default_paths.LOCKS, web.name, name, doing, wait=0, interrupt=Interrupt()):
+        (domain,) = standing().domains
+    assert (domain.replicated_by is not None) == is_shown
+    assert standing().domains[0].replicated_by is None
 
 
 # -- the scheduler and the store -----------------------------------------------------------------

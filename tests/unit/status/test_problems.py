@@ -7,6 +7,7 @@ import pytest
 from fakes.status_example import NEXT, NOW, RECORD, RUN, WELL, with_domain, with_policy
 
 from snaporch.config import StatusOptions
+from snaporch.locks import LockHolder
 from snaporch.model import BundleState, Level, VerificationResult, VerifyDepth, iso
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
@@ -35,6 +36,12 @@ TRIED = FailedAttempt(NOW, "nas: away")
 def with_replica(last=None, since=NOW, failed=None):
     waiting = PendingReplication("web", "u", "nas", NOW, "why", last, since, failed)
     return with_domain(replicas=(ReplicaStatus("nas", last, waiting),))
+
+
+def replicated_for(**ago):
+    """A replication that began so long ago, and has not ended."""
+    holder = LockHolder("replicate", 7, iso(NOW - timedelta(**ago)))
+    return with_domain(replicated_by=holder)
 
 
 def filled(percent):
@@ -73,6 +80,7 @@ def codes(status, **limits):
         with_domain(replicas=(ReplicaStatus("nas", NOW, None),)),
         with_replica(),
         with_replica(since=NOW - timedelta(days=1)),
+        replicated_for(days=1),
         with_domain(policies=(), last=None),
         filled(84),
     ],
@@ -94,6 +102,7 @@ def test_nothing_needs_attention(status):
         (with_replica(failed=TRIED), ("replica-failed", "critical")),
         (with_replica(last=NOW, failed=TRIED), ("replica-failed", "warning")),
         (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
+        (replicated_for(days=1, seconds=1), ("replica-slow", "warning")),
         (with_domain(last=HALF), ("incomplete", "warning")),
         (with_domain(verified=(BROKEN,)), ("verify-failed", "critical")),
         (with_domain(verified=(BROKEN, FINE)), ("verify-failed", "critical")),
@@ -188,7 +197,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 23
+    assert len(found) == 24
     for code in found:
         assert f"`{code}`" in page
 

@@ -27,7 +27,7 @@ class Replica:
         self._tables = list(tables)
         self.asked = []
 
-    def script(self, script, *, what):
+    def script(self, script, *, what, limit):
         _zfs, *words = shlex.split(script)
         self.asked.append(words[0])
         table = self._tables.pop(0) if len(self._tables) > 1 else self._tables[0]
@@ -76,7 +76,7 @@ def test_a_listing_without_the_dataset_of_the_replica_is_an_error(tables):
 
 
 def test_an_error_of_another_cause_is_passed_on(replica):
-    def script(script, *, what):
+    def script(script, *, what, limit):
         if "get" in script:
             raise CommandError(what, "out of memory")
         return "backup/kvm\nbackup/kvm/tank:web\n"
