@@ -30,7 +30,9 @@ test: check test-unit lab test-lab ## all checks and tests, the lab's included
 test-all: test test-package ## the packages and the long matrices too, with reports in docs/reference/fault-matrix.md and acts-of-others.md
 	@RANDOM_EXAMPLES=1 LONG=1 $(VENV)/bin/python -m pytest -q -m "not lab" tests/unit
 	@LONG=1 tests/e2e/run $(LABS) test_torn test_load test_fault_windows test_fault_shortages \
-		test_restore_interrupted test_layouts test_hostile test_replicate test_destination_contract
+		test_restore_interrupted test_layouts test_hostile test_replicate test_destination_contract \
+		test_boot_systemd test_verify test_ram_pages_cost test_units_systemd test_confined test_undo \
+		test_clone test_groups test_pause test_prune test_sanoid
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/reference/fault-matrix.md
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --others --report docs/reference/acts-of-others.md
 	@$(VENV)/bin/python tests/mutants/run --report docs/reference/mutants.md

@@ -147,6 +147,7 @@ def unguarded():
         aside.rename(HOOK)
 
 
+@pytest.mark.daily(1, "long")
 def test_the_hook_is_seen_and_called(running):
     assert_confined(running)
     assert CALLED.exists()
@@ -230,6 +231,7 @@ def test_without_the_hook_apparmor_is_named_and_the_way_out_works(running):
     assert_clean(running)
 
 
+@pytest.mark.daily(1, "long")
 def test_without_the_hook_one_that_is_undecided_is_not_committed_while_it_runs(running):
     with unguarded():
         lose_power(running, ABOUT_TO_PIVOT)

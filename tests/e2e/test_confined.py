@@ -33,6 +33,7 @@ def test_the_emulator_is_as_confined_as_on_a_host(guest):
     assert_confined(guest)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("capture", ["stream", "file"])
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_the_profile_stays_as_small_as_it_was(guest, tmp_path, way, capture):

@@ -10,7 +10,7 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import assert_clean, assert_restored, restore, snapshot
 
-ROUNDS = 100 if os.environ.get("LONG") else 5
+ROUNDS = 100 if os.environ.get("LONG") else 3
 
 
 @pytest.mark.timeout(2300)  # a hundred runs take minutes, and the machine may be busy

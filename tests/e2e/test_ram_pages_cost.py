@@ -27,6 +27,7 @@ def big():
     made.remove()
 
 
+@pytest.mark.daily(1, "long")
 def test_the_second_and_the_third_cost_a_small_part_of_the_first(big):
     """A Linux guest with 176 MiB that dirties a page now and then."""
     written, recorded = {}, {}
@@ -46,6 +47,7 @@ def test_the_second_and_the_third_cost_a_small_part_of_the_first(big):
     assert_restored(big, mark, count)
 
 
+@pytest.mark.daily(1, "long")
 def test_a_run_that_is_killed_while_it_writes_pages_loses_nothing(big):
     """A killed run leaves its whole image; the next run repairs whatever was half written."""
     guest = big

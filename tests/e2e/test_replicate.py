@@ -233,6 +233,7 @@ def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
     assert (part["compression"] == "pages") is (guest.name == "paged")
 
 
+@pytest.mark.daily(1, "long")
 def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
     guest = guests["plain"]
     kept = take(guest)["snapshot"]
@@ -273,6 +274,7 @@ def test_a_failure_of_what_is_due_is_reported_until_it_is_fixed(guests, there):
     assert "replica-failed" not in snaporch("status").out
 
 
+@pytest.mark.daily(1, "long")
 def test_what_was_killed_goes_on(guests, there):
     guest = guests["plain"]
     image = Path(guest.sources()["vda"])

@@ -36,6 +36,7 @@ def bookmarks(there):
     return must(*listing).splitlines()
 
 
+@pytest.mark.daily(2, "long")
 def test_a_damaged_bundle_on_the_replica_is_reported_and_replaced(there):
     first, second = there.take(), there.take()
     there.replicate()
@@ -69,6 +70,7 @@ def test_a_bundle_that_is_damaged_on_both_sides_is_not_called_replicated(there):
     assert same_bytes(here, copy)
 
 
+@pytest.mark.daily(2, "long")
 def test_what_the_replica_destroyed_is_not_called_replicated(there):
     first, second = there.take(), there.take()
     there.replicate()
@@ -97,6 +99,7 @@ def test_a_replica_whose_pool_is_exported_has_lost_nothing(there):
     assert there.replicate()["arrived"] == []
 
 
+@pytest.mark.daily(2, "long")
 def test_an_interrupted_transfer_continues_although_its_snapshots_are_destroyed_here(guest, there):
     """Retention, or sanoid, destroys here what the replica got before the line was cut."""
     first = there.take()
@@ -122,6 +125,7 @@ def test_an_interrupted_transfer_continues_although_its_snapshots_are_destroyed_
     assert mark.startswith(f"{there.dataset}#snaporch-vault-")
 
 
+@pytest.mark.daily(2, "long")
 def test_a_replica_with_another_name_is_continued(there):
     both, newest = there.take(), there.take()
     there.replicate()
@@ -142,6 +146,7 @@ def test_a_replica_with_another_name_is_continued(there):
     assert there.replicate()["arrived"] == []
 
 
+@pytest.mark.daily(2, "long")
 def test_the_advice_for_a_diverged_copy_loses_nothing(guest, there):
     kept, gone = there.take(), there.take()
     there.replicate()

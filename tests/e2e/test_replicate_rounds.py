@@ -23,7 +23,7 @@ from lab_ssh import sshd_here
 from replica_reader import Reader, Taken, files_of, zfs_snapshots
 from support import BUNDLES, must, run, snaporch, wait_for
 
-ROUNDS = int(os.environ.get("ROUNDS") or (100 if os.environ.get("LONG") else 5))
+ROUNDS = int(os.environ.get("ROUNDS") or (100 if os.environ.get("LONG") else 3))
 DAY = date.today().toordinal() if os.environ.get("LONG") else 1  # noqa: DTZ011 - any day will do
 SEED = os.environ.get("SEED") or str(DAY)
 DISKS = {

@@ -70,6 +70,7 @@ bundles = "{bundles}"
 """
 
 
+@pytest.mark.daily(1, "long")
 def test_replications_are_in_the_slice_too_and_get_out_by_ssh(guest, tmp_path):
     (tmp_path / "there").mkdir()
     with sshd_here() as host:
@@ -89,6 +90,7 @@ def test_replications_are_in_the_slice_too_and_get_out_by_ssh(guest, tmp_path):
     assert_clean(guest)
 
 
+@pytest.mark.daily(1, "long")
 def test_verifications_are_in_the_slice_behind_everything(guest, tmp_path):
     CONFIG.write_text(POLICY.format(name="other") + 'verify = "weekly"\n')
     outcome = run("systemctl", "start", "snaporch-run-due.service")
