@@ -28,6 +28,9 @@ from snaporch.model import (
 )
 from snaporch.zfs import Pool
 
+COPY = "copy"
+"""Set on a copy, with the replica's name: it shows later that a snapshot came back from there."""
+
 
 def all_records(
     store: BundleStore, snapshots: Iterable[PoolSnapshot], *, renamed_too: bool = False
@@ -231,10 +234,12 @@ def run_members(
 
     Only in the datasets where the run took them. A replica (``zfs send -p | zfs receive``) has the
     same properties and even the same GUID, but it is a backup, which must not be rolled back. The
-    manifest names the guest's datasets.
+    manifest names the guest's datasets. Without a manifest, those that snaporch copied to a pool of
+    this host are left out, unless all were: a guest that came back has such snapshots.
     """
     if manifest is None:
-        return [each for each in snapshots if marked_by(each, run)]
+        marked = [each for each in snapshots if marked_by(each, run)]
+        return [each for each in marked if COPY not in each.properties] or marked
     known = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     taken = {entry.dataset for entry in manifest.snapshots}
     return [

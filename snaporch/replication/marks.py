@@ -12,8 +12,6 @@ from snaporch.zfs import PREFIX, Pool
 
 REPLICATED = "replicated"
 """The replicas that have all of the run: every snapshot, and the bundle."""
-COPY = "copy"
-"""Set on a copy, with the replica's name: it shows later that a snapshot came back from there."""
 DROPPED = "dropped"
 """The replicas that lack a snapshot, and cannot get it any more because they have a newer one."""
 

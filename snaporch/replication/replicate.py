@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
-from snaporch.catalog.records import by_dataset, marked_by
+from snaporch.catalog.records import COPY, by_dataset, marked_by
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.locks import (
@@ -30,7 +30,7 @@ from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
 from snaporch.replication.destination import Destination, ReplicaError
-from snaporch.replication.marks import COPY, DROPPED, REPLICATED, record_presence, replicas
+from snaporch.replication.marks import DROPPED, REPLICATED, record_presence, replicas
 from snaporch.replication.members import Originals, nesting_reason
 from snaporch.systemd.low_priority import lower_priority
 

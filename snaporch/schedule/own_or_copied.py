@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from snaporch.catalog.records import COPY
 from snaporch.context import Context
 from snaporch.model import Domain, PoolSnapshot
-from snaporch.replication.marks import COPY
 from snaporch.schedule.policy_assignment import datasets
 
 

@@ -118,6 +118,20 @@ def test_an_unknown_level_counts_as_crash(store, level):
     assert all_records(store, [snapshot("t/a", level=level)])[0].level is Level.CRASH
 
 
+def test_without_a_manifest_copies_in_a_local_pool_do_not_count(store):
+    own = [snapshot("tank/a", replicated="nas"), snapshot("flash/b", replicated="nas")]
+    copies = [snapshot(f"backup/{name}", copy="nas") for name in ("tank:a", "flash:b")]
+    (record,) = all_records(store, [*copies, *own])
+    assert (record.datasets, record.replicated) == (("flash/b", "tank/a"), ("nas",))
+    (record,) = all_records(store, [copies[0], own[1]])
+    assert record.datasets == ("flash/b",)
+
+
+def test_without_a_manifest_what_came_back_counts(store):
+    (record,) = all_records(store, [snapshot("tank/a", copy="nas")])
+    assert record.datasets == ("tank/a",)
+
+
 def test_a_missing_snapshot_makes_the_record_incomplete(store, bundle):
     members = [snapshot("t/a"), snapshot("t/b")]
     bundle(*members)
