@@ -28,7 +28,9 @@ def there(host, monkeypatch):
     text = text.replace("[paths]", f'[paths]\nschedule = "{place}"') + 'policies = ["hourly"]\n'
     text += '[policy.hourly]\nevery = "1h"\nreplicate = ["nas"]\n'
     for name in ("nas", "usb"):
-        text += f'[replica.{name}]\nhost = "nas"\ndataset = "backup"\nbundles = "/backup/{name}"\n'
+        text += (
+            f'[replica.{name}]\nhost = "{name}"\ndataset = "backup"\nbundles = "/backup/{name}"\n'
+        )
     host.config_file.write_text(text)
     replicas = {}
 

@@ -41,10 +41,12 @@ class Shop:
         return self.world.context
 
     def configure(self, **more):
+        """Two replicas; ``more`` are options of ``nas``."""
         replicas = {
-            name: {"host": "nas", "dataset": "backup/kvm", "bundles": f"/backup/{name}"} | more
-            for name in ("nas", "usb")
+            name: {"host": host, "dataset": "backup/kvm", "bundles": f"/backup/{name}"}
+            for name, host in (("nas", "nas"), ("usb", "other"))
         }
+        replicas["nas"] |= more
         document = self.context.config.model_dump() | {"replica": replicas}
         self.context.config = Config.model_validate(document)
 
