@@ -45,10 +45,11 @@ class Replica(BaseModel):
     dataset: Annotated[str, AfterValidator(_dataset)] = Field(
         description="Dataset there below which each dataset has its copy, under its whole name: "
         "`backup/kvm/tank:vm:web`. It is made if it is missing; its pool must be there. Each "
-        "machine that replicates needs one of its own.",
+        "machine that replicates, and each replica, needs one of its own.",
     )
     bundles: Annotated[Path, Strict(strict=False), AfterValidator(_directory)] = Field(
-        description="Directory there for bundles, which must exist; no other replica's.",
+        description="Directory there for bundles, which must exist; no other replica's, nor inside "
+        "it.",
     )
     rate: int = Field(
         default=0,
@@ -56,3 +57,21 @@ class Replica(BaseModel):
         le=1 << 20,
         description="Most MiB a second that are sent; 0 for no limit. Needs `mbuffer` here.",
     )
+
+    def shared_with(self, other: Replica) -> str:
+        """What two replicas would both write to; empty if nothing.
+
+        One host can have several names for ssh, which cannot be compared; its user does not count.
+        """
+        if self.host.rpartition("@")[2] != other.host.rpartition("@")[2]:
+            return ""
+        if self.dataset == other.dataset:
+            return "dataset"
+        if are_nested(self.bundles, other.bundles):
+            return "bundles, or one has them inside the other's"
+        return ""
+
+
+def are_nested(one: Path, other: Path) -> bool:
+    """Whether two directories are the same, or one is inside the other."""
+    return one.is_relative_to(other) or other.is_relative_to(one)

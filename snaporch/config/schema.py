@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -21,7 +22,7 @@ from pydantic import (
 from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName
-from snaporch.config.replica import Replica
+from snaporch.config.replica import Replica, are_nested
 from snaporch.default_paths import BUNDLES, LIBVIRT_URI, RUNTIME
 from snaporch.names import is_dataset
 
@@ -382,11 +383,14 @@ class Config(_Section):
                         f"policy.{name}.replicate names {wanted!r}, and there is no such replica"
                     )
         for name, replica in self.replica.items():
-            if not replica.host and replica.bundles == self.paths.bundles:
-                raise ValueError(f"replica.{name}.bundles is this host's own bundle store")
-        places = {(each.host, each.bundles) for each in self.replica.values()}
-        if len(places) < len(self.replica):
-            raise ValueError("replica has two with the same bundles: each needs a store of its own")
+            if not replica.host and are_nested(replica.bundles, self.paths.bundles):
+                raise ValueError(
+                    f"replica.{name}.bundles is this host's own bundle store, or one is inside "
+                    "the other"
+                )
+        for (name, one), (other, two) in combinations(self.replica.items(), 2):
+            if shared := one.shared_with(two):
+                raise ValueError(f"replica.{name} and replica.{other} have the same {shared}")
         return self
 
     @model_validator(mode="after")

@@ -7,6 +7,7 @@ the manifest's SHA-256 when they arrive, and again by the first replication afte
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -149,7 +150,7 @@ class BundleCopies:
         raise ReplicaError(
             f"{self._replica}: {record.full_name}",
             f"its bundle is damaged on this host, and was not copied: {', '.join(damaged)}",
-            f"see: snaporch verify {record.full_name}",
+            f"see: {shlex.join(['snaporch', 'verify', record.full_name])}",
         )
 
 

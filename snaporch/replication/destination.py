@@ -234,11 +234,11 @@ class ReplicaDestination:
             if error.step:
                 raise
             create = self._command("zfs", "create", "-p", *ROOT_OPTIONS, root)
-            raise ReplicaError(
-                f"{self._name}: {root}",
-                f"the copies cannot be listed: {error.reason}",
-                f"is its pool imported? if the copies are lost: {create}, and all are sent again",
-            ) from error
+            step = f"is its pool imported? if the copies are lost: {create}, and all are sent again"
+            if "suspended" in error.reason:
+                step = f"see: zpool status, on {self._host.label}"
+            reason = f"the copies cannot be listed: {error.reason}"
+            raise ReplicaError(f"{self._name}: {root}", reason, step) from error
         return [replace(s, dataset=names[s.dataset]) for s in found if s.dataset in names]
 
     @contextmanager

@@ -240,7 +240,6 @@ class _Transfer:
         self, datasets: Sequence[str], copies: Mapping[str, Sequence[PoolSnapshot]]
     ) -> bool:
         """Send each dataset; return whether anything was, or may have been."""
-        encrypted = self._context.pool.encrypted()
         for dataset in datasets:  # the last one may be sent hours later
             with self._collect_failure():
                 self._bookmark(dataset, copies[dataset])
@@ -248,7 +247,7 @@ class _Transfer:
         for dataset in datasets:
             self._context.interrupt.check(self._name)
             with self._collect_failure(), self._reading():
-                sent |= self._send(copies[dataset], dataset, raw=dataset in encrypted)
+                sent |= self._send(dataset, copies[dataset])
         return sent
 
     def _reading(self) -> AbstractContextManager[None]:
@@ -282,9 +281,13 @@ class _Transfer:
 
     def _bookmark(self, dataset: str, copies: Sequence[PoolSnapshot]) -> None:
         """Bookmark the replica's newest snapshot, and all that it would get next."""
+        self._bookmarks.keep(dataset, self._from_newest(dataset, copies))
+
+    def _from_newest(self, dataset: str, copies: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
+        """This host's snapshots of a dataset from the replica's newest on; see :meth:`_birth`."""
         ours = self._context.pool.snapshots([dataset])
         birth = self._birth(dataset, ours, copies)
-        self._bookmarks.keep(dataset, [each for each in ours if each.createtxg >= birth])
+        return [each for each in ours if each.createtxg >= birth]
 
     def _birth(
         self, dataset: str, ours: Sequence[PoolSnapshot], copies: Sequence[PoolSnapshot]
@@ -304,16 +307,17 @@ class _Transfer:
         newest = len(common) - 1 - common[::-1].index(True) if any(common) else -1
         raise self._destination.diverged(dataset, [each.name for each in copies[newest + 1 :]])
 
-    def _send(self, copies: Sequence[PoolSnapshot], dataset: str, *, raw: bool) -> bool:
+    def _send(self, dataset: str, copies: Sequence[PoolSnapshot]) -> bool:
         """Send a dataset if it has snapshots that its copy lacks; return whether it has."""
-        ours = self._context.pool.snapshots([dataset])
-        birth = self._birth(dataset, ours, copies)
+        found = self._from_newest(dataset, copies)
         with self._collect_failure():
-            self._bookmark(dataset, copies)
-        if not any(each.createtxg > birth for each in ours):
+            self._bookmarks.keep(dataset, found)
+        if {each.guid for each in found} <= {each.guid for each in copies[-1:]}:
             return False
         self._context.progress.step(self._name, f"sending {dataset}")
         with self._collect_failure():
+            # Asked now: hours after the first one, another dataset may have this name.
+            raw = dataset in self._context.pool.encrypted()
             self._destination.send(dataset, raw=raw)
         return True
 
@@ -338,7 +342,8 @@ class _Transfer:
             step = "if they are the guest's own, take another snapshot"
             self._failures.append(ReplicaError(thing, reason, step))
         elif newest in missing:
-            step = f"see: snaporch show {newest.full_name}; take another snapshot"
+            show = shlex.join(["snaporch", "show", newest.full_name])
+            step = f"see: {show}; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
         elif not members or newest in whole or had or self._failures:
             return
@@ -471,7 +476,7 @@ class _Transfer:
             return True
         if record in self._damaged:
             reason = "its bundle there is damaged, and the one on this host is not whole"
-            step = f"see: snaporch show {record.full_name}"
+            step = f"see: {shlex.join(['snaporch', 'show', record.full_name])}"
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
 

@@ -18,6 +18,9 @@ from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.own_or_copied import without_copies
 from snaporch.schedule.policy_assignment import assign
 
+_FRESH_SECONDS = 60
+"""How old the list of snapshots may be for the next domain: the one before may take hours."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicationTarget:
@@ -80,8 +83,11 @@ def replicate_domains(
     Raises:
         InterruptedRunError: a signal came; what had arrived stays.
     """
-    records = _finished_records(context, [target.domain for target in targets])
+    domains = [target.domain for target in targets]
+    records, read = _finished_records(context, domains), context.clock.monotonic()
     for target in targets:
+        if context.clock.monotonic() > read + _FRESH_SECONDS:
+            records, read = _finished_records(context, domains), context.clock.monotonic()
         for name in target.replicas if target.is_named or records[target.domain.uuid] else ():
             context.interrupt.check(REPLICATION)
             domain = target.domain

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
-from snaporch.model import SnapshotRecord
+from snaporch.model import Level, SnapshotRecord
 from snaporch.replication.destination import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.schedule.bulk_queue import due_items
@@ -35,7 +35,8 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutco
     for forecast, pending in due_items(
         context, "replicate", lambda forecast: forecast.replications
     ):
-        yield _send(context, forecast.finished, pending, opened)
+        records = [each for each in forecast.finished if each.level is not Level.TORN]
+        yield _send(context, records, pending, opened)
 
 
 def _send(

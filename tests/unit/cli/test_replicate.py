@@ -8,12 +8,14 @@ from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
 from snaporch.config import Config
+from snaporch.context import Clock
 from snaporch.errors import BusyError, ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.replication.destination import ReplicaError
 from snaporch.replication.replicate import REPLICATION
 from snaporch.schedule.failed_attempts import REPLICATIONS
+from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
 
 AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 
@@ -28,7 +30,9 @@ def there(host, monkeypatch):
     text = text.replace("[paths]", f'[paths]\nschedule = "{place}"') + 'policies = ["hourly"]\n'
     text += '[policy.hourly]\nevery = "1h"\nreplicate = ["nas"]\n'
     for name in ("nas", "usb"):
-        text += f'[replica.{name}]\nhost = "nas"\ndataset = "backup"\nbundles = "/backup/{name}"\n'
+        text += (
+            f'[replica.{name}]\nhost = "{name}"\ndataset = "backup"\nbundles = "/backup/{name}"\n'
+        )
     host.config_file.write_text(text)
     replicas = {}
 
@@ -113,6 +117,43 @@ def test_damaged_bundles_on_the_replica_are_printed(there, taken, snaporch):
     assert (document["arrived"], document["damaged"], document["read"]) == ([], [], 1)
     answer = snaporch("replicate", "web", "--recheck")
     assert answer.out == "web  nas  up to date; 1 of the replica's bundles read, and whole\n"
+
+
+@pytest.mark.parametrize(("passed", "arrived"), [(59, 1), (3600, 2)])
+def test_snapshots_that_were_taken_while_another_guest_was_copied_are_copied_too(
+    host, there, taken, scheduled, passed, arrived
+):
+    host.add_guest("mail", {"vda": "tank/mail"})
+    taken("mail", hours=3), taken("web", hours=2)
+    now = [1000.0]
+    context = scheduled.context
+    context.clock = Clock(monotonic=lambda: now[0])
+
+    def while_mail_is_sent():
+        there["nas"].hooks.at.clear()
+        now[0] += passed
+        taken("web")
+
+    there["nas"].hooks.at["replica.send"] = while_mail_is_sent
+    targets = choose_targets(context, ["mail", "web"], ["nas"])
+    outcomes = replicate_domains(context, targets, lambda _, name: there[name], recheck=False)
+    assert [len(outcome.arrived) for _, _, outcome in outcomes] == [1, arrived]
+
+
+@pytest.mark.parametrize("words", [["--due"], ["web"]], ids=" ".join)
+def test_a_torn_snapshot_is_sent_with_the_others_and_never_called_replicated(
+    host, there, taken, snaporch, words
+):
+    whole, torn = taken(hours=1), taken()
+    names = [f"{dataset}@{torn.snapshot}" for dataset in torn.datasets]
+    host.pool.set_properties(names, {"snaporch:level": "torn", "snaporch:torn": "yes"})
+    answer = snaporch("replicate", *words, "--json")
+    assert [each["arrived"] for each in answer.json] == [[whole.snapshot]]
+    listed = {each["snapshot"]: each["replicated"] for each in snaporch("list", "--json").json}
+    assert listed == {whole.snapshot: ["nas"], torn.snapshot: []}
+    copies = {each.full_name: each for each in there["nas"].snapshots(torn.datasets)}
+    assert [copies[name].properties["level"] for name in names] == ["torn"] * len(names)
+    assert not (there["nas"].root / torn.uuid / torn.run).exists()
 
 
 def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):

@@ -199,6 +199,14 @@ def test_copies_that_cannot_be_listed_are_an_error(tmp_path, tools, host, comman
     assert command in caught.value.step
 
 
+def test_a_suspended_pool_is_not_called_lost(tmp_path, tools):
+    tools.put(
+        "zfs", "echo \"cannot open 'backup/kvm': pool I/O is currently suspended\" >&2; exit 1"
+    )
+    with pytest.raises(ReplicaError, match="suspended; see: zpool status, on this machine"):
+        to(tmp_path).snapshots(["tank/web"])
+
+
 def test_a_replica_that_cannot_be_reached_is_an_error(tmp_path, tools):
     tools.put("ssh", "echo no route to host >&2; exit 255")
     with pytest.raises(PoolError, match=r"cannot be reached: no route.*; see: ssh"):
