@@ -2,6 +2,7 @@
 
 import os
 import pty
+import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -191,8 +192,104 @@ def test_policies():
         assert columns[1][:5] == columns[0][:5]
 
 
+RECOVERY = "docs/how-to/recovery.md"
+
+
 def test_recovering():
-    (first,) = RUN["docs/how-to/recovery.md"]
+    first = RUN[RECOVERY][0]
     with guests(web=WEB) as (web,):
-        follow("docs/how-to/recovery.md", first)
+        follow(RECOVERY, first)
         assert_clean(web)
+
+
+OFFSET, WRITTEN = 32 << 10, b"\xa5" * 512
+"""The last write of a guest: it is in the overlay, and not in the base."""
+
+
+@contextmanager
+def quarantined():
+    """A guest that is off, with an overlay in quarantine; both paths are those of the page."""
+    names, opened = RUN[RECOVERY][1:3]
+    text = f"{block(RECOVERY, names).text}printf '%s\\n' $dataset $base $overlay"
+    dataset, base, overlay = must("bash", "-c", text).split()
+    disk = Disk("file", dataset, file_name=Path(base).name)
+    web = Guest.create("web", disks=[disk])
+    try:
+        web.destroy()
+        Path(overlay).parent.mkdir(mode=0o700, parents=True)
+        write_image(overlay, base)
+        yield web, Path(base), Path(overlay), joined(names, opened)
+    finally:
+        for state in ("base", "overlay"):
+            run("virsh", "destroy", f"web-{state}")
+        shutil.rmtree(Path(overlay).parents[1], ignore_errors=True)
+        web.remove()
+
+
+def write_image(path, backing, *form):
+    """Make a qcow2 image over another one, with a write in it."""
+    must(
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        str(backing),
+        *(form or ("-F", "raw")),
+        path,
+    )
+    must("qemu-io", "-c", f"write -q -P {WRITTEN[0]} {OFFSET} {len(WRITTEN)}", path)
+
+
+def joined(*firsts):
+    """These blocks of the page on recovery, as one script."""
+    return "\n".join(block(RECOVERY, first).text for first in firsts)
+
+
+def bash(text):
+    """Run a script of which each command must succeed."""
+    return must("bash", "-euc", text)
+
+
+def test_comparing_an_overlay_with_its_base_and_booting_both():
+    _, _, _, compare, boot, end, *_ = RUN[RECOVERY]
+    with quarantined() as (web, base, overlay, begin):
+        before = overlay.read_bytes()
+        done = run("bash", "-euc", begin + joined(compare))
+        assert (done.status, f"mismatch at offset {OFFSET}" in done.out) == (1, True), done.err
+        assert base.stat().st_uid == pwd.getpwnam("libvirt-qemu").pw_uid
+        again = begin.replace("zfs snapshot", "true")
+        for state in ("base", "overlay"):
+            mark, chosen = web.mark(), f"state={state}\n"
+            bash(again + joined(boot).replace("state=base\n", chosen))
+            copy = Guest.existing(f"web-{state}")
+            assert copy.state() == "running"
+            web.first_count_since(mark)  # the copy has its serial port
+            written = copy.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
+            assert written == (state == "overlay")
+            bash(again + chosen + joined(end))
+            assert copy.state() == "undefined"
+        assert overlay.read_bytes() == before
+        assert web.images[0].read(OFFSET, len(WRITTEN)) != WRITTEN
+
+
+def test_committing_an_overlay_by_hand():
+    _, _, _, compare, _, _, commit, end, over = RUN[RECOVERY]
+    with quarantined() as (web, base, overlay, begin):
+        os.chown(base, 0, 6)
+        bash(begin + joined(commit) + 'printf "%s" "$owner"')
+        assert (base.stat().st_uid, base.stat().st_gid) == (0, 6)
+        assert web.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
+        again = begin.replace("zfs snapshot", "true")
+        assert "Images are identical." in bash(again + joined(compare))
+        must("zfs", "rollback", "-r", "tank/vm/web@compare")
+        top = base.with_name("disk.backup")
+        write_image(str(top), overlay, "-F", "qcow2")
+        overlaid = overlay.stat().st_size
+        bash(again + joined(over))
+        assert overlay.stat().st_size >= overlaid
+        bash(again + joined(commit) + joined(end))
+        assert web.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
+        assert not overlay.exists()
+        web.start()
