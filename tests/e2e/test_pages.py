@@ -10,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from guests.disks import Disk
+from guests.disks import Disk, destroy
 from guests.guest import Guest
+from lab_ssh import sshd_here
 from pages import RUN, Block, blocks, differences, shape
-from support import assert_clean, must, run, snapshot, system_config
+from support import BUNDLES, assert_clean, assert_restored, must, run, snapshot, system_config
 
 
 def block(page: str, first: str) -> Block:
@@ -123,9 +124,10 @@ def test_cloning():
 
 def test_restoring():
     page = "docs/how-to/restore.md"
-    restoring, undoing = RUN[page]
+    restoring, changed, undoing = RUN[page]
     with guests(web=WEB) as (web,):
         snapshot(web, "--name", "before-upgrade")
+        assert web.sources()["vda"] in bash(block(page, changed).text)
         assert "restored, running" in answer(block(page, restoring).text, "y\n")
         assert "undid the restore" in answer(block(page, undoing).text, "y\n")
         assert web.state() == "shut off"
@@ -152,7 +154,7 @@ def test_showing_verifying_and_restoring_by_hand(tmp_path):
 
 def test_checking():
     page = "docs/how-to/check.md"
-    check, render = RUN[page]
+    check, render, *_ = RUN[page]
     with guests(web=WEB, mail=("tank/mail",)):
         for command, _ in block(page, check).commands():
             done = run("bash", "-c", command)
@@ -160,6 +162,24 @@ def test_checking():
             assert done.out, command
         follow(page, render)
         assert "[tank/vm/web]" in Path("/etc/sanoid/sanoid.conf").read_text()
+
+
+def test_what_findings_about_directories_advise():
+    page = "docs/how-to/check.md"
+    _, _, *looks, store, writable, pages = RUN[page]
+    with guests(web=WEB) as (web,):
+        taken = snapshot(web)
+        for first in looks:
+            bash(block(page, first).text)
+        for first in (store, pages):
+            typed(block(page, first).text, "a passphrase\n")
+        try:
+            bash(block(page, writable).text)
+            moved = Path("/srv/snaporch/bundles", Path(taken["bundle"]).relative_to(BUNDLES))
+            assert (moved / "manifest.json").exists()
+        finally:
+            for dataset in ("tank/bundles", "tank/secret"):
+                must("zfs", "destroy", dataset)
 
 
 def test_groups():
@@ -242,9 +262,9 @@ def write_image(path, backing, *form):
     must("qemu-io", "-c", f"write -q -P {WRITTEN[0]} {OFFSET} {len(WRITTEN)}", path)
 
 
-def joined(*firsts):
-    """These blocks of the page on recovery, as one script."""
-    return "\n".join(block(RECOVERY, first).text for first in firsts)
+def joined(*firsts, page=RECOVERY):
+    """These blocks of a page, as one script."""
+    return "\n".join(block(page, first).text for first in firsts)
 
 
 def bash(text):
@@ -293,3 +313,60 @@ def test_committing_an_overlay_by_hand():
         assert web.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
         assert not overlay.exists()
         web.start()
+
+
+def typed(text, reply):
+    """Run a script that reads this."""
+    words = ["bash", "-euc", text]
+    subprocess.run(words, input=reply, capture_output=True, text=True, check=True, timeout=60)
+
+
+@contextmanager
+def machine_nas(tmp_path):
+    """The replica of the page: the lab itself, as ssh knows it by this name."""
+    with (tmp_path / "vdev").open("wb") as stream:
+        stream.truncate(1 << 30)
+    with sshd_here():
+        known = Path("/root/.ssh/config")
+        known.write_text(
+            f"{known.read_text()}Host nas\n    HostName localhost\n    Port 2222\n"
+            "    HostKeyAlias [localhost]:2222\n"
+        )
+        must("zpool", "create", "-m", "/backup", "backup", str(tmp_path / "vdev"))
+        try:
+            must("mkdir", "-m", "700", "/backup/snaporch")
+            yield
+        finally:
+            must("zpool", "destroy", "backup")
+
+
+def test_a_lost_guest_comes_back(tmp_path, monkeypatch):
+    page, checking = "docs/how-to/replication.md", "docs/how-to/check.md"
+    config, found, newest, bring, put_back, prune = RUN[page]
+    monkeypatch.chdir(tmp_path)
+    with (
+        machine_nas(tmp_path),
+        guests(web=WEB, webmail=("tank/webmail",)) as (web, other),
+        system_config(block(page, config).text),
+    ):
+        for guest, name in ((other, "not-this"), (web, "older"), (web, "newer")):
+            taken = snapshot(guest, "--name", name)
+            must("snaporch", "replicate", guest.name, "--to", "offsite")
+        (connection,) = [each for each in blocks(checking) if "root@nas" in each.text]
+        assert "backup" in bash(connection.text)
+        count, mark = web.snapshot_count("newer"), web.mark()
+        web.destroy()
+        web.undefine()
+        shutil.rmtree(Path(taken["bundle"]).parent)
+        for dataset in WEB:
+            destroy(dataset)
+        destroy("tank/vm")
+        shown = bash(joined(found, page=page)).splitlines()
+        assert [line.split("@")[1].split()[0] for line in shown] == ["older"] * 2 + ["newer"] * 2
+        chosen = joined(found, newest, page=page)
+        bash(chosen + joined(bring, page=page))
+        assert "restored, running" in answer(chosen + joined(put_back, page=page), "y\n")
+        assert_restored(web, mark, count)
+        Path("sanoid.conf").write_text(block(page, prune).text)
+        done = run("sanoid", "--configdir", str(tmp_path), "--prune-snapshots", "--verbose")
+        assert (done.status, "WARN" in done.err + done.out) == (0, False), done.err
