@@ -2,6 +2,7 @@
 
 import os
 import pty
+import pwd
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -9,10 +10,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from guests.disks import Disk
+from guests.disks import Disk, destroy
 from guests.guest import Guest
+from lab_ssh import sshd_here
 from pages import RUN, Block, blocks, differences, shape
-from support import assert_clean, must, run, snapshot, system_config
+from support import BUNDLES, assert_clean, assert_restored, must, run, snapshot, system_config
 
 
 def block(page: str, first: str) -> Block:
@@ -122,9 +124,10 @@ def test_cloning():
 
 def test_restoring():
     page = "docs/how-to/restore.md"
-    restoring, undoing = RUN[page]
+    restoring, changed, undoing = RUN[page]
     with guests(web=WEB) as (web,):
         snapshot(web, "--name", "before-upgrade")
+        assert web.sources()["vda"] in bash(block(page, changed).text)
         assert "restored, running" in answer(block(page, restoring).text, "y\n")
         assert "undid the restore" in answer(block(page, undoing).text, "y\n")
         assert web.state() == "shut off"
@@ -151,7 +154,7 @@ def test_showing_verifying_and_restoring_by_hand(tmp_path):
 
 def test_checking():
     page = "docs/how-to/check.md"
-    check, render = RUN[page]
+    check, render, *_ = RUN[page]
     with guests(web=WEB, mail=("tank/mail",)):
         for command, _ in block(page, check).commands():
             done = run("bash", "-c", command)
@@ -159,6 +162,24 @@ def test_checking():
             assert done.out, command
         follow(page, render)
         assert "[tank/vm/web]" in Path("/etc/sanoid/sanoid.conf").read_text()
+
+
+def test_what_findings_about_directories_advise():
+    page = "docs/how-to/check.md"
+    _, _, *looks, store, writable, pages = RUN[page]
+    with guests(web=WEB) as (web,):
+        taken = snapshot(web)
+        for first in looks:
+            bash(block(page, first).text)
+        for first in (store, pages):
+            typed(block(page, first).text, "a passphrase\n")
+        try:
+            bash(block(page, writable).text)
+            moved = Path("/srv/snaporch/bundles", Path(taken["bundle"]).relative_to(BUNDLES))
+            assert (moved / "manifest.json").exists()
+        finally:
+            for dataset in ("tank/bundles", "tank/secret"):
+                must("zfs", "destroy", dataset)
 
 
 def test_groups():
@@ -191,8 +212,161 @@ def test_policies():
         assert columns[1][:5] == columns[0][:5]
 
 
+RECOVERY = "docs/how-to/recovery.md"
+
+
 def test_recovering():
-    (first,) = RUN["docs/how-to/recovery.md"]
+    first = RUN[RECOVERY][0]
     with guests(web=WEB) as (web,):
-        follow("docs/how-to/recovery.md", first)
+        follow(RECOVERY, first)
         assert_clean(web)
+
+
+OFFSET, WRITTEN = 32 << 10, b"\xa5" * 512
+"""The last write of a guest: it is in the overlay, and not in the base."""
+
+
+@contextmanager
+def quarantined():
+    """A guest that is off, with an overlay in quarantine; both paths are those of the page."""
+    names, opened = RUN[RECOVERY][1:3]
+    text = f"{block(RECOVERY, names).text}printf '%s\\n' $dataset $base $overlay"
+    dataset, base, overlay = must("bash", "-c", text).split()
+    disk = Disk("file", dataset, file_name=Path(base).name)
+    web = Guest.create("web", disks=[disk])
+    try:
+        web.destroy()
+        Path(overlay).parent.mkdir(mode=0o700, parents=True)
+        write_image(overlay, base)
+        yield web, Path(base), Path(overlay), joined(names, opened)
+    finally:
+        for state in ("base", "overlay"):
+            run("virsh", "destroy", f"web-{state}")
+        shutil.rmtree(Path(overlay).parents[1], ignore_errors=True)
+        web.remove()
+
+
+def write_image(path, backing, *form):
+    """Make a qcow2 image over another one, with a write in it."""
+    must(
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-b",
+        str(backing),
+        *(form or ("-F", "raw")),
+        path,
+    )
+    must("qemu-io", "-c", f"write -q -P {WRITTEN[0]} {OFFSET} {len(WRITTEN)}", path)
+
+
+def joined(*firsts, page=RECOVERY):
+    """These blocks of a page, as one script."""
+    return "\n".join(block(page, first).text for first in firsts)
+
+
+def bash(text):
+    """Run a script of which each command must succeed."""
+    return must("bash", "-euc", text)
+
+
+def test_comparing_an_overlay_with_its_base_and_booting_both():
+    _, _, _, compare, boot, end, *_ = RUN[RECOVERY]
+    with quarantined() as (web, base, overlay, begin):
+        before = overlay.read_bytes()
+        done = run("bash", "-euc", begin + joined(compare))
+        assert (done.status, f"mismatch at offset {OFFSET}" in done.out) == (1, True), done.err
+        assert base.stat().st_uid == pwd.getpwnam("libvirt-qemu").pw_uid
+        again = begin.replace("zfs snapshot", "true")
+        for state in ("base", "overlay"):
+            mark, chosen = web.mark(), f"state={state}\n"
+            bash(again + joined(boot).replace("state=base\n", chosen))
+            copy = Guest.existing(f"web-{state}")
+            assert copy.state() == "running"
+            web.first_count_since(mark)  # the copy has its serial port
+            written = copy.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
+            assert written == (state == "overlay")
+            bash(again + chosen + joined(end))
+            assert copy.state() == "undefined"
+        assert overlay.read_bytes() == before
+        assert web.images[0].read(OFFSET, len(WRITTEN)) != WRITTEN
+
+
+def test_committing_an_overlay_by_hand():
+    _, _, _, compare, _, _, commit, end, over = RUN[RECOVERY]
+    with quarantined() as (web, base, overlay, begin):
+        os.chown(base, 0, 6)
+        bash(begin + joined(commit) + 'printf "%s" "$owner"')
+        assert (base.stat().st_uid, base.stat().st_gid) == (0, 6)
+        assert web.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
+        again = begin.replace("zfs snapshot", "true")
+        assert "Images are identical." in bash(again + joined(compare))
+        must("zfs", "rollback", "-r", "tank/vm/web@compare")
+        top = base.with_name("disk.backup")
+        write_image(str(top), overlay, "-F", "qcow2")
+        overlaid = overlay.stat().st_size
+        bash(again + joined(over))
+        assert overlay.stat().st_size >= overlaid
+        bash(again + joined(commit) + joined(end))
+        assert web.images[0].read(OFFSET, len(WRITTEN)) == WRITTEN
+        assert not overlay.exists()
+        web.start()
+
+
+def typed(text, reply):
+    """Run a script that reads this."""
+    words = ["bash", "-euc", text]
+    subprocess.run(words, input=reply, capture_output=True, text=True, check=True, timeout=60)
+
+
+@contextmanager
+def machine_nas(tmp_path):
+    """The replica of the page: the lab itself, as ssh knows it by this name."""
+    with (tmp_path / "vdev").open("wb") as stream:
+        stream.truncate(1 << 30)
+    with sshd_here():
+        known = Path("/root/.ssh/config")
+        known.write_text(
+            f"{known.read_text()}Host nas\n    HostName localhost\n    Port 2222\n"
+            "    HostKeyAlias [localhost]:2222\n"
+        )
+        must("zpool", "create", "-m", "/backup", "backup", str(tmp_path / "vdev"))
+        try:
+            must("mkdir", "-m", "700", "/backup/snaporch")
+            yield
+        finally:
+            must("zpool", "destroy", "backup")
+
+
+def test_a_lost_guest_comes_back(tmp_path, monkeypatch):
+    page, checking = "docs/how-to/replication.md", "docs/how-to/check.md"
+    config, found, newest, bring, put_back, prune = RUN[page]
+    monkeypatch.chdir(tmp_path)
+    with (
+        machine_nas(tmp_path),
+        guests(web=WEB, webmail=("tank/webmail",)) as (web, other),
+        system_config(block(page, config).text),
+    ):
+        for guest, name in ((other, "not-this"), (web, "older"), (web, "newer")):
+            taken = snapshot(guest, "--name", name)
+            must("snaporch", "replicate", guest.name, "--to", "offsite")
+        (connection,) = [each for each in blocks(checking) if "root@nas" in each.text]
+        assert "backup" in bash(connection.text)
+        count, mark = web.snapshot_count("newer"), web.mark()
+        web.destroy()
+        web.undefine()
+        shutil.rmtree(Path(taken["bundle"]).parent)
+        for dataset in WEB:
+            destroy(dataset)
+        destroy("tank/vm")
+        shown = bash(joined(found, page=page)).splitlines()
+        assert [line.split("@")[1].split()[0] for line in shown] == ["older"] * 2 + ["newer"] * 2
+        chosen = joined(found, newest, page=page)
+        bash(chosen + joined(bring, page=page))
+        assert "restored, running" in answer(chosen + joined(put_back, page=page), "y\n")
+        assert_restored(web, mark, count)
+        Path("sanoid.conf").write_text(block(page, prune).text)
+        done = run("sanoid", "--configdir", str(tmp_path), "--prune-snapshots", "--verbose")
+        assert (done.status, "WARN" in done.err + done.out) == (0, False), done.err
