@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,9 +14,16 @@ from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import OtherJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
+from snaporch.journal import (
+    OtherJournal,
+    SnapshotJournal,
+    Step,
+    UnreadableJournal,
+    explains_no_pause,
+    list_journals,
+)
 from snaporch.locks import RECOVERING, SCHEDULE, held_by
-from snaporch.model import BundleState, Domain, SnapshotRecord
+from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_bar import guests_left_barred
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
@@ -75,7 +82,8 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     """
     config = context.config
     overlays = _directories(config.paths.overlays)  # first: a run removes its journal last
-    runs = _runs(config)
+    paused = {e.domain.uuid for e in forecasts if e.domain.state is DomainState.PAUSED}
+    runs = _runs(config, paused)
     return Status(
         at=now,
         scheduler=SchedulerState(
@@ -209,7 +217,7 @@ def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now:
 # -- runs and overlays ---------------------------------------------------------------------------
 
 
-def _runs(config: Config) -> list[OpenRun]:
+def _runs(config: Config, paused: Container[str]) -> list[OpenRun]:
     found = []
     for journal in list_journals(config.paths.journal, sweep=False):
         try:
@@ -218,7 +226,9 @@ def _runs(config: Config) -> list[OpenRun]:
             continue
         uuid = journal.uuid or ""
         holder = held_by(default_paths.LOCKS, uuid) if uuid else None
-        guest_held = isinstance(journal, SnapshotJournal) and journal.held
+        guest_held = isinstance(journal, SnapshotJournal) and (
+            journal.held or (uuid in paused and explains_no_pause(journal.facts, journal.notes))
+        )
         # a recovery that holds the lock has not released the guest yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, UnreadableJournal):

@@ -167,6 +167,13 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     assert (run.guest_may_be_frozen, run.locked) == (True, doing == "snapshot")
 
 
+def test_a_paused_guest_whose_run_noted_no_pause_may_be_held(scheduled, standing, opened):
+    opened(Step.PREPARE)
+    assert not standing().runs[0].guest_may_be_frozen
+    scheduled.world.guest().state = DomainState.PAUSED
+    assert standing().runs[0].guest_may_be_frozen
+
+
 def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
     guest = scheduled.world.guest()
     guest.live, guest.state = None, DomainState.OFF
