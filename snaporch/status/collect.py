@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
+from snaporch.bundle.store import RAW_NAME
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
@@ -292,6 +294,8 @@ def usage(store: Path) -> StoreUsage:
     """How much space the bundle store uses and has left."""
     bundles = bundle_bytes = trash = other = 0
     for domain in _directories(store):
+        with suppress(OSError):
+            other += (domain / RAW_NAME).lstat().st_size
         for path in _directories(domain):
             size = _size(path)
             if domain.name == TRASH_NAME:

@@ -266,6 +266,7 @@ def test_the_store_is_measured(tmp_path):
         ("v/r2/manifest.json", 5),
         ("u/.r3.partial/ram.save", 20),
         ("u/safety-x/000.zfs", 30),
+        ("v/.ram.raw", 40),
         (".trash/t.u.r0/ram.save", 7),
     ):
         path = store / name
@@ -273,7 +274,7 @@ def test_the_store_is_measured(tmp_path):
         path.write_bytes(bytes(size))
     found = usage(store)
     assert (found.bundles, found.bundle_bytes) == (2, 116)
-    assert (found.other_bytes, found.trash_bytes) == (50, 7)
+    assert (found.other_bytes, found.trash_bytes) == (90, 7)
     assert 0 < found.free_bytes < found.size_bytes
 
 
