@@ -47,7 +47,7 @@ class Change(StrEnum):
     SAVED = "replaced; the edited file is now"
     REMOVED = "removed"
     KEPT = "kept: it was edited"
-    PACKAGED = "kept: dpkg installed it; to remove it: apt remove"
+    PACKAGED = "kept: dpkg installed it; to remove it: apt purge"
 
 
 @dataclass(frozen=True, slots=True)

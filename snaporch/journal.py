@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -72,6 +72,9 @@ _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
 _HOLDING = frozenset({Note.SUSPENDED, Note.FREEZING})
 """Notes of a guest that may be paused or frozen."""
 
+_PAUSING = (Strategy.OVERLAY, Strategy.MANUAL, Strategy.PAUSED)
+"""Strategies that may pause the guest."""
+
 _WHILE_FROZEN = {
     ("end", Step.FREEZE),
     ("begin", Step.POOL_SNAPSHOT),
@@ -121,6 +124,16 @@ def _take(notes: set[Note], line: Mapping[str, Any]) -> None:
         notes.add(Note.SAVING)
     elif (event, what) == ("end", Step.FREEZE):
         notes -= {Note.SAVING, Note.RELEASED}
+
+
+def explains_no_pause(facts: RunFacts, notes: Collection[Note]) -> bool:
+    """Whether a guest that is paused may have been paused by the run or by its owner.
+
+    The run notes each suspend first. But a damaged journal may have lost that note.
+    """
+    if facts.was is not DomainState.RUNNING or facts.strategy not in _PAUSING:
+        return False
+    return not {Note.RELEASED, Note.HELD} & set(notes)
 
 
 class JournalError(SnaporchError):
@@ -211,6 +224,7 @@ class Journal:
             fresh = self.path.with_suffix(".new")
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
             self._descriptor = os.open(fresh, flags, 0o600)
+            self._size, self._line_is_open = 0, False
             self._write(event="open", format=FORMAT, kind=kind, facts=asdict(facts))
             fresh.rename(self.path)  # readers see a complete first line or no journal
             sync_directory(directory)
@@ -223,8 +237,8 @@ class Journal:
         set_fields(RUN=path.stem)
         with store_errors(path):
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            os.write(descriptor, b"\n")  # an incomplete line becomes a line of its own
-        journal._descriptor = descriptor  # noqa: SLF001 - its own
+        # an incomplete line there becomes a line of its own
+        journal._descriptor, journal._line_is_open, journal._size = descriptor, True, 0  # noqa: SLF001 - its own
         return journal
 
     @contextmanager
@@ -245,21 +259,26 @@ class Journal:
         self._write(event="note", note=note.value)
 
     def all_notes(self) -> set[Note]:
-        """The notes that hold, the guardian's included; only this process's if it cannot be read.
+        """The notes that hold, the guardian's included; only this process's if the file is damaged.
 
         A note that could not be written stands for an action that was not begun. ``held`` and
         ``committed`` are written after the fact, so they count anyway.
         """
         with suppress(OSError):
             there = read_journal(self.path)
-            if isinstance(there, SnapshotJournal):
+            if isinstance(there, SnapshotJournal) and self.path.stat().st_size >= self._size:
                 return set(there.notes) | (self.notes & {Note.HELD, Note.COMMITTED})
         return self.notes
 
     def _write(self, **fields: Any) -> None:
         _take(self.notes, fields)
         line = json.dumps({"at": datetime.now(UTC).isoformat(), **fields}) + "\n"
+        # the rest of a line that a full disk refused must not damage this one
+        line = "\n" + line if self._line_is_open else line
+        self._line_is_open = True
         _write_all(self._descriptor, line)
+        self._line_is_open = False
+        self._size += len(line)
         if (fields["event"], fields.get("step")) not in _WHILE_FROZEN:
             os.fdatasync(self._descriptor)
 
@@ -443,12 +462,15 @@ def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | OtherJournal | Unr
         notes: set[Note] = set()
         for line in lines:
             _take(notes, line)
-        return SnapshotJournal(
-            path,
-            RunFacts.from_json(lines[0]["facts"]),
-            frozenset(Step(line["step"]) for line in lines if line["event"] == "end"),
-            frozenset(notes),
-        )
+        facts = RunFacts.from_json(lines[0]["facts"])
+        ended = frozenset(Step(line["step"]) for line in lines if line["event"] == "end")
+        if (
+            facts.strategy is Strategy.PAUSED
+            and Step.FREEZE in ended
+            and Note.RELEASED not in notes
+        ):
+            notes.add(Note.SUSPENDED)  # also if that line was lost
+        return SnapshotJournal(path, facts, ended, frozenset(notes))
     except (KeyError, TypeError, ValueError) as error:
         strange = JournalError(str(path), f"cannot be read ({error!r})", _LATER)
         return UnreadableJournal(path, _uuid(lines[0]), strange)

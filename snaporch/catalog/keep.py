@@ -16,7 +16,8 @@ from snaporch.zfs import PREFIX, Pool, PoolError
 
 KEEP_HOLD = "snaporch-keep"
 """The tag of the hold."""
-_KEPT = f"{PREFIX}kept"
+KEPT = f"{PREFIX}kept"
+"""The property that records since when."""
 
 
 def keep(pool: Pool, members: Sequence[PoolSnapshot], now: datetime) -> None:
@@ -33,11 +34,13 @@ def keep(pool: Pool, members: Sequence[PoolSnapshot], now: datetime) -> None:
     held: list[str] = []
     try:
         for names in by_pool(member.full_name for member in members):
-            if free := [name for name in names if KEEP_HOLD not in pool.holds(name)]:
+            if free := [
+                name for name, tags in pool.holds_of(names).items() if KEEP_HOLD not in tags
+            ]:
                 pool.hold(free, KEEP_HOLD)
                 held += free
         if unmarked := [each.full_name for each in members if "kept" not in each.properties]:
-            pool.set_properties(unmarked, {_KEPT: iso(now)})
+            pool.set_properties(unmarked, {KEPT: iso(now)})
     except PoolError:
         for names in by_pool(held):
             with suppress(PoolError):
@@ -52,7 +55,7 @@ def unkeep(pool: Pool, members: Sequence[PoolSnapshot]) -> None:
         PoolError: one does not exist, or cannot be released; repeat it.
     """
     full_names = [member.full_name for member in members]
-    pool.clear_properties(full_names, [_KEPT])
+    pool.clear_properties(full_names, [KEPT])
     for names in by_pool(full_names):
-        if held := [name for name in names if KEEP_HOLD in pool.holds(name)]:
+        if held := [name for name, tags in pool.holds_of(names).items() if KEEP_HOLD in tags]:
             pool.release(held, KEEP_HOLD)

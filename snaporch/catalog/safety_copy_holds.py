@@ -76,9 +76,11 @@ def hold_bases(pool: Pool, directory: Path) -> None:
     for copy in directory.glob(_COPIES):
         with suppress(ManifestError):
             wanted |= bases_of(copy)
-    for each in pool.snapshots(sorted({dataset for dataset, _ in wanted})) if wanted else ():
-        if (each.dataset, each.guid) in wanted and UNDO_HOLD not in pool.holds(each.full_name):
-            pool.hold([each.full_name], UNDO_HOLD)
+    there = pool.snapshots(sorted({dataset for dataset, _ in wanted})) if wanted else ()
+    bases = [each.full_name for each in there if (each.dataset, each.guid) in wanted]
+    for name, tags in pool.holds_of(bases).items():
+        if UNDO_HOLD not in tags:
+            pool.hold([name], UNDO_HOLD)
 
 
 def release_bases(pool: Pool, copy: Path) -> None:
@@ -94,6 +96,7 @@ def release_bases(pool: Pool, copy: Path) -> None:
         guid for other in copy.parent.glob(_COPIES) if other != copy for _, guid in bases_of(other)
     }
     over = {guid for _, guid in bases_of(copy)} - others
-    for each in pool.snapshots() if over else ():
-        if each.guid in over and UNDO_HOLD in pool.holds(each.full_name):
-            pool.release([each.full_name], UNDO_HOLD)
+    there = [each.full_name for each in (pool.snapshots() if over else ()) if each.guid in over]
+    for name, tags in pool.holds_of(there).items():
+        if UNDO_HOLD in tags:
+            pool.release([name], UNDO_HOLD)

@@ -75,7 +75,8 @@ class GuestFacts:
     overlays: bool = False
     """Whether a snapshot switches its disks to overlays and commits them afterwards."""
     commits: bool = False
-    """Whether any of its snapshots does so, also those that sanoid takes while hooks freeze it."""
+    """Whether any of its snapshots does so: also those of its policies, those that sanoid takes
+    while hooks freeze it, and, of a guest that is off, those that are taken when it runs."""
     estimate: FreezeEstimate | None = None
     """What freezing it for sanoid takes; ``None`` if it is off or cannot be planned."""
     on_unavailable: str = "fail"

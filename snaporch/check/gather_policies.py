@@ -7,6 +7,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from snaporch.check.facts import GuestFacts, UnmetPolicy
+from snaporch.check.gather_commits import with_commits
 from snaporch.config import Config, Policy
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
@@ -24,11 +25,13 @@ def with_policies(
     """The guests, with the facts about their policies added."""
     properties = context.pool.policy_view().policies
     found = []
-    for domain, guest in zip(domains, guests, strict=True):
+    for domain, each in zip(domains, guests, strict=True):
         given = assign(context, domain, properties)
         config = context.config.policy
         takes = tuple(name for name in given.policies if takes_snapshots(config[name]))
-        planned = given.policies if guest.refusal is None and not guest.busy else ()
+        planned = given.policies if each.refusal is None and not each.busy else ()
+        levels = {config[name].level for name in takes} - {"auto"}
+        guest = with_commits(context, domain, each, levels)
         unmet = filter(None, (_unmet(context, domain, name) for name in planned))
         opted_out = bool(given.source) and not given.policies and not given.unknown
         nested = _nested(context.config, given, guest.datasets)

@@ -180,9 +180,10 @@ class _Facts:
         """The facts about each, in order."""
         shared = self._shared()
         staying = {each.run for each in self._records if each not in self._chosen}
+        all_tags = self._context.pool.holds_of(self._names)
         for record, item in zip(self._chosen, self.items, strict=True):
             names = item.zfs_names
-            tags = {name: self._context.pool.holds(name) for name in names}
+            tags = {name: all_tags[name] for name in names}
             yield SnapshotFacts(
                 domain=item.domain,
                 snapshot=item.snapshot,

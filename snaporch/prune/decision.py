@@ -20,6 +20,8 @@ class ItemKind(StrEnum):
     BUNDLE = "bundle"
     PARTIAL = "partial"
     """An unfinished bundle."""
+    RAM_FILE = "ram-file"
+    """RAM that a killed run saved into a file."""
     SAFETY = "safety"
     """A safety copy: the data that a restore discarded."""
     TRASHED = "trashed"
@@ -67,7 +69,7 @@ class SnapshotReference:
 
 @dataclass(frozen=True, slots=True)
 class StoreItem:
-    """An item of the store: a directory, or a ZFS snapshot of a page dataset."""
+    """An item of the store: a directory, a file of RAM, or a ZFS snapshot of a page dataset."""
 
     kind: ItemKind
     path: Path
@@ -155,7 +157,8 @@ def decide(
     Args:
         found: the item, read *before* the listing was taken.
         listing: the snapshots that exist, and the imported pools.
-        under_way: runs that have a journal, and UUIDs of domains with an unfinished restore.
+        under_way: runs that have a journal, UUIDs of domains with an unfinished restore, and
+            ``UUID/NAME`` of the files of RAM that belong to runs with a journal.
         grace: how long the trash and safety copies stay.
         now: the time, only to print until when an item stays.
     """
@@ -166,7 +169,7 @@ def decide(
     match found.kind:
         case ItemKind.REMAINS:
             return PruneDecision(found, PruneAction.DELETE, "its removal was interrupted")
-        case ItemKind.PARTIAL:
+        case ItemKind.PARTIAL | ItemKind.RAM_FILE:
             return PruneDecision(found, PruneAction.DELETE, "its run ended without finishing it")
         case ItemKind.SAFETY:
             return _decide_by_age(found, "undoes a restore", grace.safety, now)
@@ -180,7 +183,7 @@ def _keep(found: StoreItem, reason: str, *, usual: bool = False) -> PruneDecisio
 
 def in_use_reason(found: StoreItem, under_way: Collection[str]) -> str:
     """Why a run or restore under way needs the item; empty if none does. See :func:`decide`."""
-    if found.name in under_way:
+    if found.name in under_way or f"{found.uuid}/{found.name}" in under_way:
         return "its run is under way"
     if found.kind is ItemKind.SAFETY and found.uuid in under_way:
         return "a restore of its domain is not finished"

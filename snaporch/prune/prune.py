@@ -16,6 +16,7 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError
+from snaporch.bundle.store import RAW_NAME
 from snaporch.catalog.safety_copy_holds import release_bases
 from snaporch.config import Config
 from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
@@ -211,14 +212,16 @@ def _decide_all(
 def _under_way(config: Config) -> set[str]:
     """Runs with a journal, by the file's name, whatever its kind and version.
 
-    With the UUIDs of domains that have a journal of another kind, which may need a safety copy.
+    With the UUIDs of domains that have a journal of another kind, which may need a safety copy, and
+    the files of RAM of the others.
     """
     directory = config.paths.journal
     with store_errors(directory):
         names = {path.stem for path in directory.iterdir()} if directory.is_dir() else set()
     journals = list_journals(directory, sweep=False)
     others = [each for each in journals if not isinstance(each, SnapshotJournal)]
-    return names | {each.uuid for each in others if each.uuid}
+    ram_files = {f"{each.uuid}/{RAW_NAME}" for each in journals if each.uuid}
+    return names | {each.uuid for each in others if each.uuid} | ram_files
 
 
 def _execute(
@@ -265,5 +268,8 @@ def _move(trash: Trash, verdict: PruneDecision, now: datetime) -> Path:
             return trash.put(verdict.found, now)
         case PruneAction.PUT_BACK:
             return trash.put_back(verdict.found)
+        case _ if verdict.found.kind is ItemKind.RAM_FILE:
+            verdict.found.path.unlink()
+            return verdict.found.path
         case _:
             return trash.mark_deleting(verdict.found, now)

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from snaporch.bundle.store import (
     COPY_NAME,
     LEFTOVERS,
     RAM_NAME,
+    RAW_NAME,
     REST_NAME,
     RUN_NAME,
     UUID_NAME,
@@ -105,6 +107,15 @@ def _of_domain(directory: Path) -> Iterator[StoreItem]:
             yield from _plain(ItemKind.PARTIAL, path, match[1], _OF_A_PARTIAL)
         elif _SAFETY.fullmatch(path.name):
             yield from _safety(path)
+    yield from _ram_file(directory / RAW_NAME)
+
+
+def _ram_file(path: Path) -> Iterator[StoreItem]:
+    with suppress(FileNotFoundError):
+        found = path.lstat()
+        if stat.S_ISREG(found.st_mode):
+            uuid = path.parent.name
+            yield StoreItem(ItemKind.RAM_FILE, path, uuid, path.name, bytes=found.st_size)
 
 
 def _safety(path: Path) -> Iterator[StoreItem]:

@@ -162,13 +162,18 @@ def release(
                 hypervisor.thaw_file_systems(facts["uuid"], 10)
             reason = hypervisor.paused_by(facts["uuid"])
             asked_for = reason in (_ASKED_WHILE_SAVING if saving else (_BY_ITS_OWNER,))
-            ours = not asked_for or is_suspended(lines)
-            ours = ours and not last_noted(lines, ("held",))
-            if facts["was"] == "running" and reason is not None and ours:
+            # a freeze that ended has paused it, also if the note of the suspend was lost
+            suspended = facts["strategy"] == "paused" and is_frozen(lines)
+            held = bool(last_noted(lines, ("held",)))
+            ours = (not asked_for or is_suspended(lines) or suspended) and not held
+            paused = facts["was"] == "running" and reason is not None
+            if paused and ours:
                 resume(hypervisor, facts["uuid"], times=times)
             if facts["strategy"] == "paused" and reason is None and not is_frozen(lines):
                 return False  # it is not paused yet: no check would follow when it is
-            if run_ended or hold is GuestHold.STOPPED:  # a later pause is not the run's
+            unexplained = paused and not ours and not held
+            # a later pause is not the run's
+            if (run_ended or hold is GuestHold.STOPPED) and not unexplained:
                 with contextlib.suppress(OSError):
                     append_note(journal, Note.RELEASED)
     except (SnaporchError, OSError) as error:

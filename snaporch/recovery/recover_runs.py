@@ -8,6 +8,7 @@ observed.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 
@@ -43,7 +44,12 @@ from snaporch.recovery.finishers import finish_other_runs, preview_other_runs
 from snaporch.recovery.hold_socket import remove_if_dead
 from snaporch.recovery.observe import find_domain, observe
 from snaporch.recovery.recover_disks import recover_disks
-from snaporch.recovery.release_guest import is_ours_to_resume, journal_of, release
+from snaporch.recovery.release_guest import (
+    is_left_paused,
+    is_ours_to_resume,
+    journal_of,
+    release,
+)
 from snaporch.recovery.result import Effect, RecoveryResult
 from snaporch.recovery.start_guardian import guard_leftovers
 
@@ -193,12 +199,23 @@ def _recover_one(
 ) -> list[RecoveryResult]:
     facts = journal.facts
     done = recover_run(context, facts, journal.notes, take=take)
+    if is_left_paused(context, facts, journal.notes):
+        raise _left_paused(facts)
     forget(journal.path)
     done.append(Effect.RECOVERED.of(facts.run))
     domain = context.hypervisor.find(facts.uuid)
     if domain is not None and not domain.active and context.hypervisor.starts_at_boot(facts.uuid):
         done.append(Effect.STILL_OFF.of())
     return done
+
+
+def _left_paused(facts: RunFacts) -> AttentionError:
+    return AttentionError(
+        facts.domain,
+        "it is on its base images, but paused, and the journal of its run does not show by whom",
+        f"run: virsh resume {shlex.quote(facts.domain)}, then: snaporch recover {facts.uuid}; "
+        'if it is to stay paused, see docs/how-to/recovery.md, "A guest stays paused"',
+    )
 
 
 def preview(context: Context, uuid: str, take: UserDecision | None = None) -> list[RecoveryResult]:
@@ -219,6 +236,8 @@ def preview(context: Context, uuid: str, take: UserDecision | None = None) -> li
                 found.append(Effect.WILL_THAW.of())
             if is_ours_to_resume(context, facts, journal.notes):
                 found.append(Effect.WILL_RESUME.of())
+            elif is_left_paused(context, facts, journal.notes):
+                found.append(Effect.WILL_STAY_PAUSED.of())
         found += _foresee_snapshots(context, facts)
         found.append(Effect.WILL_RECOVER.of(facts.run))
     return found + preview_other_runs(context, uuid)

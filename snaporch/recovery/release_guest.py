@@ -21,7 +21,7 @@ from tenacity import (
 from snaporch.context import Context, LibvirtTimes
 from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
-from snaporch.journal import Note, RunFacts, append_note
+from snaporch.journal import Note, RunFacts, append_note, explains_no_pause
 from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.recovery.result import Effect, RecoveryResult
 
@@ -58,7 +58,7 @@ def release(
         done = _release_active(context, facts, notes)
     else:
         done = _release_saved(context, domain, facts, notes) if domain is not None else []
-    if Note.RELEASED not in notes:
+    if Note.RELEASED not in notes and not is_left_paused(context, facts, notes):
         with suppress(OSError):  # the note only matters for what is reported
             append_note(journal_of(context, facts), Note.RELEASED)
     return done
@@ -246,6 +246,16 @@ def is_ours_to_resume(context: Context, facts: RunFacts, notes: Collection[Note]
     saving = Note.SAVING in notes and facts.strategy.level is Level.RAM
     # during a live save libvirt names a reason only for a pause that a client requested
     return reason not in ((None, "user", _OURS) if saving else (None, "user"))
+
+
+def is_left_paused(context: Context, facts: RunFacts, notes: Collection[Note]) -> bool:
+    """Whether the guest is paused since its run, and no note shows by whom."""
+    if not explains_no_pause(facts, notes):
+        return False
+    domain = context.hypervisor.find(facts.uuid)
+    if domain is None or not domain.active or domain.boot != facts.boot:
+        return False
+    return context.hypervisor.paused_by(facts.uuid) is not None
 
 
 def abort_snapshot_job(

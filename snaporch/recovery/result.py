@@ -30,6 +30,7 @@ class Effect(StrEnum):
     """Target, decision and path of an overlay."""
     WILL_THAW = "thaw the guest"
     WILL_RESUME = "resume the guest"
+    WILL_STAY_PAUSED = "leave the guest paused: the journal does not show by whom"
     WILL_DESTROY = "destroy {}"
     WILL_KEEP = "keep @{} as {}"
     WILL_RECOVER = "recover the run {}, which was interrupted"

@@ -61,7 +61,7 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
         raise RefusedError(
             thing, f"newer snapshots have clones: {names}", "destroy the clones first"
         )
-    holds = {name: set(context.pool.holds(name)) for name in snapshots}
+    holds = {name: set(tags) for name, tags in context.pool.holds_of(snapshots).items()}
     _check_kept(context, thing, holds)
     held = [name for name, tags in holds.items() if tags - {HOLD, UNDO_HOLD}]
     if held:

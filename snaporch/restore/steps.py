@@ -298,15 +298,15 @@ def hold(context: Context, targets: Sequence[Target]) -> None:
     Raises:
         PoolError: a snapshot does not exist any more.
     """
-    for target in targets:
-        if HOLD not in context.pool.holds(target.full_name):
-            context.pool.hold([target.full_name], HOLD)
+    for name, tags in context.pool.holds_of([each.full_name for each in targets]).items():
+        if HOLD not in tags:
+            context.pool.hold([name], HOLD)
 
 
 def release_holds(context: Context, snapshots: Sequence[str], *tags: str) -> None:
     """Release snaporch's own holds with these tags, so that the snapshots can be destroyed."""
-    for name in snapshots:
-        for tag in sorted({*tags}.intersection(context.pool.holds(name))):
+    for name, there in context.pool.holds_of(snapshots).items():
+        for tag in sorted({*tags}.intersection(there)):
             context.pool.release([name], tag)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from snaporch.bundle.firmware_files import trusted_directory
 from snaporch.bundle.manifest import Manifest, SnapshotEntry
+from snaporch.catalog.keep import KEPT
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.restore.journal import HOLD
 from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, UNDONE, SafetyCopy
@@ -43,10 +44,11 @@ check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST.
         die "$1 is missing, or is another snapshot of that name"
     born=$(zfs get -Hpo value createtxg "$1")
     stuck=$(newer '$3 != "" && $3 != "-"'
+        newer '$5 != "" && $5 != "-"'
         newer '$2 != "0" && $2 != "-"' |
             while read -r name; do zfs holds -H "$name" || echo "$name"; done |
             awk -F'\t' '$2 !~ /^(@OWN_HOLDS@)$/ { print $1 }')
-    [ -z "$stuck" ] || die "held or cloned, and would have to be destroyed:" $stuck
+    [ -z "$stuck" ] || die "kept, held or cloned, and would have to be destroyed:" $stuck
     free=$(zfs get -Hpo value available "$dataset")
     written=$(zfs get -Hpo value "written@${1#*@}" "$dataset")
     [ $((free + written)) -ge "$3" ] || die "$dataset has no room for $3 bytes"
@@ -104,7 +106,7 @@ holders() { # DEVICE: print what on this host uses it
 }
 
 newer() { # CONDITION: print the dataset's snapshots born after $born for which it is true
-    zfs list -Hpo createtxg,userrefs,clones,name -t snapshot -d 1 "$dataset" |
+    zfs list -Hpo createtxg,userrefs,clones,name,@KEPT@ -t snapshot -d 1 "$dataset" |
         awk -F'\t' -v born="$born" "\$1 > born && ($1) { print \$4 }"
 }
 
@@ -266,7 +268,7 @@ def undo_script(
 
 def _head() -> str:
     own = (HOLD, UNDO_HOLD)
-    head = _HEAD.replace("@ANSWERED_FOR@", SERVED_FILE_SYSTEMS)
+    head = _HEAD.replace("@ANSWERED_FOR@", SERVED_FILE_SYSTEMS).replace("@KEPT@", KEPT)
     return head.replace("@OWN_HOLDS@", "|".join(own)).replace("@TAGS@", " ".join(own))
 
 

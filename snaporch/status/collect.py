@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
+from snaporch.bundle.store import RAW_NAME
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import OtherJournal, SnapshotJournal, Step, UnreadableJournal, list_journals
+from snaporch.journal import (
+    OtherJournal,
+    SnapshotJournal,
+    Step,
+    UnreadableJournal,
+    explains_no_pause,
+    list_journals,
+)
 from snaporch.locks import (
     RECOVERING,
     REPLICATING,
@@ -23,7 +32,7 @@ from snaporch.locks import (
     held_by,
     replication_lock_name,
 )
-from snaporch.model import BundleState, Domain, SnapshotRecord
+from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_bar import guests_left_barred
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
@@ -82,7 +91,8 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     """
     config = context.config
     overlays = _directories(config.paths.overlays)  # first: a run removes its journal last
-    runs = _runs(config)
+    paused = {e.domain.uuid for e in forecasts if e.domain.state is DomainState.PAUSED}
+    runs = _runs(config, paused)
     return Status(
         at=now,
         scheduler=SchedulerState(
@@ -222,7 +232,7 @@ def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now:
 # -- runs and overlays ---------------------------------------------------------------------------
 
 
-def _runs(config: Config) -> list[OpenRun]:
+def _runs(config: Config, paused: Container[str]) -> list[OpenRun]:
     found = []
     for journal in list_journals(config.paths.journal, sweep=False):
         try:
@@ -231,7 +241,9 @@ def _runs(config: Config) -> list[OpenRun]:
             continue
         uuid = journal.uuid or ""
         holder = held_by(default_paths.LOCKS, uuid) if uuid else None
-        guest_held = isinstance(journal, SnapshotJournal) and journal.held
+        guest_held = isinstance(journal, SnapshotJournal) and (
+            journal.held or (uuid in paused and explains_no_pause(journal.facts, journal.notes))
+        )
         # a recovery that holds the lock has not released the guest yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, UnreadableJournal):
@@ -295,6 +307,8 @@ def usage(store: Path) -> StoreUsage:
     """How much space the bundle store uses and has left."""
     bundles = bundle_bytes = trash = other = 0
     for domain in _directories(store):
+        with suppress(OSError):
+            other += (domain / RAW_NAME).lstat().st_size
         for path in _directories(domain):
             size = _size(path)
             if domain.name == TRASH_NAME:

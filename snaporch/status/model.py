@@ -123,7 +123,7 @@ class StoreUsage:
     bundle_bytes: int
     trash_bytes: int
     other_bytes: int
-    """Safety copies of restores, and unfinished bundles."""
+    """Safety copies of restores, unfinished bundles, and files of RAM."""
     free_bytes: int
     """Free space of its file system."""
     size_bytes: int

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions
-from snaporch.model import BundleState, Level, SnapshotRecord, moment_of
+from snaporch.model import BundleState, Level, SnapshotRecord, VerifyStep, moment_of
 from snaporch.status.model import (
     DomainStatus,
     OpenRun,
@@ -105,12 +105,22 @@ def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
     if last is not None and not last.state.is_there and not has_run:
         text = f"its newest snapshot @{last.snapshot} is {_flaw(last)}"
         yield Problem("incomplete", ProblemGrade.WARNING, domain.name, text)
-    for number, tested in enumerate(domain.verified):
+    yield from _failed_verifications(domain)
+
+
+def _failed_verifications(domain: DomainStatus) -> Iterator[Problem]:
+    """One problem for the snapshots in which the same steps of the verification failed."""
+    by_steps: dict[tuple[VerifyStep, ...], list[SnapshotRecord]] = {}
+    for tested in domain.verified:
         if tested.verified is not None and tested.has_failed:
-            again = repeat_command(tested.full_name, tested.verified.failed_steps)
-            text = f"the verification of @{tested.snapshot} failed; to repeat it: {again}"
-            grade = ProblemGrade.WARNING if number else ProblemGrade.CRITICAL
-            yield Problem("verify-failed", grade, domain.name, text)
+            by_steps.setdefault(tuple(tested.verified.failed_steps), []).append(tested)
+    for steps, failed in by_steps.items():
+        again = repeat_command([each.full_name for each in failed], steps)
+        names = ", ".join(f"@{each.snapshot}" for each in failed)
+        text = f"the verification of {names} failed; to repeat it: {again}"
+        is_last = failed[0] is domain.verified[0]
+        grade = ProblemGrade.CRITICAL if is_last else ProblemGrade.WARNING
+        yield Problem("verify-failed", grade, domain.name, text)
 
 
 def _flaw(record: SnapshotRecord) -> str:

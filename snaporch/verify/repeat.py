@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from snaporch.model import VerifyStep
 
@@ -16,11 +16,11 @@ _AGAIN = {
 """The options that have a verification repeat a step."""
 
 
-def repeat_command(name: str, failed_steps: Collection[VerifyStep]) -> str:
+def repeat_command(names: Sequence[str], failed_steps: Collection[VerifyStep]) -> str:
     """Return the command that repeats the failed steps, for a message.
 
     Args:
-        name: ``DOMAIN@SNAPSHOT``.
+        names: ``DOMAIN@SNAPSHOT``, of each snapshot.
     """
     options = [word for step in VerifyStep if step in failed_steps for word in _AGAIN[step]]
-    return shlex.join(["snaporch", "verify", *options, name])
+    return shlex.join(["snaporch", "verify", *options, *names])

@@ -143,7 +143,7 @@ def _still_failed(thing: str, failed: Iterable[VerifyStep]) -> SnaporchError:
     steps = [step for step in VerifyStep if step in failed]
     names = " and ".join(steps)
     reason = f"what was checked now is right, but it failed before in: {names}"
-    return SnaporchError(thing, reason, repeat_command(thing, steps))
+    return SnaporchError(thing, reason, repeat_command([thing], steps))
 
 
 def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[SnapshotRecord]:

@@ -220,7 +220,8 @@ class ZfsCommand:
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
         present = self._present(names)
         existing = [name for name in names if name in present]
-        blocked = [name for name in existing if self.holds(name)] + list(self.clones(existing))
+        held = self.holds_of(existing)
+        blocked = [name for name in existing if held[name]] + list(self.clones(existing))
         if blocked:
             raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
         for name in existing:
@@ -267,13 +268,18 @@ class ZfsCommand:
         return {snapshot.full_name for snapshot in self.snapshots(datasets)}
 
     def release(self, names: Sequence[str], tag: str) -> None:
-        for name in names:
-            if tag in self.holds(name):
+        for name, tags in self.holds_of(names).items():
+            if tag in tags:
                 self._run("release", tag, name)
 
-    def holds(self, name: str) -> list[str]:
-        rows = (line.split("\t") for line in self._run("holds", "-H", name).split("\n"))
-        return [row[1] for row in rows if len(row) == _HOLD_COLUMNS and row[0] == name]
+    def holds_of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {name: [] for name in names}
+        for chunk in _chunks(names):
+            rows = (line.split("\t") for line in self._run("holds", "-H", *chunk).split("\n"))
+            for row in rows:
+                if len(row) == _HOLD_COLUMNS and row[0] in found:
+                    found[row[0]].append(row[1])
+        return found
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
         self._run("clone", *_options(properties or {}), origin, dataset)

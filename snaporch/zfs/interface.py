@@ -126,8 +126,12 @@ class Pool(Protocol):
     def release(self, names: Sequence[str], tag: str) -> None:
         """Release the user hold ``tag``. A missing hold is not an error."""
 
-    def holds(self, name: str) -> list[str]:
-        """The tags of the user holds on a snapshot."""
+    def holds_of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """The tags of the user holds on each of these snapshots.
+
+        Raises:
+            PoolError: one does not exist.
+        """
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
         """Create ``dataset`` as a clone of the snapshot ``origin``, and mount it.

@@ -51,7 +51,10 @@ class LibZfsCore(ZfsCommand):
             self.release(there, tag)
             raise PoolError(", ".join(name.decode() for name in missing), "no such snapshot")
 
-    def holds(self, name: str) -> list[str]:
+    def holds_of(self, names: Sequence[str]) -> dict[str, list[str]]:
+        return {name: self._holds(name) for name in names}
+
+    def _holds(self, name: str) -> list[str]:
         with _calling("holds", [name]):
             tags = libzfs_core.lzc_get_holds(name.encode())
         return [tag.decode("utf-8", "surrogateescape") for tag in tags]

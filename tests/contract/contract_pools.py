@@ -125,7 +125,7 @@ class ZfsScratch:
         """Destroy everything below, with holds and clones."""
         for dataset in (self.root, self.other):
             for snapshot in _run("zfs", "list", "-Hro", "name", "-t", "snap", dataset).split("\n"):
-                for tag in self.pool.holds(snapshot) if snapshot else []:
+                for tag in self.pool.holds_of([snapshot])[snapshot] if snapshot else []:
                     self.pool.release([snapshot], tag)
             self._destroy(dataset)
 

@@ -266,20 +266,20 @@ class TestPoolContract:
         pool.snapshot([f"{root}@a"], {})
         pool.hold([f"{root}@a"], "one")
         pool.hold([f"{root}@a"], "two")
-        assert sorted(pool.holds(f"{root}@a")) == ["one", "two"]
+        assert sorted(pool.holds_of([f"{root}@a"])[f"{root}@a"]) == ["one", "two"]
         pool.release([f"{root}@a"], "one")
-        assert pool.holds(f"{root}@a") == ["two"]
+        assert pool.holds_of([f"{root}@a"])[f"{root}@a"] == ["two"]
 
     def test_releasing_a_missing_hold_is_fine(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         pool.release([f"{root}@a"], "never")
-        assert pool.holds(f"{root}@a") == []
+        assert pool.holds_of([f"{root}@a"])[f"{root}@a"] == []
 
     def test_holding_is_all_or_none(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
         with pytest.raises(PoolError):
             pool.hold([f"{root}@a", f"{root}@never"], "keep")
-        assert pool.holds(f"{root}@a") == []
+        assert pool.holds_of([f"{root}@a"])[f"{root}@a"] == []
 
     def test_a_clone_is_a_dataset_and_is_listed(self, pool, root):
         pool.snapshot([f"{root}@a"], {})
@@ -518,7 +518,7 @@ class TestPoolContract:
         pool.snapshot([f"{root}/vm one@two words"], {"snaporch:run": "r"})
         full = f"{root}/vm one@two words"
         pool.hold([full], "keep")
-        assert pool.holds(full) == ["keep"]
+        assert pool.holds_of([full])[full] == ["keep"]
         pool.release([full], "keep")
         pool.set_properties([full], {"snaporch:level": "ram"})
         assert pool.newer(full) == []

@@ -281,8 +281,12 @@ class FakePool:
         for name in names:
             self._find(name)[1].holds.discard(tag)
 
-    def holds(self, name: str) -> list[str]:
+    def holds_of(self, names: Sequence[str]) -> dict[str, list[str]]:
         """See the protocol."""
+        return {name: self.holds(name) for name in names}
+
+    def holds(self, name: str) -> list[str]:
+        """The tags of one snapshot."""
         return sorted(self._find(name)[1].holds)
 
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:

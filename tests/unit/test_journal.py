@@ -608,3 +608,30 @@ def test_an_unreadable_journal_is_named(tmp_path):
     (tmp_path / "20260609T100410.000000Z.jsonl").mkdir()
     with pytest.raises(UnavailableError, match=r"20260609T100410.000000Z.jsonl: .*irectory"):
         list_journals(tmp_path, sweep=False)
+
+
+def test_a_line_after_one_that_a_full_disk_cut_is_whole(directory, path, monkeypatch):
+    journal = Journal(directory, FACTS)
+    write = os.write
+
+    def cut(descriptor, data):
+        if len(data) < 30:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data[:20])
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", cut)
+        with pytest.raises(OSError, match="No space"):
+            journal.note(Note.FREEZING)
+    journal.note(Note.SUSPENDED)
+    journal.close(settled=False)
+    assert read_journals(directory)[0].notes == {Note.SUSPENDED}
+
+
+def test_a_run_knows_its_notes_though_its_journal_was_cut(directory, path):
+    journal = Journal(directory, FACTS)
+    size = path.stat().st_size
+    journal.note(Note.SUSPENDED)
+    os.truncate(path, size)
+    assert journal.all_notes() == {Note.SUSPENDED}
+    journal.close(settled=False)

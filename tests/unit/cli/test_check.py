@@ -295,10 +295,12 @@ def test_known_faults_of_installed_versions(sound, check, sanoid):
         ("manual", True, False),
     ],
 )
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
 def test_a_fault_of_commits_concerns_guests_on_overlays(
-    host, check, sanoid, snaporch, tmp_path, strategy, by_sanoid, concerned
+    host, check, sanoid, snaporch, tmp_path, strategy, by_sanoid, concerned, state
 ):
-    host.add_guest('Büro "1"')
+    """A guest that is off may run when a snapshot is taken."""
+    host.add_guest('Büro "1"', state=state)
     config = tmp_path / "snaporch.toml"
     config.write_text(config.read_text().replace('"overlay"', f'"{strategy}"'))
     if by_sanoid:
@@ -312,6 +314,22 @@ def test_a_fault_of_commits_concerns_guests_on_overlays(
         with config.open("a") as file:
             file.write("".join(f"{line}\n" for line in found["lines"]))
         assert "apparmor-commit" not in check()[1]
+
+
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_fault_of_commits_concerns_guests_whose_policy_uses_overlays(
+    host, check, sanoid, configure, state
+):
+    host.add_guest(state=state)
+    host.hypervisor.installed[Component.LIBVIRT] = "11.3.0"
+    (sanoid.root / "apparmor").write_text("Y\n")
+    configure('[domain."web"]', 'level = "crash"')
+    assert "apparmor-commit" not in check()[1]
+    configure(
+        *('[domain."web"]', 'level = "crash"'),
+        *("[policy.nightly]", 'every = "1d"', 'level = "ram"', 'domains = ["web"]'),
+    )
+    assert "apparmor-commit" in check()[1]
 
 
 def test_a_fault_of_qcow2_concerns_guests_that_discard(host, check):

@@ -157,6 +157,7 @@ def test_uninstall_leaves_the_files_of_a_package(install, place, tmp_path):
     done = list(remove_files(root, lambda path: "snaporch" if path == hook else ""))
     (kept,) = (each for each in done if each.change is not Change.REMOVED)
     assert (kept.path, kept.change, kept.detail) == (hook, Change.PACKAGED, "snaporch")
+    assert kept.change.endswith("apt purge")  # a removal leaves conffiles
     assert hook.exists()
     assert list(place.iterdir()) == []
 

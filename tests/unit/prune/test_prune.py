@@ -8,6 +8,7 @@ from fakes.hooks import failing
 
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.errors import RefusedError
+from snaporch.journal import Journal
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
 from snaporch.prune.decision import PruneAction
@@ -15,6 +16,8 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import choose_copy
 from snaporch.restore.undo_plan import make_undo_plan
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.zfs import PoolError
 
 
@@ -322,6 +325,24 @@ def test_the_partial_bundle_of_a_run_stays_and_an_abandoned_one_is_deleted(shelf
     assert live.is_dir()
     assert not dead.exists()
     assert shelf.trashed() == []
+
+
+def test_ram_in_a_file_stays_during_a_run_and_is_deleted_after_it(shelf, tmp_path):
+    """The next run of the guest deletes it too, but there may be none."""
+    raw = shelf.take("s1").with_name(".ram.raw")
+    raw.write_bytes(b"12345")
+    domain = shelf.world.hypervisor.domain("web")
+    plan = make_plan(shelf.world.context, domain, SnapshotRequest("s2"))
+    journal = Journal(shelf.world.paths.journal, plan.facts)
+    assert shelf.actions()["web/.ram.raw"] == ("keep", "its run is under way")
+    journal.close(settled=True)
+    assert shelf.prune(dry_run=True).freed == 5
+    assert raw.exists()
+    done = shelf.prune()
+    assert (done.freed, raw.exists(), shelf.trashed()) == (5, False, [])
+    raw.symlink_to(tmp_path)
+    assert shelf.prune().freed == 0
+    assert raw.is_symlink()
 
 
 # -- safety copies ------------------------------------------------------------------------------

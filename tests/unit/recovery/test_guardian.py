@@ -707,6 +707,15 @@ def test_a_guest_that_its_owner_has_paused_meanwhile_is_not_resumed(begin, host,
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     release(run)
     assert host.guest().state is DomainState.PAUSED
+    (journal,) = read_journals(host.paths.journal)
+    assert Note.RELEASED not in journal.notes  # it may have lost the note of the pause
+
+
+def test_a_guest_paused_for_its_freeze_is_resumed_without_the_note(begin, host):
+    run = begin("paused").frozen()
+    host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
+    release(run)
+    assert host.guest().state is DomainState.RUNNING
 
 
 @pytest.mark.parametrize("strategy", ["manual", "paused"])

@@ -1583,3 +1583,44 @@ def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, error):
     run = Killed(world).switched()
     world.hooks.at["hypervisor.find"] = failing_once(error("libvirt", "is away"))
     assert run.settle() == ["committed vda"]
+
+
+# -- a journal that lost notes --------------------------------------------------------------------
+
+
+def paused_without_a_note(world, level=None, reason="user"):
+    run = Killed(world, level)
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, reason
+    return run
+
+
+@pytest.mark.parametrize(("level", "reason"), [("paused", "user"), ("ram", "user")])
+def test_a_guest_that_stays_paused_is_reported_and_not_as_recovered(world, level, reason):
+    run = paused_without_a_note(world, level, reason)
+    assert any("leave the guest paused" in text for text in run.foreseen())
+    for _ in range(2):  # the first recovery writes no note that ends the report
+        with pytest.raises(AttentionError, match=r"paused.*virsh resume web.*snaporch recover"):
+            run.recover()
+    assert run.guest.state is DomainState.PAUSED
+    world.hypervisor.resume(run.facts.uuid)
+    assert run.recover()[-1].startswith("recovered the run")
+    assert_settled(world)
+
+
+def test_a_guest_paused_for_its_freeze_is_resumed_without_the_note(world):
+    run = paused_without_a_note(world, "paused")
+    (journal,) = read_journals(world.paths.journal)
+    with Journal.reopen(journal.path).step(Step.FREEZE):
+        pass
+    assert run.recover()[0] == "resumed the guest"
+
+
+@pytest.mark.parametrize("note", [Note.HELD, Note.RELEASED])
+def test_a_pause_that_the_notes_explain_is_no_matter(world, note):
+    run = paused_without_a_note(world)
+    append_note(read_journals(world.paths.journal)[0].path, note)
+    assert run.recover()[-1].startswith("recovered the run")
+
+
+def test_a_run_that_pauses_no_guest_is_recovered_beside_a_pause(world):
+    assert paused_without_a_note(world, "crash").recover()[-1].startswith("recovered the run")

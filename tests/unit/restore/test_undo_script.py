@@ -188,6 +188,13 @@ def test_snapshots_that_cannot_be_destroyed_are_refused(host, holds, clones):
     refused(host, "tank/web@new")
 
 
+def test_a_kept_snapshot_is_refused_also_without_its_hold(host):
+    host.facts["newer"] = ["101\t0\t-\ttank/web@new\t2026-11-01T00:00:00Z"]
+    refused(host, "tank/web@new")
+    host.facts["newer"] = ["101\t0\t-\ttank/web@new\t-"]
+    assert host.undo()[0] == 0
+
+
 def test_the_base_snapshots_of_another_copy_may_be_destroyed(host):
     """snaporch's own holds are released before ZFS has to destroy it."""
     host.facts["newer"] = ["101\t2\t-\ttank/web@new"]

@@ -168,6 +168,13 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     assert (run.guest_may_be_frozen, run.locked) == (True, doing == "snapshot")
 
 
+def test_a_paused_guest_whose_run_noted_no_pause_may_be_held(scheduled, standing, opened):
+    opened(Step.PREPARE)
+    assert not standing().runs[0].guest_may_be_frozen
+    scheduled.world.guest().state = DomainState.PAUSED
+    assert standing().runs[0].guest_may_be_frozen
+
+
 def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
     guest = scheduled.world.guest()
     guest.live, guest.state = None, DomainState.OFF
@@ -271,6 +278,7 @@ def test_the_store_is_measured(tmp_path):
         ("v/r2/manifest.json", 5),
         ("u/.r3.partial/ram.save", 20),
         ("u/safety-x/000.zfs", 30),
+        ("v/.ram.raw", 40),
         (".trash/t.u.r0/ram.save", 7),
     ):
         path = store / name
@@ -278,7 +286,7 @@ def test_the_store_is_measured(tmp_path):
         path.write_bytes(bytes(size))
     found = usage(store)
     assert (found.bundles, found.bundle_bytes) == (2, 116)
-    assert (found.other_bytes, found.trash_bytes) == (50, 7)
+    assert (found.other_bytes, found.trash_bytes) == (90, 7)
     assert 0 < found.free_bytes < found.size_bytes
 
 

@@ -8,7 +8,7 @@ from fakes.status_example import NEXT, NOW, RECORD, RUN, WELL, with_domain, with
 
 from snaporch.config import StatusOptions
 from snaporch.locks import LockHolder
-from snaporch.model import BundleState, Level, VerificationResult, VerifyDepth, iso
+from snaporch.model import BundleState, Level, VerificationResult, VerifyDepth, VerifyStep, iso
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState
@@ -204,3 +204,24 @@ def test_every_code_is_documented():
 
 def test_the_service_of_the_timer_does_not_count_as_active():
     assert not SchedulerState(None, {"snaporch-run-due.service": "active"}).is_active
+
+
+def test_snapshots_that_failed_in_the_same_steps_share_a_line():
+    def broken(name, *steps):
+        result = replace(BROKEN.verified, failed_steps=steps)
+        return replace(BROKEN, snapshot=name, verified=result)
+
+    script, disks = VerifyStep.SCRIPT, VerifyStep.DISKS
+    again = "snaporch verify --script PATH web@c web@a"
+    failed = (broken("c", script), broken("b", disks), broken("a", script))
+    found = find_problems(with_domain(verified=failed), StatusOptions())
+    assert [(each.grade, each.text) for each in found] == [
+        (
+            ProblemGrade.CRITICAL,
+            "the verification of @c, @a failed; to repeat it: " + again,
+        ),
+        (
+            ProblemGrade.WARNING,
+            "the verification of @b failed; to repeat it: snaporch verify --disks web@b",
+        ),
+    ]

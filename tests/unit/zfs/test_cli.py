@@ -256,7 +256,17 @@ def test_newer_than_an_absent_snapshot_is_an_error(zfs):
 def test_holds_are_their_tags(zfs):
     pool, answers, _, _ = zfs
     answers["holds"] = "t@s\tkeep\tSun Jun  1 12:00 2025\nt@s\ttwo words\tSun Jun  1 12:00 2025\n"
-    assert pool.holds("t@s") == ["keep", "two words"]
+    assert pool.holds_of(["t@s"])["t@s"] == ["keep", "two words"]
+
+
+def test_holds_of_many_snapshots_are_asked_for_at_once(zfs):
+    pool, answers, asked, _ = zfs
+    answers["holds"] = "t@b\tkeep\tnow\nt@other\tkeep\tnow\n"
+    assert pool.holds_of(["t@a", "t@b"]) == {"t@a": [], "t@b": ["keep"]}
+    assert asked == [["holds", "-H", "t@a", "t@b"]]
+    asked.clear()
+    assert pool.holds_of([]) == {}
+    assert asked == []
 
 
 def test_clones_are_listed_for_snapshots_that_have_any(zfs):
@@ -301,8 +311,7 @@ def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs):
     pool, answers, asked, table = zfs
     answers["list -Hp -t filesystem"] = "t\tfilesystem\n"
     table |= {f"t@{name}": born() for name in "ab"}
-    answers["holds -H t@a"] = ""
-    answers["holds -H t@b"] = "t@b\tkeep\tnow\n"
+    answers["holds -H t@a t@b"] = "t@b\tkeep\tnow\n"
     answers["get -Hp -o name,value clones"] = "t@a\t\nt@b\t\n"
     with pytest.raises(PoolError, match="t@b: held or cloned"):
         pool.destroy_snapshots(["t@a", "t@b"])
@@ -449,7 +458,7 @@ def test_a_hold_tag_of_several_lines_is_not_read_as_another(zfs):
     """Tags also arrive with streams; without libzfs_core they cannot be parsed reliably."""
     pool, answers, _, _ = zfs
     answers["holds"] = "t@s\tkeep\tnow\nt@s\ttwo\nlines\tnow\nt@s\ta\tb\tnow\n"
-    assert pool.holds("t@s") == ["keep"]
+    assert pool.holds_of(["t@s"])["t@s"] == ["keep"]
 
 
 def test_what_destroying_frees_is_asked_for_each_dataset_at_once(zfs):
