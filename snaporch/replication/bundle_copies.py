@@ -15,7 +15,7 @@ from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, par
 from snaporch.bundle.store import COPY_NAME
 from snaporch.context import Context
 from snaporch.model import BundleState, SnapshotRecord
-from snaporch.replication.destination import Destination, ReplicaError
+from snaporch.replication.interface import Destination, ReplicaError
 
 READ_AGAIN_SECONDS = 7 * 86_400
 """A bundle on a replica is read again when it was last read so long ago."""

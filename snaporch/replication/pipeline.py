@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO
 
 from snaporch.remote_host import search_path
+
+POLL_SECONDS = 0.2
 
 
 class Pipeline:
@@ -60,3 +64,31 @@ class Pipeline:
         for process in self._processes:
             process.wait(max(0.0, end - time.monotonic()))
         return self.poll() or 0
+
+    def end(self, seconds: float) -> None:
+        """End the process group, unless all commands have exited.
+
+        Waits for all members of the group, also for those that a command started: a receiver that
+        still records its position would block the next transfer.
+
+        Args:
+            seconds: how long they may take after each signal: SIGTERM, then SIGKILL.
+        """
+        if self.poll() is not None:
+            return
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                if self.poll() is not None and not _has_members(self.pid):
+                    return
+                time.sleep(POLL_SECONDS)
+
+
+def _has_members(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

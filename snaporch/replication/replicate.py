@@ -29,7 +29,7 @@ from snaporch.locks import (
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
-from snaporch.replication.destination import Destination, ReplicaError
+from snaporch.replication.interface import Destination, ReplicaError
 from snaporch.replication.marks import DROPPED, REPLICATED, record_presence, replicas
 from snaporch.replication.members import Originals, nesting_reason
 from snaporch.systemd.low_priority import lower_priority

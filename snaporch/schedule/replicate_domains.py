@@ -11,7 +11,7 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
 from snaporch.model import Domain, Level, SnapshotRecord
-from snaporch.replication.destination import Destination
+from snaporch.replication.interface import Destination
 from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
 from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
 from snaporch.schedule.forecast import replicas_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.model import Level, SnapshotRecord
-from snaporch.replication.destination import Destination
+from snaporch.replication.interface import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.schedule.bulk_queue import due_items
 from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt

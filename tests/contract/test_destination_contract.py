@@ -19,7 +19,8 @@ from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.private_files import sha256_of
 from snaporch.replication import stall_detector
-from snaporch.replication.destination import ReplicaDestination, ReplicaError
+from snaporch.replication.destination import ReplicaDestination
+from snaporch.replication.interface import ReplicaError
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 # pyzfs 2.3 warns on Python 3.13 when it formats an error

@@ -15,11 +15,11 @@ from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
-from snaporch.replication.destination import BundleCopy, ReplicaError
+from snaporch.replication.interface import BundleCopy, ReplicaError
 
 
 class FakeReplica:
-    """A :class:`~snaporch.replication.destination.Destination` for the datasets of a fake pool."""
+    """A :class:`~snaporch.replication.interface.Destination` for the datasets of a fake pool."""
 
     def __init__(self, pool: FakePool, root: Path, hooks: Hooks | None = None) -> None:
         self.hooks = hooks or Hooks()

@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import shutil
-import subprocess
 import tempfile
 import time
 from math import inf
@@ -17,65 +16,15 @@ from fakes.world import Heard
 
 from snaporch.bundle.store import COPY_NAME
 from snaporch.config import Replica
-from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host, ssh_words
 from snaporch.replication import destination
-from snaporch.replication.destination import (
-    BundleCopy,
-    ReplicaDestination,
-    ReplicaError,
-    unavailable_reason,
-)
-from snaporch.replication.stall_detector import StallDetector
+from snaporch.replication.destination import ReplicaDestination, unavailable_reason
+from snaporch.replication.interface import BundleCopy, ReplicaError
+from snaporch.replication.transfer import Transfers
 from snaporch.zfs import PoolError
 from snaporch.zfs.remote import RemoteZfs
-
-SLOW_TO_END = """#!/bin/sh
-(trap 'sleep 1; touch {place}/ended; exit' TERM
- touch {place}/begun
- while :; do sleep 0.1; done) &
-wait
-"""
-
-
-def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path, monkeypatch):
-    """A command may exit at once; ``zfs receive`` still records its position."""
-    monkeypatch.setattr(destination, "_END_SECONDS", 1000)  # it is not waited for longer
-    script = tmp_path / "transfer"
-    script.write_text(SLOW_TO_END.format(place=tmp_path))
-    script.chmod(0o755)
-    interrupt = Interrupted(tmp_path / "begun")
-    there = to(tmp_path, interrupt=interrupt)
-    with pytest.raises(InterruptedRunError):
-        there._run([str(script)], counted=False)
-    assert (tmp_path / "ended").exists()
-
-
-def test_a_stalled_transfer_is_ended_and_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    there = to(tmp_path, host="nas")
-    with pytest.raises(
-        ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
-    ):
-        there._run(["sleep", "1000"], counted=True)
-
-
-def test_a_transfer_that_moves_data_may_take_long(tmp_path):
-    assert to(tmp_path)._run(["sleep", "0.5"], counted=True) == (0, [])
-
-
-def test_a_transfer_inside_the_kernel_is_not_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    there = to(tmp_path)
-    assert there._run(["sleep", "1"], counted=False) == (0, [])
-
-
-def test_a_transfer_that_prints_without_end_is_ended(tmp_path):
-    with pytest.raises(ReplicaError, match="nas: a transfer prints over 16 MiB, and was ended"):
-        to(tmp_path)._run(["yes"], counted=False)
-
 
 SYNC = """#!/bin/sh
 printf 'sync %s' "$(basename "$2")" >>{log}
@@ -144,13 +93,13 @@ def tools(tmp_path, monkeypatch):
 def counted(monkeypatch):
     """For each transfer, whether what it moves is watched."""
     seen = []
-    real = ReplicaDestination._run
+    real = Transfers.run
 
     def run(self, *commands, counted):
         seen.append(counted)
         return real(self, *commands, counted=counted)
 
-    monkeypatch.setattr(ReplicaDestination, "_run", run)
+    monkeypatch.setattr(Transfers, "run", run)
     return seen
 
 
@@ -899,28 +848,6 @@ def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):
     assert "rsync" in unavailable_reason(there)
 
 
-# -- the end of a transfer ----------------------------------------------------------------------
-
-
-def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(destination, "_END_SECONDS", 0.3)
-    script = tmp_path / "transfer"
-    script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
-    script.chmod(0o755)
-    there = to(tmp_path, interrupt=Interrupted(tmp_path / "begun"))
-    with pytest.raises(InterruptedRunError):
-        there._run([str(script)], counted=False)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "begun").read_text()), 0)
-
-
-def test_a_transfer_that_has_just_ended_needs_no_signal(monkeypatch):
-    monkeypatch.setattr(destination, "_END_SECONDS", 0)
-    ended = subprocess.Popen(["true"], start_new_session=True)
-    ended.wait()
-    destination._end_group(SimpleNamespace(pid=ended.pid, poll=lambda: None))
-
-
 def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
     """Its output is searched for words, and may contain names of files with any bytes."""
     say = "printf 'failed: \\377 %s %s'"
@@ -937,18 +864,3 @@ def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
         for descriptor in (kept, reader, writer):
             os.close(descriptor)
     assert caught.value.reason == "failed: \ufffd C /dev/null"
-
-
-class Interrupted(Interrupt):
-    """A signal comes as soon as the file is there."""
-
-    def __init__(self, begun: Path) -> None:
-        super().__init__()
-        self._begun = begun
-
-    def check(self, thing: str) -> None:
-        end = time.monotonic() + 60
-        while not self._begun.exists() and time.monotonic() < end:
-            time.sleep(0.01)
-        self.signum = 15
-        super().check(thing)

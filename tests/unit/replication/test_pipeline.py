@@ -72,3 +72,11 @@ def test_waiting_ends_with_the_last_command(output):
     begun = time.monotonic()
     Pipeline([["sleep", "0.1"], ["sleep", "0.3"]], output).wait(60)
     assert 0.3 <= time.monotonic() - begun < 30
+
+
+def test_a_group_that_has_just_ended_needs_no_signal(tmp_path, monkeypatch):
+    with (tmp_path / "output").open("wb") as output:
+        pipeline = Pipeline([["true"]], output)
+    pipeline.wait(60)
+    monkeypatch.setattr(pipeline, "poll", lambda: None)
+    pipeline.end(0)

@@ -17,7 +17,7 @@ from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock, held_by, readers_lock, replication_lock_name
 from snaporch.model import BundleState, Level
-from snaporch.replication.destination import ReplicaError
+from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot

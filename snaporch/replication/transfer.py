@@ -1,0 +1,101 @@
+"""Run the commands of a transfer, which may take hours: end those that move no data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from snaporch.command_log import LoggedCommand
+from snaporch.interrupt import Interrupt
+from snaporch.remote_host import check_installed
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.pipeline import POLL_SECONDS, Pipeline
+from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
+
+_OUTPUT_BYTES = 1 << 20
+_MAX_OUTPUT_BYTES = 1 << 24
+"""What a transfer may print at most: ``zfs send`` prints a line for each snapshot that is gone."""
+
+
+class Transfers:
+    """Runs the commands of transfers to one replica.
+
+    Args:
+        name: the replica's name in the configuration.
+        label: names its host, for messages.
+        interrupt: a signal ends a transfer.
+        end_seconds: how long the commands may take to end after SIGTERM.
+    """
+
+    def __init__(
+        self, name: str, label: str, interrupt: Interrupt, *, end_seconds: float = 10
+    ) -> None:
+        self._name = name
+        self._label = label
+        self._interrupt = interrupt
+        self._end_seconds = end_seconds
+
+    def run(self, *commands: Sequence[str], counted: bool) -> tuple[int, list[str]]:
+        """See :meth:`output`; returns the lines of output."""
+        status, text = self.output(*commands, counted=counted)
+        return status, text_lines(text)
+
+    def output(self, *commands: Sequence[str], counted: bool) -> tuple[int, str]:
+        """Run a transfer, which may take hours.
+
+        Its output goes to a file: a pipe would be held open by a child that stays.
+
+        Args:
+            commands: each gets the output of the one before it.
+            counted: end it when no data moves. All data must go through a process such as mbuffer:
+                what ``zfs send`` writes in the kernel is not counted.
+
+        Returns:
+            The exit status, and the output.
+        """
+        for command in commands:
+            check_installed(command[0])
+        words = [word for command in commands for word in ("|", *command)][1:]
+        with self.local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
+            process = Pipeline(commands, output)
+            try:
+                pace = StallDetector(process.pid) if counted else None
+                status = self._wait(process, output, pace)
+            finally:
+                process.end(self._end_seconds)
+            log.exited(status)
+            output.seek(0)
+            return status, output.read(_OUTPUT_BYTES).decode("utf-8", "replace")
+
+    @contextmanager
+    def local_errors(self) -> Iterator[None]:
+        """Turn an error of this host, such as a full directory for temporary files, into ours."""
+        try:
+            yield
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            raise ReplicaError(self._name, f"{error.strerror or error}{where}") from error
+
+    def _wait(self, process: Pipeline, output: IO[bytes], pace: StallDetector | None) -> int:
+        while True:
+            self._interrupt.check(self._name)
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(POLL_SECONDS)
+            if os.fstat(output.fileno()).st_size > _MAX_OUTPUT_BYTES:
+                reason = f"a transfer prints over {_MAX_OUTPUT_BYTES >> 20} MiB, and was ended"
+                raise ReplicaError(self._name, reason)
+            if pace is not None and pace.is_stalled():
+                raise ReplicaError(
+                    self._name,
+                    f"no data moved for {STALL_SECONDS // 60} minutes, so the transfer was ended",
+                    f"see: zpool status, on {self._label}",
+                )
+
+
+def text_lines(text: str) -> list[str]:
+    """The lines of a text that are not empty."""
+    return [line.strip() for line in text.splitlines() if line.strip()]

@@ -1,0 +1,84 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from snaporch.errors import InterruptedRunError
+from snaporch.interrupt import Interrupt
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.stall_detector import StallDetector
+from snaporch.replication.transfer import Transfers
+
+SLOW_TO_END = """#!/bin/sh
+(trap 'sleep 1; touch {place}/ended; exit' TERM
+ touch {place}/begun
+ while :; do sleep 0.1; done) &
+wait
+"""
+
+
+def transfers(interrupt=None, **more):
+    return Transfers("nas", "nas", interrupt or Interrupt(), **more)
+
+
+def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
+    """A command may exit at once; ``zfs receive`` still records its position."""
+    script = tmp_path / "transfer"
+    script.write_text(SLOW_TO_END.format(place=tmp_path))
+    script.chmod(0o755)
+    interrupt = Interrupted(tmp_path / "begun")
+    there = transfers(interrupt, end_seconds=1000)  # it is not waited for longer
+    with pytest.raises(InterruptedRunError):
+        there.run([str(script)], counted=False)
+    assert (tmp_path / "ended").exists()
+
+
+def test_a_stalled_transfer_is_ended_and_reported(monkeypatch):
+    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
+    there = transfers()
+    with pytest.raises(
+        ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
+    ):
+        there.run(["sleep", "1000"], counted=True)
+
+
+def test_a_transfer_that_moves_data_may_take_long():
+    assert transfers().run(["sleep", "0.5"], counted=True) == (0, [])
+
+
+def test_a_transfer_inside_the_kernel_is_not_watched(monkeypatch):
+    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
+    there = transfers()
+    assert there.run(["sleep", "1"], counted=False) == (0, [])
+
+
+def test_a_transfer_that_prints_without_end_is_ended():
+    with pytest.raises(ReplicaError, match="nas: a transfer prints over 16 MiB, and was ended"):
+        transfers().run(["yes"], counted=False)
+
+
+def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path):
+    script = tmp_path / "transfer"
+    script.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >{tmp_path}/begun\nexec sleep 1000\n")
+    script.chmod(0o755)
+    there = transfers(Interrupted(tmp_path / "begun"), end_seconds=0.3)
+    with pytest.raises(InterruptedRunError):
+        there.run([str(script)], counted=False)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "begun").read_text()), 0)
+
+
+class Interrupted(Interrupt):
+    """A signal comes as soon as the file is there."""
+
+    def __init__(self, begun: Path) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def check(self, thing: str) -> None:
+        end = time.monotonic() + 60
+        while not self._begun.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        self.signum = 15
+        super().check(thing)
