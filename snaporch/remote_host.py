@@ -50,8 +50,9 @@ class Host:
         name: ssh's name of the machine (``root@nas``); empty for this machine.
         check: called several times a second while a command runs; an exception ends the command.
 
-    A suspended pool blocks each command that reads it, and the connection stays alive. So each
-    command has a limit of time. What a command prints is bounded, too: the machine may be hostile.
+    A pool that is suspended meanwhile blocks a command that uses it, and any that reads its files,
+    while the connection stays alive. So each command has a limit of time. What a command prints is
+    bounded, too: the machine may be hostile.
     """
 
     def __init__(self, name: str, check: Callable[[], None] = lambda: None) -> None:
@@ -76,7 +77,7 @@ class Host:
 
     def run(self, *words: str, limit: float = LIMIT_SECONDS) -> str:
         """Run a command; see :meth:`script`."""
-        return self.script(shlex.join(words), what=words[0], limit=limit)
+        return self.script(shlex.join(words), what=shlex.join(words[:2]), limit=limit)
 
     def script(self, script: str, *, what: str, limit: float = LIMIT_SECONDS) -> str:
         """Run a shell script.

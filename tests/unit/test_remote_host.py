@@ -60,3 +60,8 @@ def test_an_exception_of_the_check_ends_a_command():
 
     with pytest.raises(KeyboardInterrupt):
         Host("", check).run("sleep", "1000")
+
+
+def test_an_error_names_the_command_and_the_host(nas):
+    with pytest.raises(CommandError, match=r"^false list on root@nas: exit status 1"):
+        nas.run("false", "list", "-H")
