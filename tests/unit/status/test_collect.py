@@ -207,14 +207,14 @@ def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("limits", "told"),
+    ("limits", "reported"),
     [
         ({"overlay_max_mib": 1}, "uses 3 MiB.*more than paths.overlay_max_mib"),
         ({"overlay_max_mib": 3}, None),
         ({"overlay_floor_mib": 1 << 30}, "less than paths.overlay_floor_mib"),
     ],
 )
-def test_overlays_of_an_unreadable_journal_are_watched(scheduled, standing, opened, limits, told):
+def test_overlays_of_an_unreadable_journal_are_watched(scheduled, standing, opened, limits, reported):
     """No guardian can: it needs the facts in the journal."""
     config = scheduled.context.config
     paths = config.paths.model_copy(update={"overlay_floor_mib": 0} | limits)
@@ -232,8 +232,8 @@ def test_overlays_of_an_unreadable_journal_are_watched(scheduled, standing, open
     assert status.overlays_without_journal == (str(overlay.parent),)
     assert status.domains[0].unknown_overlays == (str(overlay),)
     found = [text for _, text in status.exceeded_limits]
-    assert len(found) == (told is not None)
-    assert told is None or re.search(told, found[0])
+    assert len(found) == (reported is not None)
+    assert reported is None or re.search(reported, found[0])
     with held(scheduled):  # a run that is alive watches over its guest
         assert standing().overlays_without_journal == ()
 
