@@ -214,7 +214,9 @@ def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypa
         ({"overlay_floor_mib": 1 << 30}, "less than paths.overlay_floor_mib"),
     ],
 )
-def test_overlays_of_an_unreadable_journal_are_watched(scheduled, standing, opened, limits, reported):
+def test_overlays_of_an_unreadable_journal_are_watched(
+    scheduled, standing, opened, limits, reported
+):
     """No guardian can: it needs the facts in the journal."""
     config = scheduled.context.config
     paths = config.paths.model_copy(update={"overlay_floor_mib": 0} | limits)
