@@ -10,7 +10,7 @@ from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.journal import journals_of
-from snaporch.locks import held_by
+from snaporch.locks import has_readers, held_by
 from snaporch.restore.journal import Ending
 from snaporch.restore.losses import changed_lines_of_definition, losses
 from snaporch.restore.newer_snapshot_checks import is_safety
@@ -148,3 +148,6 @@ def _note_runs(context: Context, plan: RestorePlan) -> None:
     elif journals_of(context.config.paths.journal, record.uuid):
         text = "a snapshot was interrupted, and would be recovered first: see snaporch recover"
         context.progress.note(record.domain, f"{text} --dry-run")
+    if has_readers(default_paths.LOCKS, record.uuid):
+        text = "a snapshot of it is being cloned, verified or copied: use --wait to wait for that"
+        context.progress.note(record.domain, text)

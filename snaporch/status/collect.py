@@ -48,6 +48,7 @@ from snaporch.status.model import (
     Status,
     StoreUsage,
 )
+from snaporch.status.overlay_limits import exceeded_limit
 from snaporch.zfs import BlockingMount
 
 _RESTORE_PHASE = "under way"
@@ -78,6 +79,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         domains=tuple(domain for domain in status.domains if domain.uuid in chosen),
         runs=tuple(run for run in status.runs if run.uuid in chosen),
         overlays_without_journal=(),
+        exceeded_limits=(),
         unused_policies=(),
         unknown_domains=(),
     )
@@ -93,6 +95,8 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     overlays = _directories(config.paths.overlays)  # first: a run removes its journal last
     paused = {e.domain.uuid for e in forecasts if e.domain.state is DomainState.PAUSED}
     runs = _runs(config, paused)
+    stray = _stray(overlays, runs)
+    limits = [(path, exceeded_limit(config.paths, Path(path))) for path in stray]
     return Status(
         at=now,
         scheduler=SchedulerState(
@@ -100,7 +104,8 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
         ),
         domains=tuple(_domain(context, each, runs, now) for each in forecasts),
         runs=tuple(runs),
-        overlays_without_journal=_stray(overlays, runs),
+        overlays_without_journal=stray,
+        exceeded_limits=tuple(each for each in limits if each[1]),
         store=usage(config.paths.bundles),
         store_missing=_store_gone(context, forecasts),
         unused_policies=_unused(config, forecasts),
@@ -147,7 +152,7 @@ def _domain(
 ) -> DomainStatus:
     config, domain, records = context.config, forecast.domain, forecast.records
     verified = [record for record in records if record.verified is not None]
-    known = any(run.uuid == domain.uuid for run in runs)
+    known = any(run.uuid == domain.uuid and _is_watched(run) for run in runs)
     return DomainStatus(
         name=domain.name,
         uuid=domain.uuid,
@@ -277,9 +282,14 @@ def _phase(ended: Collection[Step]) -> tuple[str, bool]:
     return ("freezing" if Step.PREPARE in ended else "preparing"), False
 
 
+def _is_watched(run: OpenRun) -> bool:
+    """Whether the run itself or a guardian watches the guest: a guardian needs the journal."""
+    return bool(run.kind) or run.locked
+
+
 def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
-    """Directories of overlays without a journal; each is named after its run."""
-    known = {Path(run.path).stem for run in runs}
+    """Directories of overlays without a readable journal; each is named after its run."""
+    known = {Path(run.path).stem for run in runs if _is_watched(run)}
     return tuple(str(path) for path in overlays if path.name not in known and path.exists())
 
 

@@ -169,7 +169,7 @@ class Status:
     domains: tuple[DomainStatus, ...]
     runs: tuple[OpenRun, ...]
     overlays_without_journal: tuple[str, ...]
-    """Directories of overlays without a journal of their run."""
+    """Directories of overlays without a readable journal of their run."""
     store: StoreUsage
     store_missing: bool = False
     """Whether the store is missing though snapshots have bundles."""
@@ -181,6 +181,8 @@ class Status:
     """Mounted snapshots of these domains, which cannot be destroyed, and where they are mounted."""
     barred_guests: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
+    exceeded_limits: tuple[tuple[str, str], ...] = ()
+    """Pairs of such a directory, and how its overlays exceed a limit."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``), without the problems."""

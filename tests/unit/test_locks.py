@@ -12,7 +12,15 @@ import pytest
 from snaporch import locks
 from snaporch.errors import BusyError, InterruptedRunError, UnavailableError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import PRUNING, RECOVERING, RETENTION, LockTimes, domain_lock
+from snaporch.locks import (
+    PRUNING,
+    RECOVERING,
+    RETENTION,
+    LockTimes,
+    domain_lock,
+    has_readers,
+    readers_lock,
+)
 
 HOLD = """
 import sys
@@ -212,3 +220,10 @@ def test_a_run_that_failed_holds_nothing(runtime):
         raise ZeroDivisionError
     assert "pid" in (runtime / "u.lock").read_text()
     assert locks.lock_holder(runtime, "u") is None
+
+
+def test_readers_are_noticed_without_a_lock(tmp_path):
+    assert not has_readers(tmp_path, "u-1")
+    with readers_lock(tmp_path, "web", "u-1", alone=False, interrupt=Interrupt()):
+        assert has_readers(tmp_path, "u-1")
+    assert not has_readers(tmp_path, "u-1")

@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -206,9 +207,43 @@ def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypa
     assert standing().overlays_without_journal == ()
 
 
-def on_overlay(scheduled):
+@pytest.mark.parametrize(
+    ("limits", "reported"),
+    [
+        ({"overlay_max_mib": 1}, "uses 3 MiB.*more than paths.overlay_max_mib"),
+        ({"overlay_max_mib": 3}, None),
+        ({"overlay_floor_mib": 1 << 30}, "less than paths.overlay_floor_mib"),
+    ],
+)
+def test_overlays_of_an_unreadable_journal_are_watched(
+    scheduled, standing, opened, limits, reported
+):
+    """No guardian can: it needs the facts in the journal."""
+    config = scheduled.context.config
+    paths = config.paths.model_copy(update={"overlay_floor_mib": 0} | limits)
+    scheduled.context.config = config.model_copy(update={"paths": paths})
+    journal = opened(Step.PREPARE)
+    overlay, _ = on_overlay(scheduled, journal.path.stem)
+    overlay.parent.mkdir(parents=True)
+    overlay.write_bytes(b"x" * (3 << 20))
+    before = standing()
+    assert (before.overlays_without_journal, before.exceeded_limits) == ((), ())
+    assert before.domains[0].unknown_overlays == ()
+    first, _, rest = journal.path.read_text().partition("\n")
+    journal.path.write_text(first.replace('"format": 2', '"format": 99') + "\n" + rest)
+    status = standing()
+    assert status.overlays_without_journal == (str(overlay.parent),)
+    assert status.domains[0].unknown_overlays == (str(overlay),)
+    found = [text for _, text in status.exceeded_limits]
+    assert len(found) == (reported is not None)
+    assert reported is None or re.search(reported, found[0])
+    with held(scheduled):  # a run that is alive watches over its guest
+        assert standing().overlays_without_journal == ()
+
+
+def on_overlay(scheduled, run="gone"):
     web = scheduled.world.guest()
-    overlay = scheduled.context.config.paths.overlays / "gone" / "vda.qcow2"
+    overlay = scheduled.context.config.paths.overlays / run / "vda.qcow2"
     (base,) = web.sources()[0].values()
     web.live = web.live.replace(base, str(overlay))
     return overlay, base

@@ -111,6 +111,7 @@ def test_nothing_needs_attention(status):
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
         (replace(WELL, barred_guests=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays_without_journal=("/o/r",)), ("unknown-overlay", "warning")),
+        (replace(WELL, exceeded_limits=(("/o/r", "is large"),)), ("overlay-limit", "critical")),
         (late(minutes=35, seconds=1), ("check-late", "warning")),
         (
             replace(WELL, scheduler=replace(WELL.scheduler, holder=STARTING)),
