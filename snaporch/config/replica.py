@@ -43,19 +43,20 @@ class Replica(BaseModel):
         "configuration, where ports and keys belong); empty for a pool of this one.",
     )
     dataset: Annotated[str, AfterValidator(_dataset)] = Field(
-        description="Dataset there below which each dataset has its copy, under its whole name: "
-        "`backup/kvm/tank:vm:web`. It is made if it is missing; its pool must be there. Each "
+        description="Dataset on the replica below which each dataset has its copy, under its whole "
+        "name: `backup/kvm/tank:vm:web`. It is made if it is missing; its pool must be there. Each "
         "machine that replicates, and each replica, needs one of its own.",
     )
     bundles: Annotated[Path, Strict(strict=False), AfterValidator(_directory)] = Field(
-        description="Directory there for bundles, which must exist; no other replica's, nor inside "
-        "it.",
+        description="Directory on the replica for bundles, which must exist; no other replica's, nor "
+        "inside it.",
     )
     rate: int = Field(
         default=0,
         ge=0,
         le=1 << 20,
-        description="Most MiB a second that are sent; 0 for no limit. Needs `mbuffer` here.",
+        description="Most MiB a second that are sent; 0 for no limit. Needs `mbuffer` on this "
+        "host.",
     )
 
     def shared_with(self, other: Replica) -> str:
