@@ -48,8 +48,8 @@ class Replica(BaseModel):
         "machine that replicates, and each replica, needs one of its own.",
     )
     bundles: Annotated[Path, Strict(strict=False), AfterValidator(_directory)] = Field(
-        description="Directory on the replica for bundles, which must exist; no other replica's, nor "
-        "inside it.",
+        description="Directory on the replica for bundles, which must exist; no other replica's, "
+        "nor inside it.",
     )
     rate: int = Field(
         default=0,
