@@ -235,11 +235,12 @@ def run_members(
     Only in the datasets where the run took them. A replica (``zfs send -p | zfs receive``) has the
     same properties and even the same GUID, but it is a backup, which must not be rolled back. The
     manifest names the guest's datasets. Without a manifest, those that snaporch copied to a pool of
-    this host are left out, unless all were: a guest that came back has such snapshots.
+    this host are left out where the original exists: a guest that came back has such snapshots.
     """
     if manifest is None:
         marked = [each for each in snapshots if marked_by(each, run)]
-        return [each for each in marked if COPY not in each.properties] or marked
+        originals = {each.guid for each in marked if COPY not in each.properties}
+        return [e for e in marked if COPY not in e.properties or e.guid not in originals]
     known = {(entry.dataset, entry.guid) for entry in manifest.snapshots}
     taken = {entry.dataset for entry in manifest.snapshots}
     return [

@@ -44,7 +44,9 @@ _NAMED = 5
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
 
 
-_OTHER_OBSTACLE = re.compile("incomplete stream|busy|space|quota|suspended|key|permission")
+_OTHER_OBSTACLE = re.compile(
+    "incomplete stream|checksum|I/O error|Input/output|busy|space|quota|suspended|key|permission"
+)
 """In errors of ``zfs receive`` that a new stream meets, too, or that the same one may not meet."""
 
 

@@ -96,13 +96,15 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     paused = {e.domain.uuid for e in forecasts if e.domain.state is DomainState.PAUSED}
     runs = _runs(config, paused)
     stray = _stray(overlays, runs)
-    limits = [(path, exceeded_limit(config.paths, Path(path))) for path in stray]
+    domains = tuple(_domain(context, each, runs, now) for each in forecasts)
+    used = {str(Path(path).parent) for each in domains for path in each.unknown_overlays}
+    limits = [(path, exceeded_limit(config.paths, Path(path))) for path in stray if path in used]
     return Status(
         at=now,
         scheduler=SchedulerState(
             held_by(config.paths.runtime, SCHEDULE), context.unit_states(), config.schedule.refresh
         ),
-        domains=tuple(_domain(context, each, runs, now) for each in forecasts),
+        domains=domains,
         runs=tuple(runs),
         overlays_without_journal=stray,
         exceeded_limits=tuple(each for each in limits if each[1]),

@@ -26,6 +26,8 @@ def exceeded_limit(paths: Paths, directory: Path) -> str:
         since = datetime.fromtimestamp(directory.stat().st_mtime, UTC)
     except FileNotFoundError:  # removed meanwhile
         return ""
+    except OSError as error:
+        return f"its size cannot be read: {error.strerror}"
     size = sum(each.st_blocks for each in found) * _BLOCK >> 20
     used = f"uses {size} MiB, written since {since:%Y-%m-%d %H:%M} UTC"
     if paths.overlay_max_mib and size > paths.overlay_max_mib:

@@ -119,17 +119,17 @@ def test_an_unknown_level_counts_as_crash(store, level):
 
 
 def test_without_a_manifest_copies_in_a_local_pool_do_not_count(store):
-    own = [snapshot("tank/a", replicated="nas"), snapshot("flash/b", replicated="nas")]
-    copies = [snapshot(f"backup/{name}", copy="nas") for name in ("tank:a", "flash:b")]
+    places = {"tank/a": 1, "flash/b": 2}
+    own = [snapshot(each, guid=guid, replicated="nas") for each, guid in places.items()]
+    copies = [snapshot(f"backup/{each}", guid=guid, copy="nas") for each, guid in places.items()]
     (record,) = all_records(store, [*copies, *own])
     assert (record.datasets, record.replicated) == (("flash/b", "tank/a"), ("nas",))
-    (record,) = all_records(store, [copies[0], own[1]])
-    assert record.datasets == ("flash/b",)
 
 
 def test_without_a_manifest_what_came_back_counts(store):
-    (record,) = all_records(store, [snapshot("tank/a", copy="nas")])
-    assert record.datasets == ("tank/a",)
+    members = [snapshot("tank/a", guid=1, copy="nas"), snapshot("flash/b", guid=2)]
+    (record,) = all_records(store, members)
+    assert record.datasets == ("flash/b", "tank/a")
 
 
 def test_a_missing_snapshot_makes_the_record_incomplete(store, bundle):

@@ -548,7 +548,8 @@ def test_a_transfer_that_the_replica_twice_refuses_to_continue_begins_again_once
 
 
 @pytest.mark.parametrize(
-    "reason", ["out of space", "destination is busy", "checksum mismatch or incomplete stream."]
+    "reason",
+    ["out of space", "destination is busy", "checksum mismatch or incomplete stream.", "I/O error"],
 )
 def test_a_transfer_that_may_still_be_continued_is_not_discarded(sending, reason):
     refusing(sending, reason)

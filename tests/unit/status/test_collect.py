@@ -241,6 +241,17 @@ def test_overlays_of_an_unreadable_journal_are_watched(
         assert standing().overlays_without_journal == ()
 
 
+def test_overlays_that_no_guest_uses_exceed_no_limit(scheduled, standing):
+    """They may be older than their bases, as those in quarantine: a commit could lose writes."""
+    config = scheduled.context.config
+    paths = config.paths.model_copy(update={"overlay_floor_mib": 1 << 30})
+    scheduled.context.config = config.model_copy(update={"paths": paths})
+    (paths.overlays / "quarantine" / "run").mkdir(parents=True)
+    status = standing()
+    assert status.overlays_without_journal == (str(paths.overlays / "quarantine"),)
+    assert status.exceeded_limits == ()
+
+
 def on_overlay(scheduled, run="gone"):
     web = scheduled.world.guest()
     overlay = scheduled.context.config.paths.overlays / run / "vda.qcow2"
