@@ -92,6 +92,10 @@ test-package: ## install, upgrade and remove both packages in bare Debian system
 	@tests/package/run
 	@tests/package/run vendored
 
+.PHONY: acceptance
+acceptance: ## try the package on a stock Debian host, a virtual machine: an hour or two (SUITE=trixie ACCEL=kvm)
+	@tests/acceptance/run --report $(if $(SUITE),--suite $(SUITE)) $(if $(ACCEL),--accel $(ACCEL)) $(WORDS)
+
 .PHONY: clean
 clean: ## remove what was built, the cache included
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis "$(CACHE)"
