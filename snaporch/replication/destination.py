@@ -42,8 +42,6 @@ _CHECK_SECONDS = 60
 _NAMED = 5
 """How many snapshots a message names."""
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
-
-
 _OTHER_OBSTACLE = re.compile(
     "incomplete stream|checksum|I/O error|Input/output|busy|space|quota|suspended|key|permission"
 )
@@ -137,15 +135,14 @@ class ReplicaDestination:
         ZFS receives no second snapshot of a name. A renamed one keeps its GUID.
         """
         copy = self._copy_name(dataset)
-        names = ", ".join(f"@{each.name}" for each in same[:_NAMED])
-        more = f" and {len(same) - _NAMED} more" if len(same) > _NAMED else ""
+        names = _listed([each.name for each in same])
         renames = (
             ("zfs", "rename", f"{copy}@{each.name}", f"{copy}@{each.name}-kept-{each.guid}")
             for each in same
         )
         return ReplicaError(
             f"{self._name}: {dataset}",
-            f"{copy} has older snapshots of the same names, which were used again ({names}{more})",
+            f"{copy} has older snapshots of the same names, which were used again ({names})",
             f"keep them under other names: {self._commands(*renames)}, and replicate again",
         )
 
@@ -261,11 +258,9 @@ class ReplicaDestination:
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
         """See :class:`Destination`."""
         copy = self._copy_name(dataset)
-        names = ", ".join(f"@{each}" for each in only_there[:_NAMED])
-        more = f" and {len(only_there) - _NAMED} more" if len(only_there) > _NAMED else ""
         reason = (
             f"{copy} on {self._host.label} has diverged, as after a restore: "
-            f"it ends with snapshots that may exist nowhere else ({names}{more})"
+            f"it ends with snapshots that may exist nowhere else ({_listed(only_there)})"
         )
         keep = self._command("zfs", "rename", copy, f"{copy}-kept-{only_there[-1]}")
         step = f"keep them: {keep}, and the next replication sends a full copy; or discard them"
@@ -319,6 +314,12 @@ class ReplicaDestination:
     def store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See :class:`Destination`."""
         return self._bundles.store(directory, reference, sums)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names of snapshots, for a message."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"@{each}" for each in names[:_NAMED]) + more
 
 
 def open_replica(context: Context, name: str) -> Destination:
