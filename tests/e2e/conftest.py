@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+DAY = int(os.environ.get("DAY") or date.today().toordinal())  # noqa: DTZ011 - any day will do
+
 pytestmark = pytest.mark.lab
 pytest.register_assert_rewrite("acts", "faults.oracle", "support")
 
@@ -30,7 +32,8 @@ def pytest_collection_modifyitems(config, items):
 def is_todays(item, items):
     """Whether a test runs today: of a matrix ``daily(n)`` only n tests do, in turns.
 
-    Tests of a module that are marked ``daily(n, NAME)`` with one name are one matrix.
+    Tests of a module that are marked ``daily(n, NAME)`` with one name are one matrix. With DAY in
+    the environment, those of another day run.
     """
     mark = item.get_closest_marker("daily")
     if mark is None:
@@ -43,7 +46,7 @@ def is_todays(item, items):
     ]
     size = mark.args[0]
     shuffled = random.Random(0).sample(cases, len(cases))
-    begin = date.today().toordinal() * size  # noqa: DTZ011 - any day will do
+    begin = DAY * size
     return item in [shuffled[(begin + number) % len(cases)] for number in range(size)]
 
 

@@ -83,22 +83,20 @@ def simulation(tmp_path_factory):
 
 
 @pytest.mark.timeout(120 * ROUNDS + 300)
-def test_what_is_called_replicated_is_there_byte_by_byte(simulation, capsys):
+def test_what_is_called_replicated_is_there_byte_by_byte(simulation, report):
     began = time.monotonic()
     try:
         for number in range(ROUNDS):
             simulation.begin(number)
             simulation.disturb()
             simulation.settle()
+            report({"seed": SEED, "rounds": number + 1, "of": ROUNDS}, word="ROUND")
         simulation.reader.forget()
         simulation.check(exact=True)
     except BaseException:
         print(f"SEED={SEED}", *simulation.log, sep="\n")
         raise
-    acts = ", ".join(f"{name} {count}" for name, count in sorted(simulation.acts.items()))
-    with capsys.disabled():
-        seconds = time.monotonic() - began
-        print(f"\nSEED={SEED}: {ROUNDS} rounds in {seconds:.0f} s; {acts}", flush=True)
+    report({"seconds": round(time.monotonic() - began), **simulation.acts}, word="ROUNDS")
 
 
 class Simulation:
