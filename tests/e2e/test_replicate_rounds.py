@@ -48,6 +48,7 @@ bundles = "{bundles}"
 """
 ADVICE = re.compile(
     r"keep them: (?P<keep>.*), and the next replication"
+    r"|under other names: (?P<rename>.*), and replicate again"
     r"|if it is: (?P<fill>snaporch .*)$"
     r"|take one: (?P<take>snaporch .*)$"
     r"|to send all again: (?P<again>.*)$"
