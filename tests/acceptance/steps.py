@@ -430,8 +430,12 @@ def shutdown_after():
     guest = existing("flushed")
     wait(lambda: guest.state() == "running", "the guest to be resumed")
     guest.wait_count()
-    # It went on in RAM: no boot, and no count left out.
-    guest.assert_undisturbed(int(MARK.read_text()))
+    # It went on in RAM: no boot, and no complaint of the guest about the counts on its disks.
+    # Counts may be left out of the log: virtlogd, which writes it, is stopped before the guest.
+    said = guest.log.report(int(MARK.read_text()))
+    assert not said.cold, f"booted: {said.cold}"
+    assert not said.bad, f"the guest complains: {said.bad[:4]}"
+    assert said.counts == sorted(set(said.counts)), said.counts
     assert_on_bases(guest)
     show("snaporch", "list", "flushed")
     attempt("snaporch", "status")  # 10: the snapshot is only crash-consistent
