@@ -66,6 +66,8 @@ class Note(StrEnum):
     """The step that saves RAM has begun and not ended; derived from the steps."""
     RELEASED = "released"
     """The run released the guest, whatever else was noted; also derived from the steps."""
+    DAMAGED = "damaged"
+    """A line of the journal cannot be read, so a note may be lost; derived."""
 
 
 _ENDS = {Note.RESUMED: Note.SUSPENDED, Note.PIVOTED: Note.PIVOTING}
@@ -133,7 +135,7 @@ def explains_no_pause(facts: RunFacts, notes: Collection[Note]) -> bool:
     """
     if facts.was is not DomainState.RUNNING or facts.strategy not in _PAUSING:
         return False
-    return not {Note.RELEASED, Note.HELD} & set(notes)
+    return Note.DAMAGED in notes and not {Note.RELEASED, Note.HELD} & set(notes)
 
 
 class JournalError(SnaporchError):
@@ -443,15 +445,18 @@ def read_journal(path: Path) -> SnapshotJournal | OtherJournal | UnreadableJourn
         raw = path.read_bytes()
     except FileNotFoundError:  # its run has ended meanwhile
         return None
-    if lines := _parsable_lines(raw):
-        return _parse(path, lines)
+    lines, damaged_lines = _parsable_lines(raw)
+    if lines:
+        return _parse(path, lines, {Note.DAMAGED} if damaged_lines else set())
     if b"\n" not in raw:
         return None
     damaged = JournalError(str(path), "cannot be read (no line of it is JSON)", _PAGE)
     return UnreadableJournal(path, None, damaged)
 
 
-def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | OtherJournal | UnreadableJournal:
+def _parse(
+    path: Path, lines: list[Any], notes: set[Note]
+) -> SnapshotJournal | OtherJournal | UnreadableJournal:
     try:
         if lines[0]["format"] != FORMAT:
             reason = f"has format {lines[0]['format']}, expected {FORMAT}"
@@ -459,7 +464,6 @@ def _parse(path: Path, lines: list[Any]) -> SnapshotJournal | OtherJournal | Unr
         if (kind := str(lines[0].get("kind", _SNAPSHOT))) != _SNAPSHOT:
             facts = lines[0]["facts"]
             return OtherJournal(path, kind, facts["uuid"], facts["domain"], tuple(lines))
-        notes: set[Note] = set()
         for line in lines:
             _take(notes, line)
         facts = RunFacts.from_json(lines[0]["facts"])
@@ -483,9 +487,16 @@ def _uuid(first: Any) -> str | None:
         return None
 
 
-def _parsable_lines(raw: bytes) -> list[Any]:
+def _parsable_lines(raw: bytes) -> tuple[list[Any], int]:
+    """The lines that are JSON, and how many others are complete and not empty."""
     lines: list[Any] = []
-    for text in raw.split(b"\n"):
-        with suppress(ValueError):
+    damaged = 0
+    *complete, rest = raw.split(b"\n")
+    for text in filter(None, complete):
+        try:
             lines.append(json.loads(text))
-    return lines
+        except ValueError:
+            damaged += 1
+    with suppress(ValueError):
+        lines.append(json.loads(rest))
+    return lines, damaged

@@ -171,7 +171,7 @@ def release(
                 resume(hypervisor, facts["uuid"], times=times)
             if facts["strategy"] == "paused" and reason is None and not is_frozen(lines):
                 return False  # it is not paused yet: no check would follow when it is
-            unexplained = paused and not ours and not held
+            unexplained = paused and not ours and _may_lack_its_suspend(journal)
             # a later pause is not the run's
             if (run_ended or hold is GuestHold.STOPPED) and not unexplained:
                 with contextlib.suppress(OSError):
@@ -180,6 +180,16 @@ def release(
         complain(error)
         return False
     return True
+
+
+def _may_lack_its_suspend(journal: Path) -> bool:
+    """Whether the journal may have lost the note of a suspend, as recovery decides it."""
+    from snaporch.journal import SnapshotJournal, explains_no_pause, read_journal
+
+    there = read_journal(journal)
+    if not isinstance(there, SnapshotJournal):
+        return True
+    return explains_no_pause(there.facts, there.notes)
 
 
 def _noted_commit(

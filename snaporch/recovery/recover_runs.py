@@ -31,6 +31,7 @@ from snaporch.journal import (
     forget,
     journals_of,
     list_journals,
+    read_journal,
     release_mark,
 )
 from snaporch.locks import RECOVERING, domain_lock
@@ -199,7 +200,9 @@ def _recover_one(
 ) -> list[RecoveryResult]:
     facts = journal.facts
     done = recover_run(context, facts, journal.notes, take=take)
-    if is_left_paused(context, facts, journal.notes):
+    noted = read_journal(journal.path)  # recovery notes what it does, too
+    notes = noted.notes if isinstance(noted, SnapshotJournal) else journal.notes
+    if is_left_paused(context, facts, notes):
         raise _left_paused(facts)
     forget(journal.path)
     done.append(Effect.RECOVERED.of(facts.run))

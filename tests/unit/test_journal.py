@@ -307,7 +307,7 @@ KEYS = (
     "overlays own_downtime_ms ram_pipe run snapshot strategy taken_by_other_program uuid was "
     "window_seconds"
 )
-NOTES = "suspended resumed held freezing pivoting pivoted committed saving released"
+NOTES = "suspended resumed held freezing pivoting pivoted committed saving released damaged"
 
 
 def test_the_keys_on_disk_change_only_with_the_format(directory, path):
@@ -625,7 +625,17 @@ def test_a_line_after_one_that_a_full_disk_cut_is_whole(directory, path, monkeyp
             journal.note(Note.FREEZING)
     journal.note(Note.SUSPENDED)
     journal.close(settled=False)
-    assert read_journals(directory)[0].notes == {Note.SUSPENDED}
+    assert read_journals(directory)[0].notes == {Note.SUSPENDED, Note.DAMAGED}
+
+
+def test_a_line_that_was_not_written_whole_is_no_damage(directory, path):
+    killed(directory, Step.FREEZE)
+    with path.open("a") as stream:
+        stream.write('{"at": "2026-')
+    assert Note.DAMAGED not in read_journals(directory)[0].notes
+    with path.open("a") as stream:
+        stream.write("\n")
+    assert Note.DAMAGED in read_journals(directory)[0].notes
 
 
 def test_a_run_knows_its_notes_though_its_journal_was_cut(directory, path):

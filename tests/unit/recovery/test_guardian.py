@@ -701,14 +701,20 @@ def test_a_paused_guest_is_resumed(begin, host, strategy, reason):
     assert host.guest().state is DomainState.RUNNING
 
 
-@pytest.mark.parametrize("strategy", ["manual", "overlay"])
-def test_a_guest_that_its_owner_has_paused_meanwhile_is_not_resumed(begin, host, strategy):
+@pytest.mark.parametrize(
+    ("strategy", "damaged"),
+    [("manual", False), ("manual", True), ("overlay", True)],
+)
+def test_a_guest_that_its_owner_has_paused_meanwhile_is_not_resumed(begin, host, strategy, damaged):
     run = begin(strategy)
+    if damaged:
+        with run.journal.path.open("a") as stream:
+            stream.write("not JSON\n")
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     release(run)
     assert host.guest().state is DomainState.PAUSED
     (journal,) = read_journals(host.paths.journal)
-    assert Note.RELEASED not in journal.notes  # it may have lost the note of the pause
+    assert (Note.RELEASED in journal.notes) is not damaged  # the note of the pause may be lost
 
 
 def test_a_guest_paused_for_its_freeze_is_resumed_without_the_note(begin, host):

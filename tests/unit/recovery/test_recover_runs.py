@@ -22,6 +22,7 @@ from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
+from snaporch.recovery import recover_runs
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.hold_socket import address
 from snaporch.recovery.overlay_use import remove_unused
@@ -1591,6 +1592,8 @@ def test_a_libvirtd_that_comes_back_at_the_last_moment_is_asked(world, error):
 def paused_without_a_note(world, level=None, reason="user"):
     run = Killed(world, level)
     run.guest.state, run.guest.paused_reason = DomainState.PAUSED, reason
+    with read_journals(world.paths.journal)[0].path.open("a") as stream:
+        stream.write("not JSON\n")
     return run
 
 
@@ -1605,6 +1608,24 @@ def test_a_guest_that_stays_paused_is_reported_and_not_as_recovered(world, level
     world.hypervisor.resume(run.facts.uuid)
     assert run.recover()[-1].startswith("recovered the run")
     assert_settled(world)
+
+
+def test_a_pause_beside_a_journal_without_damage_is_its_owners(world):
+    run = Killed(world, "paused")
+    run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+    assert run.recover()[-1].startswith("recovered the run")
+    assert run.guest.state is DomainState.PAUSED
+
+
+def test_a_guest_that_its_owner_pauses_during_a_recovery_is_recovered(world, monkeypatch):
+    run = paused_without_a_note(world)
+    world.hypervisor.resume(run.facts.uuid)
+
+    def pause(*_):
+        run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
+
+    monkeypatch.setattr(recover_runs, "remove_if_dead", pause)
+    assert run.recover()[-1].startswith("recovered the run")
 
 
 def test_a_guest_paused_for_its_freeze_is_resumed_without_the_note(world):
