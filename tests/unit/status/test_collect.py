@@ -169,9 +169,7 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     assert (run.guest_may_be_frozen, run.locked) == (True, doing == "snapshot")
 
 
-def test_a_paused_guest_whose_damaged_journal_shows_no_pause_may_be_held(
-    scheduled, standing, opened
-):
+def test_a_paused_guest_may_be_held_if_its_journal_is_damaged(scheduled, standing, opened):
     journal = opened(Step.PREPARE)
     scheduled.world.guest().state = DomainState.PAUSED
     assert not standing().runs[0].guest_may_be_frozen  # each suspend is noted before
