@@ -257,6 +257,8 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
 
 def test_a_failure_of_what_is_due_is_reported_until_it_is_fixed(guests, there):
     guest = guests["plain"]
+    take(guest)
+    replicate(guest)
     new = take(guest)["snapshot"]
     must("zfs", "snapshot", f"{copy('tank/plain')}@only-there")
     outcome = snaporch("replicate", "--due", "--quiet")
@@ -297,8 +299,9 @@ def test_what_was_killed_goes_on(guests, there):
 
 def test_a_replicas_bundles_are_pruned_over_there(guests, there, tmp_path):
     guest = guests["plain"]
+    to_delete = take(guest)["snapshot"]
+    assert to_delete in replicate(guest)["arrived"]
     taken = listed(guest)
-    to_delete = next(iter(taken))
     config = tmp_path / "there.toml"
     config.write_text(f'[paths]\nbundles = "{there}"\n')
     for dataset in datasets(guest):
