@@ -51,13 +51,15 @@ class Host:
         check: called several times a second while a command runs; an exception ends the command.
 
     A pool that is suspended meanwhile blocks a command that uses it, and any that reads its files,
-    while the connection stays alive. So each command has a limit of time. What a command prints is
-    bounded, too: the machine may be hostile.
+    while the connection stays alive. So each command has a limit of time, and after one that took
+    over :data:`LIMIT_SECONDS`, no other is run. What a command prints is bounded, too: the machine
+    may be hostile.
     """
 
     def __init__(self, name: str, check: Callable[[], None] = lambda: None) -> None:
         self.name = name
         self._check = check
+        self._blocked_by = ""
 
     @property
     def label(self) -> str:
@@ -93,6 +95,9 @@ class Host:
                 reached.
             UnavailableError: ssh is not installed.
         """
+        if self._blocked_by:
+            reason = f"was not run: {self._blocked_by} took over {LIMIT_SECONDS} s"
+            raise CommandError(self._where(what), reason, self._status_step)
         command = self.words(script)
         check_installed(command[0])
         with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
@@ -105,6 +110,10 @@ class Host:
             step = f"see: ssh -o BatchMode=yes {shlex.quote(self.name)} true"
             raise CommandError(self.name, f"cannot be reached: {_last(said)}", step)
         raise CommandError(self._where(what), said or f"exit status {status}")
+
+    @property
+    def _status_step(self) -> str:
+        return f"see: zpool status, on {self.label}"
 
     def _where(self, what: str) -> str:
         return f"{what} on {self.name}" if self.name else what
@@ -123,8 +132,10 @@ class Host:
         def check() -> None:
             self._check()
             if time.monotonic() > end:
+                if limit == LIMIT_SECONDS:  # one that moves much data may be slow by itself
+                    self._blocked_by = what
                 reason = f"takes over {limit:.0f} s, and was ended"
-                raise CommandError(what, reason, f"see: zpool status, on {self.label}")
+                raise CommandError(what, reason, self._status_step)
 
         try:
             with process.stdout as out, process.stderr as err:  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed
+from snaporch.remote_host import LIMIT_SECONDS, Host, check_installed
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
 from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.streams import (
@@ -36,7 +37,7 @@ from snaporch.replication.streams import (
 )
 from snaporch.replication.transfer import Transfers, text_lines
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
-from snaporch.zfs.remote import ROOT_OPTIONS, RemoteZfs
+from snaporch.zfs.remote import RemoteZfs, creations
 
 _CHECK_SECONDS = 60
 _NAMED = 5
@@ -90,13 +91,22 @@ class ReplicaDestination:
         except PoolError as error:
             if error.step:
                 raise
-            create = self._command("zfs", "create", "-p", *ROOT_OPTIONS, root)
-            step = f"is its pool imported? if the copies are lost: {create}, and all are sent again"
-            if "suspended" in error.reason:
-                step = f"see: zpool status, on {self._host.label}"
             reason = f"the copies cannot be listed: {error.reason}"
+            step = self._way_to_list(error.reason)
             raise ReplicaError(f"{self._name}: {root}", reason, step) from error
         return [replace(s, dataset=names[s.dataset]) for s in found if s.dataset in names]
+
+    def _way_to_list(self, reason: str) -> str:
+        """What to do if the copies cannot be listed."""
+        root = self._replica.dataset
+        if "suspended" not in reason:
+            with suppress(PoolError):
+                known = [each.name for each in self._pool.datasets()]
+                if root.partition("/")[0] not in known:
+                    return f"is its pool imported? see: zpool import, on {self._host.label}"
+                create = self._commands(*creations(root, known))
+                return f"if the copies are lost: {create}, and all are sent again"
+        return f"see: zpool status, on {self._host.label}"
 
     def send(self, dataset: str, *, raw: bool) -> None:
         """See :class:`Destination`."""
@@ -186,7 +196,7 @@ class ReplicaDestination:
         if not is_token(token):
             return "its token has no valid form"
         check = ["zfs", "send", "-nvP", *words, "-t", token]
-        status, report = self._transfers.output(check, counted=False)
+        status, report = self._transfers.output(check, limit=LIMIT_SECONDS)
         if status != 0:
             return _reason(text_lines(report))
         return token_refusal(report, ours, newest, self._send_options(raw=bool(words)))
@@ -215,7 +225,7 @@ class ReplicaDestination:
         buffered = shutil.which("mbuffer") is not None
         # Without a command between them, only the kernel would count what they move.
         buffer = ["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate] if buffered else ["cat"]
-        status, lines = self._transfers.run(["zfs", "send", *words], buffer, receive, counted=True)
+        status, lines = self._transfers.run(["zfs", "send", *words], buffer, receive)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)

@@ -157,7 +157,7 @@ class ReplicaBundles:
             "-e",
             shlex.join(ssh_words()),
         ]
-        status, lines = self._transfers.run([*words, *limit, f"{directory}/", place], counted=True)
+        status, lines = self._transfers.run([*words, *limit, f"{directory}/", place])
         if status != 0:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
@@ -39,20 +40,24 @@ class Transfers:
         self._interrupt = interrupt
         self._end_seconds = end_seconds
 
-    def run(self, *commands: Sequence[str], counted: bool) -> tuple[int, list[str]]:
-        """See :meth:`output`; returns the lines of output."""
-        status, text = self.output(*commands, counted=counted)
+    def run(self, *commands: Sequence[str]) -> tuple[int, list[str]]:
+        """Run a transfer, which may take hours; see :meth:`output`.
+
+        It is ended when no data moves. All data must go through a process such as mbuffer: what
+        ``zfs send`` writes in the kernel is not counted.
+
+        Returns:
+            The exit status, and the lines of output.
+        """
+        status, text = self.output(*commands, limit=None)
         return status, text_lines(text)
 
-    def output(self, *commands: Sequence[str], counted: bool) -> tuple[int, str]:
-        """Run a transfer, which may take hours.
-
-        Its output goes to a file: a pipe would be held open by a child that stays.
+    def output(self, *commands: Sequence[str], limit: float | None) -> tuple[int, str]:
+        """Run commands; a file gets their output: a child that stays would hold a pipe open.
 
         Args:
             commands: each gets the output of the one before it.
-            counted: end it when no data moves. All data must go through a process such as mbuffer:
-                what ``zfs send`` writes in the kernel is not counted.
+            limit: seconds; commands that take longer are ended. None for as long as data moves.
 
         Returns:
             The exit status, and the output.
@@ -63,8 +68,7 @@ class Transfers:
         with self.local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
             process = Pipeline(commands, output)
             try:
-                pace = StallDetector(process.pid) if counted else None
-                status = self._wait(process, output, pace)
+                status = self._wait(process, output, limit)
             finally:
                 process.end(self._end_seconds)
             log.exited(status)
@@ -80,7 +84,8 @@ class Transfers:
             where = f" ({error.filename})" if error.filename else ""
             raise ReplicaError(self._name, f"{error.strerror or error}{where}") from error
 
-    def _wait(self, process: Pipeline, output: IO[bytes], pace: StallDetector | None) -> int:
+    def _wait(self, process: Pipeline, output: IO[bytes], limit: float | None) -> int:
+        pace, end = StallDetector(process.pid), time.monotonic() + (limit or 0)
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
@@ -88,7 +93,10 @@ class Transfers:
             if os.fstat(output.fileno()).st_size > _MAX_OUTPUT_BYTES:
                 reason = f"a transfer prints over {_MAX_OUTPUT_BYTES >> 20} MiB, and was ended"
                 raise ReplicaError(self._name, reason)
-            if pace is not None and pace.is_stalled():
+            if limit is not None and time.monotonic() > end:
+                reason = f"zfs takes over {limit:.0f} s, and was ended"
+                raise ReplicaError(self._name, reason, "see: zpool status, on this machine")
+            if limit is None and pace.is_stalled():
                 raise ReplicaError(
                     self._name,
                     f"no data moved for {STALL_SECONDS // 60} minutes, so the transfer was ended",

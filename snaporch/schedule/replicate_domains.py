@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from snaporch.catalog.records import all_records
 from snaporch.context import Context
@@ -83,6 +84,7 @@ def replicate_domains(
     Raises:
         InterruptedRunError: a signal came; what had arrived stays.
     """
+    destinations = cache(partial(opened, context))
     domains = [target.domain for target in targets]
     records, read = _finished_records(context, domains), context.clock.monotonic()
     for target in targets:
@@ -97,9 +99,8 @@ def replicate_domains(
                 continue
             key = f"{domain.uuid}/{name}"
             try:
-                destination = opened(context, name)
                 shipped = replicate(
-                    context, records[domain.uuid], name, destination, recheck=recheck
+                    context, records[domain.uuid], name, destinations(name), recheck=recheck
                 )
             except InterruptedRunError:
                 raise

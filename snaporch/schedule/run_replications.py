@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
@@ -32,21 +33,23 @@ def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutco
     Raises:
         InterruptedRunError: a signal was received; what was already copied stays.
     """
+    destinations = cache(partial(opened, context))
     for forecast, pending in due_items(
         context, "replicate", lambda forecast: forecast.replications
     ):
         records = [each for each in forecast.finished if each.level is not Level.TORN]
-        yield _send(context, records, pending, opened)
+        yield _send(context, records, pending, destinations)
 
 
 def _send(
     context: Context,
     records: Sequence[SnapshotRecord],
     pending: PendingReplication,
-    opened: Opened,
+    destinations: Callable[[str], Destination],
 ) -> ReplicationOutcome:
     try:
-        outcome = replicate(context, records, pending.replica, opened(context, pending.replica))
+        destination = destinations(pending.replica)
+        outcome = replicate(context, records, pending.replica, destination)
     except InterruptedRunError:
         raise
     except SnaporchError as error:

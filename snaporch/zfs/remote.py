@@ -17,7 +17,7 @@ _SCRIPT_BYTES = 60_000
 """ssh passes a command line to the remote shell as one argument (execve(2), MAX_ARG_STRLEN)."""
 _SET_SECONDS = 3600
 """How long a script of many ``zfs set`` may take: each waits until it is on the disks."""
-ROOT_OPTIONS = ("-o", "mountpoint=none", "-o", "volmode=none")
+_ROOT_OPTIONS = ("-o", "mountpoint=none", "-o", "volmode=none")
 """Of the dataset of all copies, which inherit them: no copy is mounted, also when the host boots,
 and no volume has a device, whose partitions the host would scan."""
 _OR_FAILED = " || failed=1; "
@@ -75,18 +75,13 @@ class RemoteZfs(ZfsCommand):
     def make(self, dataset: str) -> None:
         """Create the dataset of all copies, and its parents, unless they exist.
 
-        Parents are not mounted, either, as ``zfs create -p`` would do. But datasets that the admin
-        creates below them are: these do not inherit ``canmount``.
-
         Raises:
             PoolError: its pool does not exist, or creating failed.
         """
-        parts = dataset.split("/")
-        options = {"/".join(parts[:end]): ("-o", "canmount=off") for end in range(2, len(parts))}
         script = " && ".join(
-            f"{{ {shlex.join(['zfs', 'list', name])} >/dev/null 2>&1"
-            f" || {shlex.join(['zfs', 'create', *given, name])}; }}"
-            for name, given in {**options, dataset: ROOT_OPTIONS}.items()
+            f"{{ {shlex.join(['zfs', 'list', create[-1]])} >/dev/null 2>&1"
+            f" || {shlex.join(create)}; }}"
+            for create in creations(dataset)
         )
         self._script(script, "zfs create")
 
@@ -107,6 +102,21 @@ class RemoteZfs(ZfsCommand):
                 failures.append(error)
         for first in failures:
             raise first
+
+
+def creations(dataset: str, known: Collection[str] = ()) -> list[list[str]]:
+    """The commands that create the dataset of all copies, and its parents.
+
+    Parents are not mounted, either, as ``zfs create -p`` would do. But datasets that the admin
+    creates below them are: these do not inherit ``canmount``.
+
+    Args:
+        known: datasets that exist.
+    """
+    parts = dataset.split("/")
+    options = {"/".join(parts[:end]): ["-o", "canmount=off"] for end in range(2, len(parts))}
+    options[dataset] = [*_ROOT_OPTIONS]
+    return [["zfs", "create", *options[name], name] for name in options if name not in known]
 
 
 def _scripts(properties: Mapping[str, Mapping[str, str]]) -> Iterator[str]:

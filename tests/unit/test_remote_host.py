@@ -30,6 +30,28 @@ def test_a_command_over_its_limit_is_ended_and_reported(nas, tmp_path):
         os.kill(int(number.read_text()), 0)
 
 
+def test_after_a_command_over_the_usual_limit_no_other_waits_for_it(nas, tmp_path, monkeypatch):
+    monkeypatch.setattr("snaporch.remote_host.LIMIT_SECONDS", 1)
+    with pytest.raises(CommandError, match="takes over 1 s"):
+        nas.script("exec sleep 1000", what="zfs list", limit=1)
+    with pytest.raises(CommandError) as caught:
+        nas.run("touch", str(tmp_path / "ran"))
+    assert caught.value.line() == (
+        f"touch {tmp_path / 'ran'} on root@nas: was not run: zfs list on root@nas took over 1 s; "
+        "see: zpool status, on root@nas"
+    )
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("limit", [0.5, 1.5], ids=["check", "large"])
+def test_after_a_command_over_another_limit_the_next_is_run(nas, monkeypatch, limit):
+    """A large bundle on slow disks must not keep the others from being copied."""
+    monkeypatch.setattr("snaporch.remote_host.LIMIT_SECONDS", 1)
+    with pytest.raises(CommandError, match="takes over"):
+        nas.script("exec sleep 1000", what="sha256sum", limit=limit)
+    assert nas.script("echo done", what="echo") == "done\n"
+
+
 def test_a_command_that_has_closed_its_output_has_the_limit_too():
     with pytest.raises(CommandError, match=r"^sleep: takes over.*zpool status, on this machine"):
         Host("").script("exec sleep 1000 >&- 2>&-", what="sleep", limit=0.5)

@@ -140,6 +140,22 @@ def test_snapshots_that_were_taken_while_another_guest_was_copied_are_copied_too
     assert [len(outcome.arrived) for _, _, outcome in outcomes] == [1, arrived]
 
 
+@pytest.mark.parametrize("words", [["--due"], ["web", "mail", "--to", "nas", "--to", "usb"]])
+def test_a_replica_is_opened_once(host, there, taken, snaporch, monkeypatch, words):
+    """So that the next guest does not wait for a replica that does not answer, either."""
+    host.add_guest("mail", {"vda": "tank/mail"})
+    taken("mail"), taken("web")
+    names = []
+
+    def opened(_context, name):
+        names.append(name)
+        return there[name]
+
+    monkeypatch.setattr("snaporch.replication.destination.open_replica", opened)
+    assert snaporch("replicate", *words).code == 0
+    assert sorted(names) == sorted({*words} & {"nas", "usb"} or {"nas"})
+
+
 @pytest.mark.parametrize("words", [["--due"], ["web"]], ids=" ".join)
 def test_a_torn_snapshot_is_sent_with_the_others_and_never_called_replicated(
     host, there, taken, snaporch, words

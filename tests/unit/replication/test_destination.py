@@ -90,16 +90,16 @@ def tools(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def counted(monkeypatch):
-    """For each transfer, whether what it moves is watched."""
+def limits(monkeypatch):
+    """The limit of seconds of each transfer; None if what it moves is watched."""
     seen = []
-    real = Transfers.run
+    real = Transfers.output
 
-    def run(self, *commands, counted):
-        seen.append(counted)
-        return real(self, *commands, counted=counted)
+    def output(self, *commands, limit):
+        seen.append(limit)
+        return real(self, *commands, limit=limit)
 
-    monkeypatch.setattr(Transfers, "run", run)
+    monkeypatch.setattr(Transfers, "output", output)
     return seen
 
 
@@ -115,7 +115,7 @@ def to(tmp_path, *, pool=None, interrupt=None, heard=None, bundles=None, **more)
     if bundles is None:
         bundles = tmp_path / "bundles"
         bundles.mkdir(exist_ok=True)
-    replica = Replica(dataset="backup/kvm", bundles=bundles, **more)
+    replica = Replica(**{"dataset": "backup/kvm", "bundles": bundles, **more})
     given = pool or FakePool(), interrupt or Interrupt(), heard or Heard()
     return ReplicaDestination("nas", replica, *given)
 
@@ -133,19 +133,44 @@ def test_datasets_have_the_same_names_as_here(tmp_path, monkeypatch):
     assert found == PoolSnapshot("tank/web", "s1", 7, 1, {})
 
 
-CREATE = "zfs create -p -o mountpoint=none -o volmode=none backup/kvm"
+CREATE = "zfs create -o mountpoint=none -o volmode=none backup/kvm"
+NO_COPIES = """case "$*" in
+  *"-o name,type"*) printf '%s' "$POOLS";;
+  *) echo "cannot open 'backup/kvm': dataset does not exist" >&2; exit 1;;
+esac"""
 
 
 @pytest.mark.parametrize(
-    ("host", "command"), [("root@nas", f"ssh root@nas '{CREATE}',"), ("", f": {CREATE},")]
+    ("dataset", "host", "command"),
+    [
+        ("backup/kvm", "root@nas", f"ssh root@nas '{CREATE}', and"),
+        ("backup/kvm", "", f"if the copies are lost: {CREATE}, and all are sent again"),
+        ("backup/vm/kvm", "", f"zfs create -o canmount=off backup/vm && {CREATE[:-4]}/vm/kvm, and"),
+    ],
 )
-def test_copies_that_cannot_be_listed_are_an_error(tmp_path, tools, host, command):
-    tools.put("zfs", "echo \"cannot open 'backup/kvm': dataset does not exist\" >&2; exit 1")
-    with pytest.raises(ReplicaError, match="dataset does not exist") as caught:
-        to(tmp_path, host=host).snapshots(["tank/web"])
-    assert "nas: backup/kvm: the copies cannot be listed" in caught.value.line()
-    assert "is its pool imported?" in caught.value.step
+def test_the_advice_for_lost_copies_mounts_nothing(
+    tmp_path, tools, monkeypatch, dataset, host, command
+):
+    monkeypatch.setenv("POOLS", "backup\tfilesystem\nbackup/other\tfilesystem\n")
+    tools.put("zfs", NO_COPIES)
+    there = to(tmp_path, host=host, dataset=dataset)
+    with pytest.raises(
+        ReplicaError, match=r"the copies cannot be listed: .*does not exist"
+    ) as caught:
+        there.snapshots(["tank/web"])
     assert command in caught.value.step
+
+
+@pytest.mark.parametrize("pools", ["", "backups\tfilesystem\nbackups/kvm\tfilesystem\n"])
+def test_a_pool_that_is_not_imported_is_not_called_lost(tmp_path, tools, monkeypatch, pools):
+    monkeypatch.setenv("POOLS", pools)
+    tools.put("zfs", NO_COPIES)
+    with pytest.raises(ReplicaError) as caught:
+        to(tmp_path, host="root@nas").snapshots(["tank/web"])
+    assert caught.value.line() == (
+        "nas: backup/kvm: the copies cannot be listed: cannot open 'backup/kvm': dataset does not "
+        "exist; is its pool imported? see: zpool import, on root@nas"
+    )
 
 
 def test_a_suspended_pool_is_not_called_lost(tmp_path, tools):
@@ -376,16 +401,16 @@ def test_encrypted_datasets_are_sent_raw(sending):
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["-R", "5M"])])
-def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, counted, rate, limit):
+def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, limits, rate, limit):
     assert Sending(tmp_path, tools, rate=rate, host="root@nas").sent()
     assert tools.called("mbuffer") == [["-q", "-s", "128k", "-m", "16M", *limit]] * 2
-    assert counted == [True, True]
+    assert limits == [None, None]
 
 
-def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, counted, monkeypatch):
+def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, limits, monkeypatch):
     without("mbuffer", monkeypatch)
     assert Sending(tmp_path, tools, rate=5).sent()
-    assert (tools.called("mbuffer"), counted) == ([], [True, True])
+    assert (tools.called("mbuffer"), limits) == ([], [None, None])
 
 
 def test_what_zfs_moves_on_this_machine_is_counted_without_mbuffer(sending, monkeypatch):
@@ -691,7 +716,7 @@ def test_a_copy_that_differs_from_its_sums_is_discarded(tmp_path, tools):
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
-def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, counted, rate, limit):
+def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, limits, rate, limit):
     tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
     (tmp_path / "bundle").mkdir()
     to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1", {})
@@ -699,7 +724,7 @@ def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, counted, rate,
     place = tmp_path / "bundles" / "u" / ".run-1.copying"
     options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh_words())]
     assert words == [*options, *limit, f"{tmp_path}/bundle/", f"root@nas:{place}/"]
-    assert counted == [True]
+    assert limits == [None]
     copied = json.loads((place.parent / "run-1" / "copy.json").read_bytes())
     assert copied == {"dataset": "backup/kvm"}
 

@@ -30,7 +30,7 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
     interrupt = Interrupted(tmp_path / "begun")
     there = transfers(interrupt, end_seconds=1000)  # it is not waited for longer
     with pytest.raises(InterruptedRunError):
-        there.run([str(script)], counted=False)
+        there.output([str(script)], limit=1000)
     assert (tmp_path / "ended").exists()
 
 
@@ -40,22 +40,29 @@ def test_a_stalled_transfer_is_ended_and_reported(monkeypatch):
     with pytest.raises(
         ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
     ):
-        there.run(["sleep", "1000"], counted=True)
+        there.run(["sleep", "1000"])
 
 
 def test_a_transfer_that_moves_data_may_take_long():
-    assert transfers().run(["sleep", "0.5"], counted=True) == (0, [])
+    assert transfers().run(["sleep", "0.5"]) == (0, [])
 
 
-def test_a_transfer_inside_the_kernel_is_not_watched(monkeypatch):
+def test_a_command_with_a_limit_need_not_move_data(monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    there = transfers()
-    assert there.run(["sleep", "1"], counted=False) == (0, [])
+    assert transfers().output(["sleep", "1"], limit=1000) == (0, "")
+
+
+def test_a_command_over_its_limit_is_ended_and_reported():
+    """As if a pool of this machine were suspended."""
+    with pytest.raises(
+        ReplicaError, match=r"^nas: zfs takes over 0 s, .*; see: zpool status, on this machine$"
+    ):
+        transfers().output(["sleep", "1000"], limit=0.3)
 
 
 def test_a_transfer_that_prints_without_end_is_ended():
     with pytest.raises(ReplicaError, match="nas: a transfer prints over 16 MiB, and was ended"):
-        transfers().run(["yes"], counted=False)
+        transfers().output(["yes"], limit=1000)
 
 
 def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path):
@@ -64,7 +71,7 @@ def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path):
     script.chmod(0o755)
     there = transfers(Interrupted(tmp_path / "begun"), end_seconds=0.3)
     with pytest.raises(InterruptedRunError):
-        there.run([str(script)], counted=False)
+        there.output([str(script)], limit=1000)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "begun").read_text()), 0)
 
