@@ -146,12 +146,13 @@ esac"""
         ("backup/kvm", "root@nas", f"ssh root@nas '{CREATE}', and"),
         ("backup/kvm", "", f"if the copies are lost: {CREATE}, and all are sent again"),
         ("backup/vm/kvm", "", f"zfs create -o canmount=off backup/vm && {CREATE[:-4]}/vm/kvm, and"),
+        ("backup/a/b", "", f"if the copies are lost: {CREATE[:-4]}/a/b, and all are sent again"),
     ],
 )
 def test_the_advice_for_lost_copies_mounts_nothing(
     tmp_path, tools, monkeypatch, dataset, host, command
 ):
-    monkeypatch.setenv("POOLS", "backup\tfilesystem\nbackup/other\tfilesystem\n")
+    monkeypatch.setenv("POOLS", "backup\tfilesystem\nbackup/a\tfilesystem\n")
     tools.put("zfs", NO_COPIES)
     there = to(tmp_path, host=host, dataset=dataset)
     with pytest.raises(
