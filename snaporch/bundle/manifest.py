@@ -47,7 +47,8 @@ class Role(StrEnum):
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # Built at the first use: only the manifest itself, and only by commands that read one.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class PagesEntry(_Frozen):

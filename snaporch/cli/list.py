@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from snaporch.catalog.filter import SortKey
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
-from snaporch.model import Level
+from snaporch.model import Level, SnapshotRecord
+
+if TYPE_CHECKING:
+    from snaporch.bundle.store import BundleStore
 
 
 def list_command(
@@ -57,15 +61,12 @@ def list_command(
 
     A terminal shows the columns that it has room for; --wide shows all.
     """
-    import shlex
     from datetime import UTC, datetime
 
     from snaporch.bundle.store import BundleStore
     from snaporch.catalog.filter import RecordFilter
     from snaporch.catalog.records import all_records, used_bytes
-    from snaporch.output.tables import ListedRecord, print_records
     from snaporch.output.terminal import print_error, print_json
-    from snaporch.restore.safety_catalog import safety_copies
     from snaporch.restore.select import parse_since
 
     earliest = None if since is None else parse_since(since, datetime.now(UTC))
@@ -85,15 +86,32 @@ def list_command(
     if json:
         print_json([record.as_json() for record in chosen])
     elif chosen:
-        used = used_bytes(pool, everything, chosen) if wide else {}
-        print_records([ListedRecord(each, used.get(each)) for each in chosen], wide=wide)
-        copies = [each for each in safety_copies(store, domain) if each.is_offered]
-        for copy in {each.manifest.uuid: each for each in copies}.values():
-            name = copy.manifest.domain
-            print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
+        _print_table(chosen, used_bytes(pool, everything, chosen) if wide else {}, wide=wide)
+        _print_undo(store, domain)
     elif records:
         print_error(f"no snapshots match; without options there are {len(records)}")
     else:
         of_domain = f" of {domain}" if domain else ""
         print_error(f"no snapshots{of_domain}; take one: snaporch snapshot DOMAIN")
     return 0
+
+
+def _print_table(
+    records: Sequence[SnapshotRecord], used: Mapping[SnapshotRecord, int], *, wide: bool
+) -> None:
+    from snaporch.output.tables import ListedRecord, print_records
+
+    print_records([ListedRecord(each, used.get(each)) for each in records], wide=wide)
+
+
+def _print_undo(store: BundleStore, domain: str | None) -> None:
+    """Print the command that undoes the last restore of each domain."""
+    import shlex
+
+    from snaporch.output.terminal import print_error
+    from snaporch.restore.safety_catalog import safety_copies
+
+    copies = [each for each in safety_copies(store, domain) if each.is_offered]
+    for copy in {each.manifest.uuid: each for each in copies}.values():
+        name = copy.manifest.domain
+        print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")

@@ -53,10 +53,7 @@ def status_command(
     nothing. Exits with 0, or 10 if there are problems.
     """
     from snaporch.cli.session import session
-    from snaporch.errors import SnaporchError, UsageError
-    from snaporch.output.findings import NAGIOS_UNKNOWN, nagios_line
-    from snaporch.output.status import nagios as nagios_status
-    from snaporch.output.terminal import print_result
+    from snaporch.errors import UsageError
 
     opened = session(context, config, quiet=True, read_only=True)
     if nagios:
@@ -64,13 +61,7 @@ def status_command(
             raise UsageError(
                 "--nagios", "prints a line of its own", "leave out --json and --prometheus"
             )
-        try:
-            current, status, problems = _status(opened, domains or [])
-            line, code = nagios_status(status, problems, current.status)
-        except SnaporchError as error:
-            line, code = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
-        print_result(line)
-        return code
+        return _print_nagios(opened, domains or [])
     if json and prometheus is not None:
         raise UsageError("--prometheus", "has a format of its own", "leave out --json")
     current, status, problems = _status(opened, domains or [])
@@ -93,6 +84,21 @@ def _status(
         return opened.config, status, find_problems(status, opened.config.status)
 
 
+def _print_nagios(opening: AbstractContextManager[Context], names: Sequence[str]) -> int:
+    from snaporch.errors import SnaporchError
+    from snaporch.output.findings import NAGIOS_UNKNOWN, nagios_line
+    from snaporch.output.status import nagios
+    from snaporch.output.terminal import print_result
+
+    try:
+        config, status, problems = _status(opening, names)
+        line, code = nagios(status, problems, config.status)
+    except SnaporchError as error:
+        line, code = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
+    print_result(line)
+    return code
+
+
 def _write_metrics(target: Path, status: Status, problems: Sequence[Problem]) -> None:
     from snaporch.output.terminal import print_result
     from snaporch.status.metrics import as_text, write_textfile
@@ -108,13 +114,15 @@ def _print_status(
     config: Config, status: Status, problems: Sequence[Problem], *, json: bool
 ) -> int:
     from snaporch.errors import ExitCode
-    from snaporch.output.status import print_status
-    from snaporch.output.terminal import print_json
-    from snaporch.schedule.recurrence import zone_of
 
     if json:
+        from snaporch.output.terminal import print_json
+
         document = status.as_json() | {"problems": [each.as_json() for each in problems]}
         print_json(document)
     else:
+        from snaporch.output.status import print_status
+        from snaporch.schedule.recurrence import zone_of
+
         print_status(status, problems, zone_of(config))
     return ExitCode.WARNINGS if problems else ExitCode.OK

@@ -9,9 +9,6 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from snaporch.errors import one_line
 
 if TYPE_CHECKING:
@@ -20,10 +17,18 @@ if TYPE_CHECKING:
 
 def _render(markup: str) -> str:
     """Render markup for standard error: coloured on a terminal, plain elsewhere, never wrapped."""
+    from rich.console import Console
+
     text = io.StringIO()  # rich writes to its file even while it captures
     seen = True if sys.stderr.isatty() else None
     Console(file=text, force_terminal=seen, highlight=False, soft_wrap=True).print(markup, end="")
     return text.getvalue()
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape  # most commands print no markup, and start sooner without it
+
+    return escape(text)
 
 
 class _InPlace:
@@ -59,12 +64,12 @@ class TerminalProgress:
         """Print a step, unless quiet; bytes that are reported later have a bar of their own."""
         self._bar = None
         if not self._quiet:
-            self._print(f"[bold]{escape(one_line(subject))}[/]  {escape(one_line(text))}")
+            self._print(f"[bold]{_escape(one_line(subject))}[/]  {_escape(one_line(text))}")
 
     def note(self, subject: str, text: str) -> None:
         """Print a note."""
         self._print(
-            f"[bold]{escape(one_line(subject))}[/]  [yellow]note:[/] {escape(one_line(text))}"
+            f"[bold]{_escape(one_line(subject))}[/]  [yellow]note:[/] {_escape(one_line(text))}"
         )
 
     def amount(self, subject: str, done: int, total: int) -> None:
@@ -91,7 +96,7 @@ def print_log(text: str) -> None:
 
 def print_error(text: str) -> None:
     """Print a line on standard error."""
-    _write(_render(f"[bold red]snaporch:[/] {escape(one_line(text))}") + "\n")
+    _write(_render(f"[bold red]snaporch:[/] {_escape(one_line(text))}") + "\n")
 
 
 class Results:

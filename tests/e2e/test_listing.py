@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 
 import pytest
 from guests.disks import Disk
@@ -121,3 +122,13 @@ def test_the_table_fits_a_terminal(guest):
 def test_json_is_one_document(guest):
     outcome = snaporch("snapshot", guest.name, "--name", "document", "--json")
     assert listed("document") == [outcome.json]
+
+
+def test_documents_need_no_library_for_terminals(guest):
+    """Importing rich takes longer than listing; typer does it, if nothing keeps it from that."""
+    snapshot(guest, "--name", "quick")
+    done = run(sys.executable, "-X", "importtime", "-m", "snaporch", "list", "listed", "--json")
+    assert '"quick"' in done.out
+    imported = {line.rpartition("|")[2].strip() for line in done.err.splitlines()}
+    assert {"typer", "pydantic"} <= imported
+    assert not {each for each in imported if each.startswith(("rich.", "pygments."))}
