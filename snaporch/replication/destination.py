@@ -70,7 +70,7 @@ class ReplicaDestination:
         self._progress = progress
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)
-        self._transfers = Transfers(name, self._host.label, interrupt)
+        self._transfers = Transfers(name, self._host.label, interrupt, progress)
         self._bundles = ReplicaBundles(name, replica, self._host, self._transfers)
         self._encrypts: bool | None = None
 
@@ -196,7 +196,7 @@ class ReplicaDestination:
         if not is_token(token):
             return "its token has no valid form"
         check = ["zfs", "send", "-nvP", *words, "-t", token]
-        status, report = self._transfers.output(check, limit=LIMIT_SECONDS)
+        status, report = self._transfers.output(*check, limit=LIMIT_SECONDS)
         if status != 0:
             return _reason(text_lines(report))
         return token_refusal(report, ours, newest, self._send_options(raw=bool(words)))
@@ -225,10 +225,17 @@ class ReplicaDestination:
         buffered = shutil.which("mbuffer") is not None
         # Without a command between them, only the kernel would count what they move.
         buffer = ["mbuffer", "-q", "-s", "128k", "-m", "16M", *rate] if buffered else ["cat"]
-        status, lines = self._transfers.run(["zfs", "send", *words], buffer, receive)
+        commands, size = (["zfs", "send", *words], buffer, receive), self._size(words)
+        status, lines = self._transfers.run(*commands, through=1, size=size)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
+
+    def _size(self, words: Sequence[str]) -> int:
+        """The expected bytes of a stream; 0 if ``zfs send`` does not say."""
+        _, report = self._transfers.output("zfs", "send", "-nP", *words, limit=LIMIT_SECONDS)
+        sizes = re.findall(r"^size\t([0-9]{1,20})$", report, re.MULTILINE)
+        return int(sizes[-1]) if sizes else 0
 
     def _way_out(self, dataset: str) -> str:
         """What to do after a failed transfer, by the state of the copy.

@@ -41,7 +41,8 @@ class Pipeline:
             if source is not None:
                 source.close()  # a command must notice that its reader has exited
             source = process.stdout
-        self.pid = self._processes[0].pid
+        self.pids = [process.pid for process in self._processes]
+        self.pid = self.pids[0]
         """The number of the process group."""
 
     def poll(self) -> int | None:

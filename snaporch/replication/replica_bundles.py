@@ -124,9 +124,10 @@ class ReplicaBundles:
             f" && cd {shlex.quote(above)} && {_FINISH_REPLACING}",
             what=str(self._replica.bundles),
         )
-        self._copy_files(directory, reference, partial)
         with self._transfers.local_errors():
-            limit = _limit(sum(path.stat().st_size for path in directory.iterdir()))
+            size = sum(path.stat().st_size for path in directory.iterdir())
+        self._copy_files(directory, reference, partial, size)
+        limit = _limit(size)
         if damaged := self._differing(partial, sums, limit):
             # Not kept: rsync would not copy a file again that has the right size and time.
             self._host.run("rm", "-rf", partial)
@@ -145,7 +146,7 @@ class ReplicaBundles:
         )
         return []
 
-    def _copy_files(self, directory: Path, reference: str, partial: str) -> None:
+    def _copy_files(self, directory: Path, reference: str, partial: str, size: int) -> None:
         limit = [f"--bwlimit={self._replica.rate}M"] if self._replica.rate else []
         place = f"{self._replica.host}:{partial}/" if self._replica.host else f"{partial}/"
         words = [
@@ -157,7 +158,8 @@ class ReplicaBundles:
             "-e",
             shlex.join(ssh_words()),
         ]
-        status, lines = self._transfers.run([*words, *limit, f"{directory}/", place])
+        words += [*limit, f"{directory}/", place]
+        status, lines = self._transfers.run(words, through=0, size=size)
         if status != 0:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")

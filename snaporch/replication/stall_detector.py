@@ -52,7 +52,7 @@ def moved_bytes(group: int) -> int | None:
     """
     numbered = (path for path in Path("/proc").iterdir() if path.name.isdigit())
     members = [path for path in numbered if _is_member(path, group)]
-    counts = [_moved_by(path) for path in members]
+    counts = [_counted(path) for path in members]
     return sum(counts) if any(counts) or not members else None
 
 
@@ -63,7 +63,12 @@ def _is_member(process: Path, group: int) -> bool:
         return False
 
 
-def _moved_by(process: Path) -> int:
+def passed_bytes(process: int) -> int:
+    """The bytes that a process has read and written on; 0 if it has exited."""
+    return _counted(Path("/proc") / str(process)) // 2
+
+
+def _counted(process: Path) -> int:
     try:
         counters = dict(line.split(": ") for line in (process / "io").read_text().splitlines())
     except OSError:

@@ -6,16 +6,17 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
 from snaporch.command_log import LoggedCommand
 from snaporch.interrupt import Interrupt
+from snaporch.progress import Progress
 from snaporch.remote_host import check_installed
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.pipeline import POLL_SECONDS, Pipeline
-from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector
+from snaporch.replication.stall_detector import STALL_SECONDS, StallDetector, passed_bytes
 
 _OUTPUT_BYTES = 1 << 20
 _MAX_OUTPUT_BYTES = 1 << 24
@@ -29,35 +30,68 @@ class Transfers:
         name: the replica's name in the configuration.
         label: names its host, for messages.
         interrupt: a signal ends a transfer.
+        progress: gets the bytes.
         end_seconds: how long the commands may take to end after SIGTERM.
     """
 
     def __init__(
-        self, name: str, label: str, interrupt: Interrupt, *, end_seconds: float = 10
+        self,
+        name: str,
+        label: str,
+        interrupt: Interrupt,
+        progress: Progress,
+        *,
+        end_seconds: float = 10,
     ) -> None:
         self._name = name
         self._label = label
         self._interrupt = interrupt
+        self._progress = progress
         self._end_seconds = end_seconds
 
-    def run(self, *commands: Sequence[str]) -> tuple[int, list[str]]:
-        """Run a transfer, which may take hours; see :meth:`output`.
+    def run(self, *commands: Sequence[str], through: int, size: int) -> tuple[int, list[str]]:
+        """Run a transfer, which may take hours, and report the bytes; end it when no data moves.
 
-        It is ended when no data moves. All data must go through a process such as mbuffer: what
-        ``zfs send`` writes in the kernel is not counted.
+        Args:
+            commands: each gets the output of the one before it.
+            through: the index of a command that reads and writes all data, such as mbuffer: what
+                ``zfs send`` writes in the kernel is not counted.
+            size: the expected bytes; 0 if that is not known, and nothing is reported.
 
         Returns:
             The exit status, and the lines of output.
         """
-        status, text = self.output(*commands, limit=None)
+
+        def report(process: Pipeline) -> None:
+            if size:
+                self._progress.amount(self._name, passed_bytes(process.pids[through]), size)
+
+        status, text = self._run(commands, None, report)
         return status, text_lines(text)
 
-    def output(self, *commands: Sequence[str], limit: float | None) -> tuple[int, str]:
+    def output(self, *command: str, limit: float) -> tuple[int, str]:
+        """Run a command that moves no data.
+
+        Args:
+            limit: seconds; if the command takes longer, it is ended.
+
+        Returns:
+            The exit status, and the output.
+        """
+        return self._run([command], limit, lambda _process: None)
+
+    def _run(
+        self,
+        commands: Sequence[Sequence[str]],
+        limit: float | None,
+        report: Callable[[Pipeline], None],
+    ) -> tuple[int, str]:
         """Run commands; a file gets their output: a child that stays would hold a pipe open.
 
         Args:
             commands: each gets the output of the one before it.
-            limit: seconds; commands that take longer are ended. None for as long as data moves.
+            limit: seconds; None for as long as data moves.
+            report: called several times a second.
 
         Returns:
             The exit status, and the output.
@@ -68,7 +102,7 @@ class Transfers:
         with self.local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
             process = Pipeline(commands, output)
             try:
-                status = self._wait(process, output, limit)
+                status = self._wait(process, output, limit, report)
             finally:
                 process.end(self._end_seconds)
             log.exited(status)
@@ -84,12 +118,19 @@ class Transfers:
             where = f" ({error.filename})" if error.filename else ""
             raise ReplicaError(self._name, f"{error.strerror or error}{where}") from error
 
-    def _wait(self, process: Pipeline, output: IO[bytes], limit: float | None) -> int:
+    def _wait(
+        self,
+        process: Pipeline,
+        output: IO[bytes],
+        limit: float | None,
+        report: Callable[[Pipeline], None],
+    ) -> int:
         pace, end = StallDetector(process.pid), time.monotonic() + (limit or 0)
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):
                 return process.wait(POLL_SECONDS)
+            report(process)
             if os.fstat(output.fileno()).st_size > _MAX_OUTPUT_BYTES:
                 reason = f"a transfer prints over {_MAX_OUTPUT_BYTES >> 20} MiB, and was ended"
                 raise ReplicaError(self._name, reason)

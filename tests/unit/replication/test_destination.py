@@ -90,16 +90,16 @@ def tools(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def limits(monkeypatch):
-    """The limit of seconds of each transfer; None if what it moves is watched."""
+def transfers(monkeypatch):
+    """The programs of each transfer that is ended when no data moves."""
     seen = []
-    real = Transfers.output
+    real = Transfers.run
 
-    def output(self, *commands, limit):
-        seen.append(limit)
-        return real(self, *commands, limit=limit)
+    def run(self, *commands, **more):
+        seen.append([words[0] for words in commands])
+        return real(self, *commands, **more)
 
-    monkeypatch.setattr(Transfers, "output", output)
+    monkeypatch.setattr(Transfers, "run", run)
     return seen
 
 
@@ -241,6 +241,7 @@ ZFS = r"""case "$1 $2" in
             printf 'backup/kvm/tank:web@s1\t%s\t-\t%s\n' "$key" "$value"
         done ;;
     "send -nvP") cat {place}/contents; test -s {place}/contents ;;
+    "send -nP") printf 'full\ttank/web@s1\t7\nsize\t7\n' ;;
     send*)
         case "$*" in *-t*) cp {place}/resumed {place}/newest; echo - >{place}/token ;; esac
         printf '%s\n' "$*" ;;
@@ -402,16 +403,42 @@ def test_encrypted_datasets_are_sent_raw(sending):
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["-R", "5M"])])
-def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, limits, rate, limit):
+def test_a_transfer_is_no_faster_than_its_rate(tmp_path, tools, transfers, rate, limit):
     assert Sending(tmp_path, tools, rate=rate, host="root@nas").sent()
     assert tools.called("mbuffer") == [["-q", "-s", "128k", "-m", "16M", *limit]] * 2
-    assert limits == [None, None]
+    assert transfers == [["zfs", "mbuffer", "ssh"]] * 2
 
 
-def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, limits, monkeypatch):
+@pytest.mark.parametrize(
+    ("answer", "size"),
+    [
+        ("full\\ttank/web@s1\\t6\\nsize\\t7\\n", 7),
+        ("", 0),
+        ("size\\tx\\n", 0),
+        ("resize\\t7\\n", 0),
+    ],
+)
+def test_a_transfer_is_reported_with_the_size_that_zfs_expects(sending, monkeypatch, answer, size):
+    script = f"""case "$1 $2" in "send -nP") printf '{answer}'; exit ;; esac"""
+    zfs = ZFS.format(place=sending.place, cipher="off")
+    sending.tools.put("zfs", f"{script}\n{zfs}")
+    sizes = []
+    real = Transfers.run
+    monkeypatch.setattr(
+        Transfers,
+        "run",
+        lambda *given, **more: (
+            sizes.append((more["through"], more["size"])) or real(*given, **more)
+        ),
+    )
+    sending.sent()
+    assert sizes == [(1, size)] * 2
+
+
+def test_without_mbuffer_a_transfer_has_no_limit(tmp_path, tools, transfers, monkeypatch):
     without("mbuffer", monkeypatch)
     assert Sending(tmp_path, tools, rate=5).sent()
-    assert (tools.called("mbuffer"), limits) == ([], [None, None])
+    assert (tools.called("mbuffer"), transfers) == ([], [["zfs", "cat", "zfs"]] * 2)
 
 
 def test_what_zfs_moves_on_this_machine_is_counted_without_mbuffer(sending, monkeypatch):
@@ -511,7 +538,7 @@ def refused(sending, reason, *, raw=False):
 
 def sent_words(sending):
     calls = sending.tools.called("zfs")
-    return [words for words in calls if words[0] == "send" and words[1] != "-nvP"]
+    return [words for words in calls if words[0] == "send" and words[1] not in ("-nP", "-nvP")]
 
 
 @pytest.mark.parametrize(
@@ -717,7 +744,7 @@ def test_a_copy_that_differs_from_its_sums_is_discarded(tmp_path, tools):
 
 
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
-def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, limits, rate, limit):
+def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, transfers, rate, limit):
     tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
     (tmp_path / "bundle").mkdir()
     to(tmp_path, rate=rate, host="root@nas").store(tmp_path / "bundle", "u/run-1", {})
@@ -725,7 +752,7 @@ def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, limits, rate, 
     place = tmp_path / "bundles" / "u" / ".run-1.copying"
     options = ["-rlptgo", "--numeric-ids", "--inplace", "--delete", "-e", shlex.join(ssh_words())]
     assert words == [*options, *limit, f"{tmp_path}/bundle/", f"root@nas:{place}/"]
-    assert limits == [None]
+    assert transfers == [["rsync"]]
     copied = json.loads((place.parent / "run-1" / "copy.json").read_bytes())
     assert copied == {"dataset": "backup/kvm"}
 

@@ -88,7 +88,7 @@ def test_without_counters_a_transfer_never_counts_as_stalled(clock, monkeypatch)
 def test_a_kernel_without_counters(monkeypatch):
     process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
     try:
-        monkeypatch.setattr(stall_detector, "_moved_by", lambda _path: 0)
+        monkeypatch.setattr(stall_detector, "_counted", lambda _path: 0)
         assert moved_bytes(process.pid) is None
     finally:
         process.kill()

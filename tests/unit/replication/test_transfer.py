@@ -3,6 +3,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fakes.world import Heard
 
 from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
@@ -19,7 +20,7 @@ wait
 
 
 def transfers(interrupt=None, **more):
-    return Transfers("nas", "nas", interrupt or Interrupt(), **more)
+    return Transfers("nas", "nas", interrupt or Interrupt(), Heard(), **more)
 
 
 def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
@@ -30,7 +31,7 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
     interrupt = Interrupted(tmp_path / "begun")
     there = transfers(interrupt, end_seconds=1000)  # it is not waited for longer
     with pytest.raises(InterruptedRunError):
-        there.output([str(script)], limit=1000)
+        there.output(str(script), limit=1000)
     assert (tmp_path / "ended").exists()
 
 
@@ -40,16 +41,43 @@ def test_a_stalled_transfer_is_ended_and_reported(monkeypatch):
     with pytest.raises(
         ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
     ):
-        there.run(["sleep", "1000"])
+        there.run(["sleep", "1000"], through=0, size=0)
 
 
 def test_a_transfer_that_moves_data_may_take_long():
-    assert transfers().run(["sleep", "0.5"]) == (0, [])
+    assert transfers().run(["sleep", "0.5"], through=0, size=0) == (0, [])
+
+
+def test_bytes_are_reported_while_they_go_through_a_command(tmp_path):
+    """Of several commands, one reads and writes everything."""
+    heard, data, more = Heard(), tmp_path / "data", tmp_path / "more"
+    data.write_bytes(bytes(3 << 20))
+    os.mkfifo(more)
+
+    class Watching(Interrupt):
+        def check(self, _thing):
+            """Let the first command end when the data is counted."""
+            if heard.amounts and heard.amounts[-1][0] >= 3 << 20 and more.exists():
+                more.open("wb").close()
+                more.unlink()
+
+    there = Transfers("nas", "nas", Watching(), heard)
+    commands = ["cat", str(data), str(more)], ["cat"], ["wc", "-c"]
+    assert there.run(*commands, through=1, size=4 << 20) == (0, [str(3 << 20)])
+    counts = [done for done, total in heard.amounts if total == 4 << 20]
+    assert counts == sorted(counts)
+    assert 3 << 20 <= counts[-1] < 4 << 20
+
+
+def test_bytes_of_an_unknown_size_are_not_reported():
+    heard = Heard()
+    Transfers("nas", "nas", Interrupt(), heard).run(["sleep", "0.5"], through=0, size=0)
+    assert heard.amounts == []
 
 
 def test_a_command_with_a_limit_need_not_move_data(monkeypatch):
     monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    assert transfers().output(["sleep", "1"], limit=1000) == (0, "")
+    assert transfers().output("sleep", "1", limit=1000) == (0, "")
 
 
 def test_a_command_over_its_limit_is_ended_and_reported():
@@ -57,12 +85,12 @@ def test_a_command_over_its_limit_is_ended_and_reported():
     with pytest.raises(
         ReplicaError, match=r"^nas: zfs takes over 0 s, .*; see: zpool status, on this machine$"
     ):
-        transfers().output(["sleep", "1000"], limit=0.3)
+        transfers().output("sleep", "1000", limit=0.3)
 
 
 def test_a_transfer_that_prints_without_end_is_ended():
     with pytest.raises(ReplicaError, match="nas: a transfer prints over 16 MiB, and was ended"):
-        transfers().output(["yes"], limit=1000)
+        transfers().output("yes", limit=1000)
 
 
 def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path):
@@ -71,7 +99,7 @@ def test_a_transfer_that_ignores_sigterm_is_killed(tmp_path):
     script.chmod(0o755)
     there = transfers(Interrupted(tmp_path / "begun"), end_seconds=0.3)
     with pytest.raises(InterruptedRunError):
-        there.output([str(script)], limit=1000)
+        there.output(str(script), limit=1000)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "begun").read_text()), 0)
 
