@@ -93,7 +93,7 @@ test-package: ## install, upgrade and remove both packages in bare Debian system
 	@tests/package/run vendored
 
 .PHONY: acceptance
-acceptance: ## try the package on a stock Debian host, a virtual machine: an hour or two (SUITE=trixie ACCEL=kvm)
+acceptance: ## try the package on a stock Debian host, a virtual machine: an hour or two (SUITE=bookworm ACCEL=kvm)
 	@tests/acceptance/run --report $(if $(SUITE),--suite $(SUITE)) $(if $(ACCEL),--accel $(ACCEL)) $(WORDS)
 
 .PHONY: clean
