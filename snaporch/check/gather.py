@@ -29,6 +29,7 @@ from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_
 from snaporch.command_log import LoggedCommand
 from snaporch.config import Paths
 from snaporch.context import Context
+from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import SnapshotJournal, read_journals
@@ -49,7 +50,6 @@ from snaporch.zfs.resolver import Resolver
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
 _VERSION_SECONDS = 60
-_QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,13 +396,13 @@ def _overlays(context: Context, runs: set[str]) -> OverlayFacts:
     paths = context.config.paths
     directory = paths.overlays
     found = sorted(directory.iterdir()) if directory.is_dir() else []
-    quarantine = directory / _QUARANTINE
+    quarantine = directory / QUARANTINE
     quarantined = sorted(quarantine.glob("*/*")) if quarantine.is_dir() else []
     return OverlayFacts(
         directory,
         free_mib=free_mib(existing_part(directory)),
         reserve_mib=paths.overlay_reserve_mib,
         dataset=dataset_under(context.resolver, directory),
-        unknown=tuple(p.name for p in found if p.name not in runs and p.name != _QUARANTINE),
+        unknown=tuple(p.name for p in found if p.name not in runs and p.name != QUARANTINE),
         quarantined=tuple(str(path.relative_to(quarantine)) for path in quarantined),
     )

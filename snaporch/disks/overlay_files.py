@@ -87,6 +87,10 @@ def holds_what_base_holds(disk: OverlayDisk, owner: Owner | None) -> bool:
     return False
 
 
+QUARANTINE = "quarantine"
+"""Below ``paths.overlays``: for each run, a directory of overlays that were not committed."""
+
+
 def quarantine(disk: OverlayDisk, directory: Path) -> Path:
     """Move an overlay to a quarantine directory, under its own name; its new path."""
     private_directory(directory.parent)

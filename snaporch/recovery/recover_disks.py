@@ -20,8 +20,6 @@ from snaporch.recovery.overlay_use import check_unused, paths_of
 from snaporch.recovery.release_guest import FULL, journal_of, resume_if_ours
 from snaporch.recovery.result import Effect, RecoveryResult
 
-_QUARANTINE = "quarantine"
-
 
 def recover_disks(
     context: Context,
@@ -87,7 +85,7 @@ def recover_disks(
     check_unused(context, facts)
     for disk in actions.get(Action.QUARANTINE, []):
         kept = overlay_files.quarantine(
-            disk, context.config.paths.overlays / _QUARANTINE / facts.run
+            disk, context.config.paths.overlays / overlay_files.QUARANTINE / facts.run
         )
         done.append(Effect.QUARANTINED.of(kept, disk.target))
     overlay_files.remove(Path(facts.overlay_dir), facts.overlays)

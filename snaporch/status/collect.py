@@ -14,6 +14,7 @@ from snaporch import default_paths
 from snaporch.bundle.store import RAW_NAME
 from snaporch.config import Config
 from snaporch.context import Context
+from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.journal import (
@@ -107,6 +108,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
         domains=domains,
         runs=tuple(runs),
         overlays_without_journal=stray,
+        quarantined=tuple(map(str, _directories(config.paths.overlays / QUARANTINE))),
         exceeded_limits=tuple(each for each in limits if each[1]),
         store=usage(config.paths.bundles),
         store_missing=_store_gone(context, forecasts),
@@ -291,7 +293,7 @@ def _is_watched(run: OpenRun) -> bool:
 
 def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
     """Directories of overlays without a readable journal; each is named after its run."""
-    known = {Path(run.path).stem for run in runs if _is_watched(run)}
+    known = {QUARANTINE, *(Path(run.path).stem for run in runs if _is_watched(run))}
     return tuple(str(path) for path in overlays if path.name not in known and path.exists())
 
 

@@ -169,8 +169,10 @@ class Status:
     domains: tuple[DomainStatus, ...]
     runs: tuple[OpenRun, ...]
     overlays_without_journal: tuple[str, ...]
-    """Directories of overlays without a readable journal of their run."""
+    """Directories of overlays without a readable journal of their run, but those in quarantine."""
     store: StoreUsage
+    quarantined: tuple[str, ...] = ()
+    """Directories of overlays in quarantine."""
     store_missing: bool = False
     """Whether the store is missing though snapshots have bundles."""
     unused_policies: tuple[str, ...] = ()
@@ -213,6 +215,7 @@ class Status:
                 for run in self.runs
             ],
             "unknown_overlays": list(self.overlays_without_journal),
+            "quarantined": list(self.quarantined),
             "barred": [name for name, _ in self.barred_guests],
             "mounted": [
                 {"snapshot": each.name, "by": each.program} for each in self.mounted_snapshots

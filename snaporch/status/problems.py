@@ -42,6 +42,9 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     for path in status.overlays_without_journal:
         text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
         found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))
+    for path in status.quarantined:
+        text = "holds writes that its base lacks; commit or delete it: see docs/how-to/recovery.md"
+        found.append(Problem("quarantined", ProblemGrade.WARNING, path, text))
     for path, text in status.exceeded_limits:
         commit = f"{text}; commit them: see docs/how-to/recovery.md"
         found.append(Problem("overlay-limit", ProblemGrade.CRITICAL, path, commit))

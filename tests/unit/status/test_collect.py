@@ -250,8 +250,18 @@ def test_overlays_that_no_guest_uses_exceed_no_limit(scheduled, standing):
     scheduled.context.config = config.model_copy(update={"paths": paths})
     (paths.overlays / "quarantine" / "run").mkdir(parents=True)
     status = standing()
-    assert status.overlays_without_journal == (str(paths.overlays / "quarantine"),)
     assert status.exceeded_limits == ()
+
+
+def test_overlays_in_quarantine_are_no_unknown_ones(scheduled, standing):
+    overlays = scheduled.context.config.paths.overlays
+    quarantine = overlays / "quarantine"
+    quarantine.mkdir(parents=True)
+    assert standing().quarantined == ()
+    (quarantine / "run").mkdir()
+    status = standing()
+    assert (status.quarantined, status.overlays_without_journal) == ((str(quarantine / "run"),), ())
+    assert status.as_json()["quarantined"] == [str(quarantine / "run")]
 
 
 def on_overlay(scheduled, run="gone"):

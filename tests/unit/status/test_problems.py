@@ -111,6 +111,7 @@ def test_nothing_needs_attention(status):
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
         (replace(WELL, barred_guests=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays_without_journal=("/o/r",)), ("unknown-overlay", "warning")),
+        (replace(WELL, quarantined=("/o/quarantine/r",)), ("quarantined", "warning")),
         (replace(WELL, exceeded_limits=(("/o/r", "is large"),)), ("overlay-limit", "critical")),
         (late(minutes=35, seconds=1), ("check-late", "warning")),
         (
@@ -198,7 +199,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 25
+    assert len(found) == 26
     for code in found:
         assert f"`{code}`" in page
 
