@@ -188,14 +188,15 @@ class _Transfer:
         """Whether the replica got any snapshot of this host, of whichever domain."""
         known = any(self._name in (*each.replicated, *each.dropped) for each in self._records)
         return known or any(
-            self._name in replicas(each, REPLICATED) for each in self._context.pool.snapshots()
+            self._name in replicas(each, REPLICATED) | replicas(each, DROPPED)
+            for each in self._context.pool.snapshots()
         )
 
     def _remove_false_marks(self, theirs: Collection[tuple[str, int]]) -> None:
         """Remove the mark of each snapshot of which the replica has lost anything."""
         for record in self._records:
             members = self._members[record]
-            if not members or not self._is_marked(record):
+            if not self._is_marked(record):
                 continue
             differing = self._bundles.differing(record) if _has_bundle(record, members) else ()
             if differing:

@@ -59,7 +59,7 @@ def test_json(policies, snaporch):
     answer = snaporch("status", "web", "--json")
     assert answer.code == ExitCode.WARNINGS
     assert set(answer.json) == {
-        "at", "scheduler", "domains", "runs", "unknown_overlays", "barred", "mounted", "store",
+        "at", "scheduler", "domains", "runs", "unknown_overlays", "quarantined", "barred", "mounted", "store",
         "problems",
     }  # fmt: skip
     (web,) = answer.json["domains"]

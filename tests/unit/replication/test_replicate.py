@@ -2,6 +2,7 @@ import os
 import shutil
 import time
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock, held_by, readers_lock, replication_lock_name
 from snaporch.model import BundleState, Level
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.replicate import replicate
+from snaporch.replication.replicate import host_lock, replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import store_as_pages
@@ -1394,3 +1395,196 @@ def test_a_bundle_that_went_into_pages_meanwhile_is_not_there_yet(shop):
     assert names(shop.ship()) == ["s1"]
     pages = f"tank/ram/{record.uuid}@s1"
     assert pages in shop.there.names()
+
+
+def test_a_domain_whose_only_snapshot_may_still_change_is_not_read_and_not_copied(shop):
+    """Its RAM may be moved into pages as long as the domain is locked."""
+    (record,) = shop.take("s1")
+    lock = ("web", record.uuid, "snapshot")
+    with domain_lock(default_paths.LOCKS, *lock, wait=0, interrupt=Interrupt()):
+        shipped = shop.ship()
+    assert (shipped.arrived, shipped.missing, shipped.damaged, shipped.read) == ((), (), (), 0)
+    assert shop.there.names() == []
+
+
+def test_all_snapshots_of_a_copy_that_has_none_in_common_are_named(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    strange = [
+        replace(each, guid=each.guid + 7000, properties={})
+        for each in shop.there.snapshots(["tank/web"])
+    ]
+    shop.there.put(strange)
+    for mark in shop.world.pool.bookmarks("tank/web"):
+        shop.world.pool.destroy_bookmark(mark)
+    with pytest.raises(ReplicaError, match="has diverged: s1, s2"):
+        shop.ship()
+
+
+def destroy(shop, *names):
+    """``zfs destroy`` of snapshots on this host."""
+    for dataset in TWO.values():
+        shop.world.pool.destroy_snapshots([f"{dataset}@{name}" for name in names])
+
+
+def sent(shop):
+    """The datasets that were sent, in this order."""
+    return [line.split()[1] for line in shop.there.hooks.log if line.startswith("replica.send")]
+
+
+def test_a_copy_that_is_up_to_date_is_not_sent(shop):
+    shop.take("s1", "s2")
+    shop.ship()
+    shop.there.hooks.log.clear()
+    shop.world.heard.steps.clear()
+    shop.ship()
+    assert sent(shop) == []
+    assert not any(step.startswith("sending") for step in shop.world.heard.steps)
+
+
+def test_only_what_a_replica_may_still_get_is_bookmarked_for_it(shop):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    marks = shop.world.pool.bookmarks("tank/web").values()
+    newest = shop.there.snapshots(["tank/web"])[-1]
+    assert [mark.guid for mark in marks] == [newest.guid]
+
+
+def test_a_replica_that_has_only_snapshots_of_another_guest_is_not_created(shop):
+    """It has newer ones than a snapshot that is left here, and no other guest is known to it."""
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s2")
+    shop.ship()
+    destroy(shop, "s1", "s3")
+    assert (shop.replicated(), dropped(shop)) == ({"s2": ()}, {"s2": ("nas",)})
+    shop.there.is_there = False
+    shop.world.add_guest("db", {"vda": "tank/db"})
+    take_snapshot(shop.context, shop.context.hypervisor.domain("db"), SnapshotRequest("d1"))
+    records = [record for record in shop.records() if record.domain == "db"]
+    with pytest.raises(ReplicaError, match="is its pool imported"):
+        replicate(shop.context, records, "nas", shop.there)
+    assert not shop.there.is_there
+
+
+def test_a_snapshot_of_which_a_part_is_marked_is_marked_completely(shop):
+    """A crash between two pools leaves that."""
+    shop.take("s1")
+    shop.ship()
+    shop.world.pool.set_properties(["tank/web@s1"], {PREFIX + "replicated": ""})
+    shop.ship()
+    properties = [each.properties for each in shop.world.pool.snapshots([*TWO.values()])]
+    assert [each["replicated"] for each in properties] == ["nas", "nas"]
+
+
+def test_a_run_whose_snapshots_are_gone_does_not_hide_what_the_replica_dropped(shop):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    records = shop.records()
+    destroy(shop, "s1")
+    shop.there.drop("tank/web@s2")
+    replicate(shop.context, records, "nas", shop.there)
+    assert dropped(shop)["s2"] == ("nas",)
+
+
+def test_a_dropped_snapshot_that_is_not_whole_here_stays_dropped(shop):
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s2")
+    shop.ship()
+    shop.world.pool.destroy_snapshots(["tank/web@s2"])
+    shop.ship()
+    assert dropped(shop)["s2"] == ("nas",)
+
+
+def test_a_transfer_that_fails_is_the_only_failure_that_is_reported(shop):
+    shop.take("s1")
+    failing_send(shop, "tank/web")
+    shop.world.heard.notes.clear()
+    with pytest.raises(ReplicaError, match="nas: away"):
+        shop.ship()
+    assert shop.world.heard.notes == []
+
+
+def test_a_snapshot_taken_during_a_transfer_is_bookmarked_before_it_is_sent(shop):
+    """Hours after the first dataset; if it is destroyed later, the bookmark remains."""
+    shop.take("s1")
+    pool = shop.world.pool
+
+    def taken_meanwhile():
+        shop.there.hooks.at.clear()
+        pool.snapshot(["tank/web@later"], {})
+        failing_send(shop, "tank/web")
+
+    shop.there.hooks.at["replica.send"] = taken_meanwhile  # of flash/web
+    with pytest.raises(ReplicaError, match="nas: away"):
+        shop.ship()
+    (later,) = [each for each in pool.snapshots(["tank/web"]) if each.name == "later"]
+    assert later.guid in {mark.guid for mark in pool.bookmarks("tank/web").values()}
+
+
+def test_a_snapshot_taken_while_its_dataset_is_sent_is_bookmarked_when_it_arrived(shop):
+    shop.take("s1")
+    pool, send = shop.world.pool, shop.there.send
+
+    def taken_meanwhile(dataset, raw):
+        if dataset == "tank/web":
+            pool.snapshot(["tank/web@later"], {})
+        send(dataset, raw=raw)
+
+    shop.there.send = taken_meanwhile
+    shop.ship()
+    (newest,) = [each for each in pool.snapshots(["tank/web"]) if each.name == "later"]
+    assert [mark.guid for mark in pool.bookmarks("tank/web").values()] == [newest.guid]
+
+
+def test_after_a_signal_no_other_dataset_is_sent(shop, monkeypatch):
+    shop.take("s1")
+    flag = []
+
+    def check(_thing):
+        if flag:
+            raise InterruptedRunError("nas", "SIGTERM", 15)
+
+    monkeypatch.setattr(shop.context.interrupt, "check", check)
+    shop.there.hooks.at["replica.send"] = lambda: flag.append("SIGTERM")
+    with pytest.raises(InterruptedRunError):
+        shop.ship()
+    assert sent(shop) == ["flash/web"]
+
+
+def test_snapshots_destroyed_during_a_transfer_are_not_marked(shop):
+    shop.take("s1", "s2")
+    send = shop.there.send
+
+    def sent_first(dataset, raw):
+        send(dataset, raw=raw)
+        if dataset == "tank/web":
+            destroy(shop, "s1")
+
+    shop.there.send = sent_first
+    assert names(shop.ship()) == ["s2"]
+
+
+def test_a_snapshot_of_an_interrupted_run_is_replicated_without_a_bundle(shop):
+    (record,) = shop.take("s1")
+    shutil.rmtree(record.bundle)
+    properties = {PREFIX + "level": "crash", PREFIX + "bundle": ""}
+    shop.world.pool.set_properties([f"{dataset}@s1" for dataset in TWO.values()], properties)
+    assert [each.state for each in shop.records()] == [BundleState.NONE]
+    shipped = shop.ship()
+    assert (names(shipped), shipped.missing) == (["s1"], ())
+
+
+def test_one_replication_at_a_time_runs_on_a_host_and_at_low_priority(shop, monkeypatch):
+    works = []
+    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", works.append)
+    with host_lock(shop.context):
+        with (
+            pytest.raises(BusyError, match=r"replication: .*replicate"),
+            host_lock(shop.context),
+        ):
+            pytest.fail("a second one runs")
+        assert works == ["replicate"]
+    with host_lock(shop.context):
+        assert works == ["replicate"] * 2
