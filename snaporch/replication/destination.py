@@ -66,7 +66,6 @@ class ReplicaDestination:
         self._name = name
         self._replica = replica
         self._here = pool
-        self._interrupt = interrupt
         self._progress = progress
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)

@@ -59,8 +59,8 @@ def test_json(policies, snaporch):
     answer = snaporch("status", "web", "--json")
     assert answer.code == ExitCode.WARNINGS
     assert set(answer.json) == {
-        "at", "scheduler", "domains", "runs", "unknown_overlays", "quarantined", "barred", "mounted", "store",
-        "problems",
+        "at", "scheduler", "domains", "runs", "unknown_overlays", "quarantined", "barred",
+        "mounted", "store", "problems",
     }  # fmt: skip
     (web,) = answer.json["domains"]
     (daily,) = web["policies"]

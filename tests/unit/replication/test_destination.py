@@ -6,6 +6,7 @@ import shlex
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,12 @@ from fakes.pool import FakePool
 from fakes.world import Heard
 
 from snaporch.bundle.store import COPY_NAME
-from snaporch.config import Replica
+from snaporch.config import Config, Replica
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host, ssh_words
 from snaporch.replication import destination
-from snaporch.replication.destination import ReplicaDestination, unavailable_reason
+from snaporch.replication.destination import ReplicaDestination, open_replica, unavailable_reason
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.transfer import Transfers
 from snaporch.zfs import PoolError
@@ -174,11 +175,23 @@ def test_a_pool_that_is_not_imported_is_not_called_lost(tmp_path, tools, monkeyp
     )
 
 
-def test_a_suspended_pool_is_not_called_lost(tmp_path, tools):
+@pytest.mark.parametrize(
+    ("reason", "others"),
+    [
+        ("pool I/O is currently suspended", "printf 'backup\\tfilesystem\\n'"),
+        ("dataset does not exist", "exit 1"),
+    ],
+    ids=["suspended", "no listing"],
+)
+def test_a_pool_of_which_little_is_known_is_not_called_lost(tmp_path, tools, reason, others):
     tools.put(
-        "zfs", "echo \"cannot open 'backup/kvm': pool I/O is currently suspended\" >&2; exit 1"
+        "zfs",
+        f"""case "$*" in
+          *"-o name,type"*) {others} ;;
+          *) echo "cannot open 'backup/kvm': {reason}" >&2; exit 1 ;;
+        esac""",
     )
-    with pytest.raises(ReplicaError, match="suspended; see: zpool status, on this machine"):
+    with pytest.raises(ReplicaError, match=f"{reason}; see: zpool status, on this machine"):
         to(tmp_path).snapshots(["tank/web"])
 
 
@@ -462,6 +475,8 @@ def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeyp
         ("a;;  ;d", "d"),
         ("ssh: the link broke;warning: cannot send a@s: Broken pipe", "ssh: the link broke"),
         ("", "zfs send failed without output"),
+        ("the link broke;mbuffer: error: outputThread: broken pipe", "the link broke"),
+        ("warning: cannot send a@s: signal", "warning: cannot send a@s: signal"),
     ],
 )
 @pytest.mark.parametrize("end", ["send", "receive"])
@@ -496,6 +511,60 @@ def test_the_command_by_which_a_changed_copy_receives_again(
     with pytest.raises(ReplicaError) as caught:
         sending.sent()
     assert caught.value.step.endswith(step)
+
+
+def test_of_a_changed_copy_only_what_follows_its_newest_snapshot_is_discarded(sending, monkeypatch):
+    there = [PoolSnapshot("tank/web", name, sending.guid(name), 1, {}) for name in ("s1", "s2")]
+    monkeypatch.setattr(sending.there, "snapshots", lambda _datasets: there)
+    (sending.place / "written").write_text("9")
+    script = 'case "$1 $2" in "receive -s") exit 1 ;; esac'
+    sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
+    with pytest.raises(ReplicaError) as caught:
+        sending.sent()
+    assert caught.value.step.endswith(": zfs rollback backup/kvm/tank:web@s2")
+
+
+@pytest.mark.parametrize("listing", ["exit 1", "echo backup/kvm"], ids=["no answer", "no copy"])
+def test_without_knowledge_of_the_copy_the_page_is_named(sending, listing):
+    """The first listing, before the transfer, still works."""
+    script = f"""case "$1 $2" in
+        "receive -s") touch {sending.place}/failed; exit 1 ;;
+        "list -H") if test -e {sending.place}/failed; then {listing}; exit; fi ;;
+    esac"""
+    sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
+    with pytest.raises(ReplicaError) as caught:
+        sending.sent()
+    assert caught.value.step == "see: docs/how-to/replication.md, 'When a transfer fails'"
+
+
+def test_a_dataset_without_snapshots_cannot_be_sent(sending):
+    sending.pool.destroy_snapshots([f"tank/web@{name}" for name in ("s1", "s2", "s3")])
+    with pytest.raises(ReplicaError, match=r"^nas: tank/web: has no snapshots$"):
+        sending.sent()
+
+
+def test_the_state_of_a_copy_is_listed_without_its_snapshots_and_children(sending):
+    sending.sent()
+    columns = "name,written,receive_resume_token"
+    kinds = ["-H", "-p", "-d", "1", "-t", "filesystem,volume"]
+    assert ["list", *kinds, "-o", columns, "backup/kvm"] in sending.tools.called("zfs")
+
+
+def test_a_replica_is_opened_by_its_name(world):
+    options = {"host": "", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+    document = world.context.config.model_dump() | {"replica": {"nas": options}}
+    world.context.config = Config.model_validate(document)
+    error = open_replica(world.context, "nas").diverged("tank/web", ["s1"])
+    assert error.line().startswith(
+        "nas: tank/web: backup/kvm/tank:web on this machine has diverged"
+    )
+
+
+@pytest.mark.parametrize(("count", "more"), [(5, ")"), (6, " and 1 more)")])
+def test_a_message_names_five_snapshots(tmp_path, count, more):
+    names = [f"s{number}" for number in range(count)]
+    listed = ", ".join(f"@{name}" for name in names[:5])
+    assert f"({listed}{more}" in to(tmp_path).diverged("tank/web", names).reason
 
 
 def test_a_transfer_without_room_for_its_output_is_a_failure(sending, monkeypatch):
@@ -552,6 +621,30 @@ def test_a_token_that_is_a_command_is_not_run(tmp_path, tools, token, host):
     refused(sending, "its token has no valid form")
     assert not planted.exists()
     assert not any("-nvP" in words for words in tools.called("zfs"))
+
+
+@pytest.mark.parametrize("words", [[], ["-w"]], ids=["plain", "raw"])
+def test_a_token_is_checked_as_it_will_be_sent(sending, words):
+    sending.token(TOKEN, contents(sending))
+    with suppress(ReplicaError):
+        sending.sent(raw=bool(words))
+    assert ["send", "-nvP", *words, "-t", TOKEN] in sending.tools.called("zfs")
+
+
+def test_a_token_of_a_stream_with_large_blocks_is_continued(sending):
+    sending.token(TOKEN, contents(sending, flags="\tlargeblockok = 1\n"))
+    sending.sent()
+    assert ["send", "-t", TOKEN] in sending.tools.called("zfs")
+
+
+def test_a_transfer_that_could_not_be_continued_for_another_reason_is_not_discarded(sending):
+    """Of these words, none is of ``zfs receive``."""
+    sending.token(TOKEN, contents(sending))
+    script = """case "$1 $2" in "receive -s") echo "the link broke" >&2; exit 255 ;; esac"""
+    sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
+    with pytest.raises(ReplicaError, match="the link broke"):
+        sending.sent()
+    assert not any(words[:2] == ["receive", "-A"] for words in sending.tools.called("zfs"))
 
 
 def test_a_token_of_a_snapshot_that_is_gone_is_discarded(sending):
@@ -890,6 +983,18 @@ def test_without_rsync_the_package_is_named(tmp_path, tools, monkeypatch):
     assert "apt install rsync" in unavailable_reason(
         Replica(dataset="backup/kvm", bundles=tmp_path)
     )
+
+
+def test_looking_for_obstacles_takes_a_minute_for_each_command_at_most(
+    tmp_path, tools, monkeypatch
+):
+    tools.put("rsync")
+    limits = []
+    monkeypatch.setattr(
+        destination.Host, "run", lambda _host, *_words, limit: limits.append(limit) or ""
+    )
+    assert unavailable_reason(Replica(dataset="backup/kvm", bundles=tmp_path)) == ""
+    assert limits == [60, 60, 60]
 
 
 def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):

@@ -3,9 +3,10 @@ import time
 from pathlib import Path
 
 import pytest
+from fakes.log import recorded_commands
 from fakes.world import Heard
 
-from snaporch.errors import InterruptedRunError
+from snaporch.errors import InterruptedRunError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.stall_detector import StallDetector
@@ -117,3 +118,28 @@ class Interrupted(Interrupt):
             time.sleep(0.01)
         self.signum = 15
         super().check(thing)
+
+
+def test_a_missing_program_is_reported_with_its_package():
+    with pytest.raises(UnavailableError, match=r"no-such-program: is not installed; apt install"):
+        transfers().run(["true"], ["no-such-program"], through=0, size=0)
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (OSError(28, "No space left on device"), "nas: No space left on device"),
+        (OSError(2, "No such file or directory", "/a"), "nas: No such file or directory (/a)"),
+    ],
+)
+def test_an_error_of_this_host_names_the_file_if_there_is_one(error, line):
+    with pytest.raises(ReplicaError) as caught, transfers().local_errors():
+        raise error
+    assert caught.value.line() == line
+
+
+def test_a_transfer_is_logged_with_all_commands_and_its_status():
+    with recorded_commands() as log:
+        transfers().run(["echo", "a"], ["false"], through=0, size=0)
+    (line,) = log.lines
+    assert line.startswith("echo a '|' false: exit 1, ")
