@@ -503,7 +503,7 @@ def when_reader_has_failed(world):
 def full_store(world, ram_store):
     """The bundle store is full while RAM arrives."""
     world.add_guest()
-    world.guest().ram = images.qemu_stream(8 << 20)
+    world.guest().ram = images.qemu_stream(32 << 20)  # more than waits in memory
     ram_store.error = NO_SPACE
 
 
