@@ -640,7 +640,10 @@ def test_a_token_of_a_stream_with_large_blocks_is_continued(sending):
 def test_a_transfer_that_could_not_be_continued_for_another_reason_is_not_discarded(sending):
     """Of these words, none is of ``zfs receive``."""
     sending.token(TOKEN, contents(sending))
-    script = """case "$1 $2" in "receive -s") echo "the link broke" >&2; exit 255 ;; esac"""
+    script = """case "$1 $2" in
+        "send -t") echo "rest of a stream"; exit ;;
+        "receive -s") cat >/dev/null; echo "the link broke" >&2; exit 255 ;;
+    esac"""
     sending.tools.put("zfs", f"{script}\n{ZFS.format(place=sending.place, cipher='off')}")
     with pytest.raises(ReplicaError, match="the link broke"):
         sending.sent()

@@ -80,3 +80,20 @@ def test_a_group_that_has_just_ended_needs_no_signal(tmp_path, monkeypatch):
     pipeline.wait(60)
     monkeypatch.setattr(pipeline, "poll", lambda: None)
     pipeline.end(0)
+
+
+@pytest.fixture
+def typed():
+    """Something is on standard input."""
+    saved, (reading, writing) = os.dup(0), os.pipe()
+    os.dup2(reading, 0)
+    os.write(writing, b"yes\n")
+    yield
+    os.dup2(saved, 0)
+    for descriptor in (saved, reading, writing):
+        os.close(descriptor)
+
+
+def test_the_first_command_reads_nothing_that_is_typed(typed, output):
+    assert Pipeline([["readlink", "/proc/self/fd/0"]], output).wait(60) == 0
+    assert text(output) == "/dev/null\n"
