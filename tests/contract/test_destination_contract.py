@@ -104,7 +104,7 @@ def test_a_dataset_that_was_never_sent_has_no_snapshots(there, root):
 def test_a_replica_without_its_dataset_lists_nothing(place, scratch, root):
     """As if its pool were not imported."""
     take(scratch, "a")
-    with pytest.raises(ReplicaError, match="is its pool imported"):
+    with pytest.raises(ReplicaError, match="dataset does not exist"):
         place[1].snapshots([root])
     place[1].create()
     assert place[1].snapshots([root]) == []
