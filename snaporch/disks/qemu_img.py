@@ -24,6 +24,8 @@ from snaporch.model import Owner
 _SECTOR = 512
 _WRITABLE_LAYERS = 2
 """How many layers qemu-img writes to: the overlay and its base."""
+_OWN_FORMATS = ("raw", "qcow2")
+"""Formats whose size is read here."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KEPT = (
     "nothing was changed; never let qemu-img follow the names in the image: see "
@@ -88,15 +90,19 @@ def _json_argument(node: dict[str, Any]) -> str:
 
 @contextmanager
 def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
-    """Open an overlay alone; the layers below it are not opened.
+    """Open an overlay to read it alone; the layers below it are not read.
 
     Raises:
-        OverlayError: it is no regular file with one name, or its header differs from the journal.
+        OverlayError: it is no regular file with one name, its header differs from the journal, or
+            its size from its base's.
     """
     with ExitStack() as stack:
         overlay = _open_overlay(stack, disk)
         base = BackingImage(disk.base, disk.base_kind, disk.base_format)
-        _check_header(disk.overlay, _header(overlay, disk.overlay), base, strict=True)
+        header = _header(overlay, disk.overlay)
+        _check_header(disk.overlay, header, base, strict=True)
+        if base.format in _OWN_FORMATS:
+            _check_size(disk.overlay, header, base, _open(stack, base.path, base.kind))
         yield Layers(overlay, ())
 
 
@@ -117,15 +123,11 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
             below = chain[index + 1] if index + 1 < len(chain) else None
             if image.format == "qcow2":
                 _check_header(image.path, _header(descriptor, image.path), below, strict=False)
-            elif image.format != "raw" or below is not None:
+            elif image.format not in _OWN_FORMATS or below is not None:
                 raise OverlayError(
                     image.path, f"is a {image.format} image, which only libvirt commits into", _KEPT
                 )
-        size = _size(lower[0][0], lower[0][1])
-        if header.size != size:
-            raise OverlayError(
-                disk.overlay, f"has {header.size} bytes, but its base has {size}", _KEPT
-            )
+        _check_size(disk.overlay, header, *lower[0])
         yield Layers(overlay, lower)
 
 
@@ -182,6 +184,13 @@ def _check_header(
     stated = header.backing_format
     if below and (strict or stated is not None) and stated != below.format:
         raise OverlayError(path, f"names the format {stated}; expected {below.format}", _KEPT)
+
+
+def _check_size(path: str, header: Qcow2Header, base: BackingImage, descriptor: int) -> None:
+    """Check that the guest sees as many bytes as on the base: none may lie beyond the end."""
+    size = _size(base, descriptor)
+    if header.size != size:
+        raise OverlayError(path, f"has {header.size} bytes, but its base has {size}", _KEPT)
 
 
 def _size(image: BackingImage, descriptor: int) -> int:

@@ -125,6 +125,13 @@ def test_a_file_that_is_not_an_overlay_is_an_error(disk, tmp_path):
         overlay_files.holds_writes(replace(disk, overlay=str(tmp_path / "absent")), OWNER)
 
 
+def test_an_overlay_of_another_size_may_hold_writes_beyond_its_end(disk, overlay):
+    qemu_io(overlay, "write -q -P 0x22 1M 64k")
+    Path(overlay).write_bytes(hostile.forged("size-less", Path(overlay).read_bytes(), Path("/x")))
+    with pytest.raises(OverlayError, match=f"has 512 bytes, but its base has {8 << 20}"):
+        overlay_files.holds_writes(disk, OWNER)
+
+
 def test_an_overlay_that_holds_what_its_base_holds(disk, overlay):
     assert overlay_files.holds_what_base_holds(disk, OWNER)
     qemu_io(overlay, "write -q -P 0x22 0 64k")

@@ -1,5 +1,6 @@
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -117,7 +118,10 @@ def test_the_output_of_qemu_img_is_reported_on_one_line(qemu_img, tmp_path):
 )
 def test_writes_are_the_data_of_the_top_image(qemu_img, tmp_path, regions, written):
     qemu_img(out=regions)
-    overlay = disk(tmp_path)
+    base = tmp_path / "base.img"
+    base.touch()
+    os.truncate(base, 1 << 20)
+    overlay = replace(disk(tmp_path), base=str(base))
     Path(overlay.overlay).write_bytes(qcow2(overlay.base, overlay.base_format))
     assert overlay_files.holds_writes(overlay, None) is written
 
