@@ -78,6 +78,7 @@ class Scene:
         self.kept.mkdir()
         shutil.copy2(self.journal, self.kept / "journal")
         self.good = self.overlay.read_bytes()
+        (self.kept / "definition").write_text(self.guest.xml(inactive=True))
         self.image = self.guest.images[0].path
         self.before = hostile.look([self.image], [])
 
@@ -88,6 +89,7 @@ class Scene:
         shutil.chown(self.overlay, EMULATOR, EMULATOR)
         self.overlay.chmod(0o600)
         shutil.copy2(self.kept / "journal", self.journal)
+        must("virsh", "define", str(self.kept / "definition"))
 
     def look(self):
         return hostile.look(self.canaries, self.watched)
@@ -143,9 +145,10 @@ def test_a_forged_header(scene, name):
     outcome = scene.command("snaporch", "recover", NAME)
     assert scene.look() == before
     scene.assert_nothing_leaked()
-    if outcome.status != 0:
-        assert hostile.look([scene.image], []) == image
-        assert scene.journal.exists(), outcome
+    assert outcome.status == 9, outcome
+    assert hostile.look([scene.image], []) == image
+    assert scene.overlay.read_bytes() == bad
+    assert scene.journal.exists(), outcome
 
 
 @pytest.mark.daily(2)
