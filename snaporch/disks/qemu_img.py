@@ -24,8 +24,8 @@ from snaporch.model import Owner
 _SECTOR = 512
 _WRITABLE_LAYERS = 2
 """How many layers qemu-img writes to: the overlay and its base."""
-_OWN_FORMATS = ("raw", "qcow2")
-"""Formats whose size is read here."""
+COMMITTED_OFFLINE = ("raw", "qcow2")
+"""Formats of base images into which qemu-img commits an overlay without libvirt."""
 _OPEN = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KEPT = (
     "nothing was changed; never let qemu-img follow the names in the image: see "
@@ -101,7 +101,7 @@ def open_overlay(disk: OverlayDisk) -> Iterator[Layers]:
         base = BackingImage(disk.base, disk.base_kind, disk.base_format)
         header = _header(overlay, disk.overlay)
         _check_header(disk.overlay, header, base, strict=True)
-        if base.format in _OWN_FORMATS:
+        if base.format in COMMITTED_OFFLINE:
             _check_size(disk.overlay, header, base, _open(stack, base.path, base.kind))
         yield Layers(overlay, ())
 
@@ -123,7 +123,7 @@ def open_layers(disk: OverlayDisk) -> Iterator[Layers]:
             below = chain[index + 1] if index + 1 < len(chain) else None
             if image.format == "qcow2":
                 _check_header(image.path, _header(descriptor, image.path), below, strict=False)
-            elif image.format not in _OWN_FORMATS or below is not None:
+            elif image.format != "raw" or below is not None:
                 raise OverlayError(
                     image.path, f"is a {image.format} image, which only libvirt commits into", _KEPT
                 )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from snaporch.context import Context
 from snaporch.disks.backing_chain import BackingFile
+from snaporch.disks.qemu_img import COMMITTED_OFFLINE
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Blocker
 from snaporch.model import Domain, Strategy
@@ -19,9 +20,6 @@ from snaporch.zfs.resolver import NotOnZfsError
 
 _RAM_RATIO = 0.6
 """The worst ratio to which a fast compressor compresses the RAM of an ordinary guest."""
-
-_COMMITTED_OFFLINE = ("raw", "qcow2")
-"""Formats of base images into which qemu-img commits an overlay without libvirt."""
 
 _OVERLAY = frozenset({Strategy.OVERLAY})
 _RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
@@ -59,7 +57,7 @@ def _only_libvirt_commits(file: BackingFile) -> Blocker | None:
     what = f"lies over {file.path}"
     if file.data:
         what = f"has a data file ({file.path})"
-    elif not file.is_unknown and file.format in _COMMITTED_OFFLINE:
+    elif not file.is_unknown and file.format in COMMITTED_OFFLINE:
         return None
     reason = f"{file.target} {what}, so that only libvirt could commit an overlay into it"
     return Blocker(_OVERLAY, reason, "use manual")
