@@ -464,7 +464,7 @@ DENIED = re.compile(r'apparmor="DENIED".*')
 HARMLESS = (
     re.compile(r'profile="virt-aa-helper".*capname="sys_(resource|admin)"'),
     re.compile(r'profile="libvirt-.*name="/sys/devices/virtual/block/zd\d+/queue/zoned"'),
-    re.compile(r'profile="libvirt-.*name="/etc/ssl/openssl.cnf".*comm="swtpm"'),
+    re.compile(r'profile="libvirt-.*name="/etc/ssl/openssl\.cnf".*comm="swtpm"'),
 )
 """The table in docs/reference/hosts.md."""
 
