@@ -138,6 +138,9 @@ class BundleCopies:
         sums = {name: file.sha256 for name, file in files.items()}
         try:
             damaged = self._destination.store(store.path(reference), reference, sums)
+            if damaged:
+                # A power loss there may have damaged an earlier part, which is discarded by now.
+                damaged = self._destination.store(store.path(reference), reference, sums)
         except ReplicaError:
             if store.path(reference).is_dir():
                 raise

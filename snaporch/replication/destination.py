@@ -107,27 +107,31 @@ class ReplicaDestination:
                 return f"if the copies are lost: {create}, and all are sent again"
         return f"see: zpool status, on {self._host.label}"
 
-    def send(self, dataset: str, *, raw: bool) -> None:
+    def send(self, dataset: str, *, raw: bool, until: int) -> None:
         """See :class:`Destination`."""
-        ours, newest = self._both(dataset)
+        ours, newest = self._both(dataset, until)
         if self._resume(ours, newest, raw=raw):
-            ours, newest = self._both(dataset)
+            ours, newest = self._both(dataset, until)
         options = self._send_options(raw=raw)
         for base, snapshot in streams(ours, newest):
             begin = ["-I" if "@" in base else "-i", base] if base else []
             self._transfer(dataset, [f"-{options}", *begin, snapshot])
 
-    def _both(self, dataset: str) -> tuple[Originals, int | None]:
+    def _both(self, dataset: str, until: int) -> tuple[Originals, int | None]:
         """What this host has of a dataset, and the GUID of the replica's newest snapshot.
+
+        Args:
+            until: the txg of the newest snapshot to copy; later ones are left out.
 
         Raises:
             ReplicaError: there is nothing to send, or no base.
         """
         pool = self._here
-        ours = Originals(dataset, pool.snapshots([dataset]), pool.bookmarks(dataset))
+        found = [each for each in pool.snapshots([dataset]) if each.createtxg <= until]
+        ours = Originals(dataset, found, pool.bookmarks(dataset))
         theirs = self.snapshots([dataset])
         thing = f"{self._name}: {dataset}"
-        if not ours.snapshots:
+        if not found:
             raise ReplicaError(thing, "has no snapshots")
         if theirs and theirs[-1].guid not in ours.births:
             reason = f"this host has neither {theirs[-1].full_name} nor a bookmark of it"

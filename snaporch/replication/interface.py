@@ -44,14 +44,15 @@ class Destination(Protocol):
                 copies that are not listed do not exist.
         """
 
-    def send(self, dataset: str, *, raw: bool) -> None:
-        """Copy the snapshots of a dataset that the replica lacks, up to the newest.
+    def send(self, dataset: str, *, raw: bool, until: int) -> None:
+        """Copy the snapshots of a dataset that the replica lacks.
 
         This host must have the replica's newest snapshot, or a bookmark of it.
 
         Args:
             dataset: a dataset of this host.
             raw: send encrypted blocks as they are.
+            until: the txg of the newest snapshot to copy. Later ones have no bookmark yet.
 
         Raises:
             ReplicaError: the transfer failed.

@@ -39,6 +39,7 @@ REPLICATION = "replication"
 _COPIED_PROPERTIES = (
     "run",
     "level",
+    "torn",
     "bundle",
     "uuid",
     "domain",
@@ -276,7 +277,7 @@ class _Transfer:
         """Raise the first of the collected failures, and report the others."""
         failures = list({failure.line(): failure for failure in self._failures}.values())
         for other in failures[1:]:
-            self._context.progress.note(other.thing, other.reason)
+            self._context.progress.note(other.thing, other.explanation)
         for first in failures:
             raise first
 
@@ -319,7 +320,7 @@ class _Transfer:
         with self._collect_failure():
             # Asked now: hours after the first one, another dataset may have this name.
             raw = dataset in self._context.pool.encrypted()
-            self._destination.send(dataset, raw=raw)
+            self._destination.send(dataset, raw=raw, until=found[-1].createtxg)
         return True
 
     def _tidy_bookmarks(self, copies: Mapping[str, Sequence[PoolSnapshot]]) -> None:

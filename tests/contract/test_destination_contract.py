@@ -23,6 +23,8 @@ from snaporch.replication.destination import ReplicaDestination
 from snaporch.replication.interface import ReplicaError
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
+ALL = 1 << 62
+"""A txg after that of every snapshot."""
 # pyzfs 2.3 warns on Python 3.13 when it formats an error
 pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
 
@@ -112,71 +114,78 @@ def test_a_replica_without_its_dataset_lists_nothing(place, scratch, root):
 
 def test_all_snapshots_are_sent_with_their_guids_and_without_properties(there, scratch, pool, root):
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert guids(there.snapshots([root])) == guids(pool.snapshots([root]))
     assert [each.properties for each in there.snapshots([root])] == [{}, {}]
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
 def test_newer_snapshots_are_sent(there, scratch, pool, root):
     take(scratch, "a")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     take(scratch, "b", "c")
     pool.destroy_snapshots([f"{root}@b"])
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@c"]
+
+
+def test_snapshots_after_the_wanted_one_are_not_sent(there, scratch, pool, root):
+    take(scratch, "a", "b", "c")
+    middle = pool.snapshots([root])[1]
+    there.send(root, raw=False, until=middle.createtxg)
+    assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
 def test_it_continues_from_a_bookmark(there, scratch, pool, root):
     take(scratch, "a")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     pool.bookmark(f"{root}@a", "place")
     take(scratch, "b", "c")
     pool.destroy_snapshots([f"{root}@a"])
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@b", f"{root}@c"]
 
 
 def test_it_continues_from_a_bookmark_despite_an_older_snapshot(there, scratch, pool, root):
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     pool.bookmark(f"{root}@b", "place")
     pool.destroy_snapshots([f"{root}@b"])
     take(scratch, "c", "d")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
     assert guids(there.snapshots([root])).items() >= guids(pool.snapshots([root])).items()
 
 
 def test_without_the_newest_snapshot_or_its_bookmark_nothing_is_sent(there, scratch, pool, root):
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     pool.bookmark(f"{root}@a", "old")
     pool.destroy_snapshots([f"{root}@b"])
     take(scratch, "c")
     with pytest.raises(ReplicaError):
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
 def test_a_snapshot_that_was_renamed_here_is_still_a_base(there, scratch, pool, root):
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     scratch.rename_snapshot(f"{root}@b", "kept")
     take(scratch, "c", "d")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@{name}" for name in "abcd"]
 
 
 def test_a_name_that_was_used_again_is_refused(there, scratch, pool, root):
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     pool.destroy_snapshots([f"{root}@a"])
     take(scratch, "a")
     before = guids(there.snapshots([root]))
     with pytest.raises(ReplicaError) as caught:
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
     assert "rename" in caught.value.step
     assert guids(there.snapshots([root])) == before
 
@@ -186,8 +195,8 @@ def test_a_dataset_and_one_below_it_have_their_copies(there, scratch, pool, root
     below = f"{root}/below"
     scratch.create(below)
     pool.snapshot([f"{root}@a", f"{below}@a"], {})
-    there.send(below, raw=False)
-    there.send(root, raw=False)
+    there.send(below, raw=False, until=ALL)
+    there.send(root, raw=False, until=ALL)
     assert sorted(names(there, root, below)) == [f"{below}@a", f"{root}@a"]
 
 
@@ -205,7 +214,7 @@ def test_encrypted_datasets_are_sent_raw(there, scratch, root):
     secret = f"{root}/secret"
     scratch.create_encrypted(secret)
     scratch.pool.snapshot([f"{secret}@a"], {})
-    there.send(secret, raw=True)
+    there.send(secret, raw=True, until=ALL)
     assert names(there, secret) == [f"{secret}@a"]
 
 
@@ -215,35 +224,35 @@ def test_a_dataset_in_clear_is_sent_to_an_encrypted_replica(place, scratch, pool
     there = place[1]
     there.create()  # it exists, and stays as it is
     take(scratch, "a")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     pool.bookmark(f"{root}@a", "place")
     before = guids(pool.snapshots([root]))
     pool.destroy_snapshots([f"{root}@a"])
     take(scratch, "b", "c")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert guids(there.snapshots([root])) == before | guids(pool.snapshots([root]))
 
 
 def test_nothing_can_be_sent_without_snapshots(there, root):
     with pytest.raises(ReplicaError):
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
 
 
 def test_snapshots_of_the_replica_alone_stay(there, scratch, pool, root):
     """After a restore: later snapshots were removed here, and others were taken."""
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     pool.destroy_snapshots([f"{root}@b"])
     take(scratch, "c")
     with pytest.raises(ReplicaError) as caught:
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
     assert caught.value.step
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
 def test_each_snapshot_gets_its_own_properties(there, scratch, root):
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     odd = 'it\'s a "web" $1 ünd; more'
     there.mark({f"{root}@a": {"run": "r", "domain": odd}, f"{root}@b": {"level": "ram"}})
     first, second = there.snapshots([root])
@@ -253,7 +262,7 @@ def test_each_snapshot_gets_its_own_properties(there, scratch, root):
 
 def test_the_policies_of_datasets_come_back_with_the_copies(there, scratch, root):
     take(scratch, "a")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert copied_policy(there, root) == ""
     for policy in ("hourly,it's", "nightly", "", ""):
         there.set_policies({root: policy})
@@ -358,7 +367,7 @@ def test_a_signal_ends_a_transfer(tmp_path):
         stop = threading.Timer(3, lambda: setattr(interrupt, "signum", 15))
         stop.start()
         with pytest.raises(InterruptedRunError):
-            there.send(scratch.root, raw=False)
+            there.send(scratch.root, raw=False, until=ALL)
         interrupt.signum = None
         assert names(there, scratch.root) == []
         processes = subprocess.run(["pgrep", "-f", f"zfs send.*{scratch.root}"], check=False)
@@ -366,7 +375,7 @@ def test_a_signal_ends_a_transfer(tmp_path):
         faster = destination(
             scratch, Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path), interrupt
         )
-        faster.send(scratch.root, raw=False)
+        faster.send(scratch.root, raw=False, until=ALL)
         assert names(faster, scratch.root) == [f"{scratch.root}@a"]
     finally:
         scratch.remove()
@@ -401,7 +410,7 @@ def secret():
 def test_an_interrupted_raw_transfer_is_continued(secret):
     name, there, heard = secret
     cut(f"-w {name}@a", there._copy_name(name))
-    there.send(name, raw=True)
+    there.send(name, raw=True, until=ALL)
     assert names(there, name) == [f"{name}@a"]
     assert heard.notes == []
 
@@ -412,7 +421,7 @@ def test_an_encrypted_dataset_is_not_continued_in_clear(secret):
     name, there, heard = secret
     copy = there._copy_name(name)
     cut(f"{name}@a", copy)
-    there.send(name, raw=True)
+    there.send(name, raw=True, until=ALL)
     assert names(there, name) == [f"{name}@a"]
     assert [note for note in heard.notes if "its token is not for a raw stream" in note]
     shown = subprocess.run(["zfs", "get", "-H", "-o", "value", "encryption", copy],
@@ -429,14 +438,14 @@ def test_an_interrupted_increment_from_a_bookmark_is_continued(tmp_path):
     there.create()
     try:
         take(scratch, "a")
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
         pool.bookmark(f"{root}@a", "place")
         pool.destroy_snapshots([f"{root}@a"])
         scratch.write(root, os.urandom(24 << 20))
         pool.snapshot([f"{root}@b"], {})
         take(scratch, "c")
         cut(f"-Lce -i {root}#place {root}@b", there._copy_name(root))
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
         assert names(there, root) == [f"{root}@{name}" for name in "abc"]
         assert heard.notes == []
     finally:
@@ -473,7 +482,7 @@ def test_nothing_of_a_replica_is_mounted_and_no_volume_has_a_device(tmp_path):
         assert shell(f"zfs create -s -V 16m {volume}").returncode == 0
         assert volumes(more_than=before) == before + 1
         scratch.pool.snapshot([f"{volume}@a"], {})
-        there.send(volume, raw=False)
+        there.send(volume, raw=False, until=ALL)
         copy, back = there._copy_name(volume), f"{scratch.root}/back"
         assert shell(f"zfs send -p {copy}@a | zfs receive -u {back}").returncode == 0
         assert volumes(more_than=before + 1) == before + 2, "what came back has a device again"
@@ -494,15 +503,15 @@ def test_after_the_rename_in_the_error_a_name_can_be_used_again(replica):
     scratch, there, _ = replica
     root, pool = scratch.root, scratch.pool
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     (first, *_) = before = there.snapshots([root])
     pool.destroy_snapshots([f"{root}@a"])
     take(scratch, "a", "c")
     with pytest.raises(ReplicaError) as caught:
-        there.send(root, raw=False)
+        there.send(root, raw=False, until=ALL)
     command = caught.value.step.partition("names: ")[2].partition(", and replicate")[0]
     assert shell(command).returncode == 0
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@{each}" for each in (f"a-kept-{first.guid}", *"bac")]
     assert guids(there.snapshots([root])).items() >= guids(before[1:]).items()
 
@@ -513,7 +522,7 @@ def test_a_changed_copy_of_an_interrupted_transfer_ends_with_the_rollback_that_i
     scratch, there, heard = replica
     root, copy = scratch.root, there._copy_name(scratch.root)
     take(scratch, "a")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     scratch.write(root, os.urandom(24 << 20))
     scratch.pool.snapshot([f"{root}@b"], {})
     cut(f"-Lce -i {root}@a {root}@b", copy)
@@ -521,11 +530,11 @@ def test_a_changed_copy_of_an_interrupted_transfer_ends_with_the_rollback_that_i
     assert shell(f"{change.format(copy)} && zfs unmount {copy}").returncode == 0
     for _ in range(2):
         with pytest.raises(ReplicaError, match="has been modified") as caught:
-            there.send(root, raw=False)
+            there.send(root, raw=False, until=ALL)
     assert "the replica refuses to continue it" in heard.notes[-1]
     command = caught.value.step.partition("newest snapshot: ")[2]
     assert shell(command).returncode == 0
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@b"]
 
 
@@ -535,7 +544,7 @@ def test_a_diverged_copy_with_a_part_of_a_transfer_can_be_kept_or_discarded(repl
     scratch, there, _ = replica
     root, copy = scratch.root, there._copy_name(scratch.root)
     take(scratch, "a", "b")
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     scratch.write(root, os.urandom(24 << 20))
     scratch.pool.snapshot([f"{root}@c"], {})
     cut(f"-Lce -i {root}@b {root}@c", copy)
@@ -548,7 +557,7 @@ def test_a_diverged_copy_with_a_part_of_a_transfer_can_be_kept_or_discarded(repl
         rollback = f"zfs rollback -r {copy}@a"
         assert "%recv" in shell(rollback).stderr
         assert shell(f"zfs receive -A {copy} && {rollback}").returncode == 0
-    there.send(root, raw=False)
+    there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@d"]
 
 
@@ -571,8 +580,8 @@ def test_a_stalled_transfer_is_ended_and_continued(tmp_path, monkeypatch):
         scratch.pool.snapshot([f"{scratch.root}@a"], {})
         stopper.start()
         with pytest.raises(ReplicaError, match="no data moved"):
-            there.send(scratch.root, raw=False)
-        there.send(scratch.root, raw=False)
+            there.send(scratch.root, raw=False, until=ALL)
+        there.send(scratch.root, raw=False, until=ALL)
         assert names(there, scratch.root) == [f"{scratch.root}@a"]
     finally:
         stopper.join()

@@ -56,12 +56,12 @@ class FakeReplica:
             raise ReplicaError("nas: backup/kvm", "dataset does not exist", "is its pool imported?")
         return [each for name in datasets for each in self._copies.get(name, [])]
 
-    def send(self, dataset: str, *, raw: bool) -> None:
+    def send(self, dataset: str, *, raw: bool, until: int) -> None:
         """See the protocol."""
         self.hooks.act("replica.send", dataset, *(["raw"] if raw else []))
         if not self.is_there:
             raise ReplicaError(dataset, "dataset does not exist")
-        ours = self._pool.snapshots([dataset])
+        ours = [e for e in self._pool.snapshots([dataset]) if e.createtxg <= until]
         if not ours:
             raise ReplicaError(dataset, "no snapshots exist on source")
         there = self._copies.setdefault(dataset, [])

@@ -169,6 +169,7 @@ def test_a_torn_snapshot_is_sent_with_the_others_and_never_called_replicated(
     assert listed == {whole.snapshot: ["nas"], torn.snapshot: []}
     copies = {each.full_name: each for each in there["nas"].snapshots(torn.datasets)}
     assert [copies[name].properties["level"] for name in names] == ["torn"] * len(names)
+    assert [copies[name].properties["torn"] for name in names] == ["yes"] * len(names)
     assert not (there["nas"].root / torn.uuid / torn.run).exists()
 
 
@@ -177,10 +178,10 @@ def test_a_failure_is_a_line_and_stops_no_other(host, there, taken, snaporch):
     taken("mail"), taken("web")
     real = there["nas"].send
 
-    def send(dataset, raw):
+    def send(dataset, **options):
         if dataset == "tank/mail":
             raise AWAY
-        real(dataset, raw=raw)
+        real(dataset, **options)
 
     there["nas"].send = send
     answer = snaporch("replicate", "--due", "--quiet")
@@ -233,6 +234,31 @@ def test_status_shows_a_replication_by_hand_that_failed(there, taken, snaporch):
     there["nas"].hooks.at.clear()
     assert snaporch("replicate", "web").code == 0
     assert "replica-failed" not in snaporch("status").out
+
+
+def test_status_shows_a_failure_of_a_replica_that_no_policy_names(there, taken, snaporch):
+    """Replications by cron have no policy."""
+    taken()
+    snaporch("replicate", "web")
+    there["usb"].hooks.at["replica.send"] = failing(AWAY)
+    assert snaporch("replicate", "--all", "--to", "usb").code == ExitCode.FAILED
+    (web,) = snaporch("status", "--json").json["domains"]
+    assert [(each["replica"], each["failed"]) for each in web["replicas"]] == [
+        ("nas", None),
+        ("usb", AWAY.line()),
+    ]
+    there["usb"].hooks.at.clear()
+    assert snaporch("replicate", "--all", "--to", "usb").code == 0
+    assert "replica-failed" not in snaporch("status").out
+
+
+def test_status_shows_a_failed_recheck_although_nothing_is_due(there, taken, snaporch):
+    old, _ = taken(hours=2), taken(hours=1)
+    snaporch("replicate", "web")
+    for bundle in (Path(old.bundle), there["nas"].root / old.uuid / old.run):
+        (bundle / "ram.save").unlink()
+    assert snaporch("replicate", "web", "--recheck").code == ExitCode.FAILED
+    assert "[replica-failed]" in snaporch("status").out
 
 
 def test_a_domain_without_snapshots_is_no_failed_replication(there, scheduled, taken, snaporch):

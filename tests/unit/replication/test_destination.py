@@ -27,6 +27,9 @@ from snaporch.replication.transfer import Transfers
 from snaporch.zfs import PoolError
 from snaporch.zfs.remote import RemoteZfs
 
+ALL = 1 << 62
+"""A txg after that of every snapshot."""
+
 SYNC = """#!/bin/sh
 printf 'sync %s' "$(basename "$2")" >>{log}
 test ! -e {final} || printf ', final there' >>{log}
@@ -301,9 +304,9 @@ class Sending:
         """The newest snapshot of the replica."""
         (self.place / "newest").write_text(f"{self.guid(name)}")
 
-    def sent(self, *, raw=False):
+    def sent(self, *, raw=False, until=ALL):
         """What the replica receives: the arguments of each ``zfs send``."""
-        self.there.send("tank/web", raw=raw)
+        self.there.send("tank/web", raw=raw, until=until)
         received = self.place / "received"
         return received.read_text().splitlines() if received.exists() else []
 
@@ -361,6 +364,13 @@ def test_a_copy_is_never_rolled_back_and_can_be_continued(sending):
     sending.sent()
     for words in (each for each in sending.tools.called("zfs") if each[0] == "receive"):
         assert words[1:] == ["-s", "-u", "-o", "readonly=on", "backup/kvm/tank:web"]
+
+
+def test_nothing_is_sent_beyond_the_wanted_snapshot(sending):
+    """Also not by the stream that follows a resumed one."""
+    middle = next(e for e in sending.pool.snapshots(["tank/web"]) if e.name == "s2")
+    sent = sending.sent(until=middle.createtxg)
+    assert sent == ["send -Lce tank/web@s1", "send -Lce -I tank/web@s1 tank/web@s2"]
 
 
 def test_only_newer_snapshots_are_sent(sending):

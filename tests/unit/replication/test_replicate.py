@@ -215,7 +215,7 @@ def test_a_signal_ends_it_at_once(shop):
     shop.take("s1")
     tried = []
 
-    def send(dataset, raw):
+    def send(dataset, **_options):
         tried.append(dataset)
         raise InterruptedRunError("nas", "SIGTERM", 15)
 
@@ -270,10 +270,10 @@ def failing_send(shop, dataset):
     """Nothing of this dataset is sent; returns what sends it again."""
     send = shop.there.send
 
-    def failing(each, raw):
+    def failing(each, **options):
         if each == dataset:
             raise ReplicaError("nas", "away")
-        send(each, raw=raw)
+        send(each, **options)
 
     shop.there.send = failing
     return lambda: setattr(shop.there, "send", send)
@@ -351,8 +351,8 @@ def test_a_bundle_without_its_pages_has_not_arrived(shop):
     (record,) = shop.take("s1")
     pages = shop.context.store.state(f"{record.uuid}/{record.run}")[1].pages
     send = shop.there.send
-    shop.there.send = lambda dataset, raw: (
-        None if dataset == pages.dataset else send(dataset, raw=raw)
+    shop.there.send = lambda dataset, **options: (
+        None if dataset == pages.dataset else send(dataset, **options)
     )
     with pytest.raises(ReplicaError, match="did not arrive"):
         shop.ship()
@@ -1024,9 +1024,33 @@ def test_the_newest_that_the_replica_dropped_before_it_was_marked_is_no_failure(
     assert shop.replicated() == {"s1": ()}
 
 
+def test_a_part_that_a_power_loss_damaged_there_is_not_blamed_on_this_host(shop, monkeypatch):
+    """rsync takes a file of the same size and time for the same."""
+    shop.take("s1")
+    store, parts = shop.there.store, ["ram.save"]
+
+    def over_the_part(*arguments):
+        return [parts.pop()] if parts else store(*arguments)
+
+    monkeypatch.setattr(shop.there, "store", over_the_part)
+    assert names(shop.ship()) == ["s1"]
+
+
+def test_every_failure_is_reported_with_its_step(shop):
+    shop.take("s1")
+
+    def send(dataset, **_options):
+        raise ReplicaError(dataset, "has diverged", f"see the copy of {dataset}")
+
+    shop.there.send = send
+    with pytest.raises(ReplicaError, match="see the copy of flash/web"):
+        shop.ship()
+    assert [note for note in shop.world.heard.notes if "see the copy of tank/web" in note]
+
+
 def test_the_newest_that_did_not_arrive_is_a_failure(shop):
     shop.take("s1")
-    shop.there.send = lambda dataset, raw: None
+    shop.there.send = lambda dataset, **options: None
     with pytest.raises(ReplicaError, match="web@s1: did not arrive; try again: snap"):
         shop.ship()
 
@@ -1523,19 +1547,52 @@ def test_a_snapshot_taken_during_a_transfer_is_bookmarked_before_it_is_sent(shop
     assert later.guid in {mark.guid for mark in pool.bookmarks("tank/web").values()}
 
 
-def test_a_snapshot_taken_while_its_dataset_is_sent_is_bookmarked_when_it_arrived(shop):
+def test_a_snapshot_taken_while_its_dataset_is_sent_is_left_to_the_next_replication(shop):
+    """It has no bookmark yet: once there and destroyed here, nothing could be sent after it."""
     shop.take("s1")
     pool, send = shop.world.pool, shop.there.send
 
-    def taken_meanwhile(dataset, raw):
+    def taken_meanwhile(dataset, **options):
         if dataset == "tank/web":
             pool.snapshot(["tank/web@later"], {})
-        send(dataset, raw=raw)
+        send(dataset, **options)
 
     shop.there.send = taken_meanwhile
+    assert names(shop.ship()) == ["s1"]
+    assert "tank/web@later" not in shop.there.names()
+    shop.there.send = send
     shop.ship()
-    (newest,) = [each for each in pool.snapshots(["tank/web"]) if each.name == "later"]
-    assert [mark.guid for mark in pool.bookmarks("tank/web").values()] == [newest.guid]
+    assert "tank/web@later" in shop.there.names()
+    (later,) = [each for each in pool.snapshots(["tank/web"]) if each.name == "later"]
+    assert [mark.guid for mark in pool.bookmarks("tank/web").values()] == [later.guid]
+
+
+def test_a_copy_does_not_diverge_when_sanoid_prunes_while_the_replica_is_away(shop):
+    shop.take("s1")
+    shop.ship()
+    shop.take("s2")
+    pool, send, snapshots = shop.world.pool, shop.there.send, shop.there.snapshots
+    away = []
+
+    def taken_meanwhile(dataset, **options):
+        if dataset == "tank/web":
+            pool.snapshot(["tank/web@later"], {})
+        send(dataset, **options)
+        away.extend([dataset] if dataset == "tank/web" else [])
+
+    def listed(datasets):
+        if away:
+            raise ReplicaError("nas", "away")
+        return snapshots(datasets)
+
+    shop.there.send, shop.there.snapshots = taken_meanwhile, listed
+    with pytest.raises(ReplicaError, match="away"):
+        shop.ship()
+    pool.destroy_snapshots(["tank/web@later"])
+    away.clear()
+    shop.there.send, shop.there.snapshots = send, snapshots
+    shop.take("s3")
+    assert names(shop.ship()) == ["s2", "s3"]
 
 
 def test_after_a_signal_no_other_dataset_is_sent(shop, monkeypatch):
@@ -1557,8 +1614,8 @@ def test_snapshots_destroyed_during_a_transfer_are_not_marked(shop):
     shop.take("s1", "s2")
     send = shop.there.send
 
-    def sent_first(dataset, raw):
-        send(dataset, raw=raw)
+    def sent_first(dataset, **options):
+        send(dataset, **options)
         if dataset == "tank/web":
             destroy(shop, "s1")
 
