@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from snaporch.catalog.records import marked_records
@@ -88,6 +88,8 @@ class Forecast:
     """The next verification for each policy that verifies."""
     replications: tuple[PendingReplication, ...] = ()
     """The next replication for each replica that lacks snapshots."""
+    failed_replications: Mapping[str, FailedAttempt] = field(default_factory=dict)
+    """The failed last attempts, by replica; also by one that no policy names."""
 
     @property
     def to_delete(self) -> list[RetentionDecision]:
@@ -243,6 +245,11 @@ def _forecast(
         finished=tuple(finished),
         verifications=tuple(check for check in checks if check is not None),
         replications=tuple(pending for pending in replications if pending is not None),
+        failed_replications={
+            name: failed
+            for name in config.replica
+            if (failed := memory.replications.get(f"{domain.uuid}/{name}")) and failed.at <= now
+        },
     )
 
 

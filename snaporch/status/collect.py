@@ -194,9 +194,13 @@ def _verified_at(record: SnapshotRecord) -> datetime:
 
 def _replicas(config: Config, forecast: Forecast) -> tuple[ReplicaStatus, ...]:
     replications = {shipment.replica: shipment for shipment in forecast.replications}
+    failed = forecast.failed_replications
+    names = dict.fromkeys([*replicas_of(config, forecast.assignment), *failed])
     return tuple(
-        ReplicaStatus(name, last_arrived(name, forecast.records), replications.get(name))
-        for name in replicas_of(config, forecast.assignment)
+        ReplicaStatus(
+            name, last_arrived(name, forecast.records), replications.get(name), failed.get(name)
+        )
+        for name in names
     )
 
 

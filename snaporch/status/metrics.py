@@ -180,7 +180,7 @@ def _of_replicas(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
         "replica_last_try_failed",
         "Whether the last replication failed.",
         labels,
-        [(words, bool(each.next and each.next.failed)) for words, each in pairs],
+        [(words, each.failed is not None) for words, each in pairs],
     )
 
 

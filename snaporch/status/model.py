@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from snaporch.locks import DAEMON, LockHolder
 from snaporch.model import Level, SnapshotRecord, iso, parse_iso
+from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.systemd.unit_state import CARRIERS
@@ -65,7 +66,9 @@ class ReplicaStatus:
     last: datetime | None
     """When the newest snapshot that the replica has was taken."""
     next: PendingReplication | None
-    """``None`` if the replica lacks no snapshot."""
+    """``None`` if the replica lacks no snapshot, or no policy replicates to it."""
+    failed: FailedAttempt | None = None
+    """The last attempt, if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,7 @@ def _domain_json(domain: DomainStatus, now: datetime) -> dict[str, object]:
                 "replica": each.replica,
                 "last": iso(each.last) if each.last else None,
                 "waiting_since": iso(each.next.since) if each.next else None,
-                "failed": each.next.failed.reason if each.next and each.next.failed else None,
+                "failed": each.failed.reason if each.failed else None,
             }
             for each in domain.replicas
         ],

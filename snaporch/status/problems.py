@@ -162,14 +162,11 @@ def _long_since(since: datetime | None, limit: datetime) -> bool:
 
 
 def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[Problem]:
-    waiting = replica.next
-    if waiting is None:
-        return
-    if waiting.failed is not None:
+    if replica.failed is not None:
         grade = ProblemGrade.WARNING if replica.last else ProblemGrade.CRITICAL
-        yield Problem("replica-failed", grade, domain, waiting.failed.reason)
-    if waiting.since < limit:
-        text = f"replica {replica.replica} lacks the snapshots since {_utc(waiting.since)}"
+        yield Problem("replica-failed", grade, domain, replica.failed.reason)
+    if replica.next is not None and replica.next.since < limit:
+        text = f"replica {replica.replica} lacks the snapshots since {_utc(replica.next.since)}"
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
 
 

@@ -35,7 +35,7 @@ TRIED = FailedAttempt(NOW, "nas: away")
 
 def with_replica(last=None, since=NOW, failed=None):
     waiting = PendingReplication("web", "u", "nas", NOW, "why", last, since, failed)
-    return with_domain(replicas=(ReplicaStatus("nas", last, waiting),))
+    return with_domain(replicas=(ReplicaStatus("nas", last, waiting, failed),))
 
 
 def replicated_for(**ago):
@@ -100,6 +100,10 @@ def test_nothing_needs_attention(status):
         (with_domain(unknown_overlays=("/o/vda",)), ("on-overlay", "critical")),
         (replace(WELL, store_missing=True), ("no-store", "critical")),
         (with_replica(failed=TRIED), ("replica-failed", "critical")),
+        (
+            with_domain(replicas=(ReplicaStatus("nas", NOW, None, TRIED),)),
+            ("replica-failed", "warning"),
+        ),
         (with_replica(last=NOW, failed=TRIED), ("replica-failed", "warning")),
         (with_replica(since=NOW - timedelta(days=1, seconds=1)), ("replica-late", "warning")),
         (replicated_for(days=1, seconds=1), ("replica-slow", "warning")),
