@@ -21,7 +21,8 @@ def _render(markup: str) -> str:
 
     text = io.StringIO()  # rich writes to its file even while it captures
     seen = True if sys.stderr.isatty() else None
-    Console(file=text, force_terminal=seen, highlight=False, soft_wrap=True).print(markup, end="")
+    console = Console(file=text, force_terminal=seen, highlight=False, emoji=False, soft_wrap=True)
+    console.print(markup, end="")
     return text.getvalue()
 
 

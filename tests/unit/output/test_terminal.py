@@ -62,6 +62,13 @@ def test_names_are_text_and_not_markup(capsys):
     assert capsys.readouterr().err == "[red]web[/]  [/] \\x1b[2J\n"
 
 
+def test_names_of_copies_are_no_emoji(capsys):
+    """rich would print :ram: as a picture of a sheep."""
+    TerminalProgress().note("backup/kvm/tank:ram:u", "is away")
+    print_error("zfs destroy backup/kvm/tank:ram:u")
+    assert capsys.readouterr().err.count("tank:ram:u") == 2
+
+
 def run_with_broken(stream, code):
     """Run Python code in a process of its own; no process reads one of its streams."""
     reading, writing = os.pipe()
