@@ -9,6 +9,7 @@ import pytest
 from guests.disks import Disk, destroy
 from guests.guest import Guest
 from lab_ssh import sshd_here
+from pages import RUN, blocks
 from support import (
     BUNDLES,
     assert_clean,
@@ -145,6 +146,24 @@ def marks(dataset):
     return {name.partition("@")[2]: values for name, *values in lines}
 
 
+PAGE = "docs/how-to/replication.md"
+FIND, CHOOSE, BRING = RUN[PAGE][1:4]
+
+
+def bring_back(guest, there, directory):
+    """Run the commands of the page, which choose the newest snapshot of this guest."""
+    texts = {block.first: block.text for block in blocks(PAGE)}
+    script = "set -e\n" + "".join(texts[each] for each in (FIND, CHOOSE, BRING))
+    for said, meant in (
+        ("guest=web", f"guest={guest.name}"),
+        ("root@nas", "root@localhost"),
+        ("/backup/snaporch", str(there)),
+    ):
+        assert said in script
+        script = script.replace(said, meant)
+    must("bash", "-c", f"cd {directory}\n{script}")
+
+
 def same_files(one, other):
     found = {path.name: path.read_bytes() for path in other.iterdir() if path.name != "copy.json"}
     return found == {path.name: path.read_bytes() for path in one.iterdir()}
@@ -189,7 +208,7 @@ def test_the_next_one_is_an_increment_although_its_base_is_gone_here(guest):
 
 
 @pytest.mark.daily(1)
-def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
+def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, tmp_path):
     """The commands are those of docs/how-to/replication.md."""
     name = list(listed(guest))[-1]
     expected = guest.snapshot_count(name)
@@ -202,30 +221,23 @@ def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, configured):
     shutil.rmtree(BUNDLES / uuid)
     refused = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
     assert refused.status == 5, refused.err  # the lab is its own backup: it sees the copies
-    for dataset in lost:
-        assert guids(copy(dataset))
-        must(
-            "syncoid", "--no-sync-snap", "--sendoptions=p", "--recvoptions=x readonly",
-            f"root@localhost:{copy(dataset)}", dataset,
-        )  # fmt: skip
-        assert value("readonly", dataset) == "off"
-    if guest.name == "paged":
-        must("zfs", "set", f"snaporch:ram={uuid}", f"tank/ram/{uuid}")
-    must(
-        "rsync",
-        "-a",
-        "--exclude",
-        "copy.json",
-        "--exclude",
-        ".*",
-        f"root@localhost:{there}/{uuid}/",
-        f"{BUNDLES}/{uuid}/",
-    )
-    back = listed(guest)
-    assert back[name]["level"] == "ram"
-    assert len(back) == 3
-    outcome = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
-    assert outcome.status == 0, outcome.err
+    assert all(guids(copy(dataset)) for dataset in lost)
+    bring_back(guest, there, tmp_path)
+    assert [value("readonly", dataset) for dataset in lost] == ["off"] * len(lost)
+    newer = f"{lost[0]}@taken-here"
+    must("zfs", "snapshot", newer)
+    bring_back(guest, there, tmp_path)
+    assert zfs_snapshots(newer), "what exists is not received into"
+    must("zfs", "destroy", newer)
+    must("zpool", "export", "backup")  # the copies are on another machine
+    try:
+        back = listed(guest)
+        assert back[name]["level"] == "ram"
+        assert len(back) == 3
+        outcome = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
+        assert outcome.status == 0, outcome.err
+    finally:
+        must("zpool", "import", "-d", str(there.parent), "backup")
     assert_restored(guest, mark, expected)
     assert_clean(guest)
     again = take(guest)
