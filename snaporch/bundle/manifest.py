@@ -284,6 +284,22 @@ def with_checksum(document: str) -> bytes:
     return text + _CHECKSUM.format(hashlib.sha256(text).hexdigest()).encode()
 
 
+def without_checksum(data: bytes, thing: str) -> bytes:
+    """The JSON object in the content of a file that :func:`with_checksum` made.
+
+    Args:
+        data: the content.
+        thing: the file, for errors.
+
+    Raises:
+        ManifestError: it differs from the SHA-256 at its end.
+    """
+    text, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
+    if end is None or hashlib.sha256(text).hexdigest().encode() != end[1]:
+        raise ManifestError(thing, "its SHA-256 differs from the one at its end: it is damaged")
+    return text + b"\n}"
+
+
 def parse_manifest(data: bytes, thing: str) -> Manifest:
     """The manifest in the content of a file.
 
@@ -295,11 +311,9 @@ def parse_manifest(data: bytes, thing: str) -> Manifest:
         ManifestError: it differs from the SHA-256 at its end, has a later format, or has an invalid
             value.
     """
-    text, end = data[:-_END_BYTES], _END.fullmatch(data[-_END_BYTES:])
-    if end is None or hashlib.sha256(text).hexdigest().encode() != end[1]:
-        raise ManifestError(thing, "its SHA-256 differs from the one at its end: it is damaged")
+    document = without_checksum(data, thing)
     try:
-        return Manifest.model_validate_json(text + b"\n}")
+        return Manifest.model_validate_json(document)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"]) or "document"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from snaporch.bundle.manifest import ManifestError, SnapshotEntry
+from snaporch.bundle.manifest import ManifestError, SnapshotEntry, without_checksum
 from snaporch.zfs import PREFIX, Pool
 
 UNDO_HOLD = "snaporch-undo"
@@ -35,7 +35,8 @@ def _read(copy: Path) -> _Record | None:
     """Read a copy's record; None for an unfinished copy, which cannot be used."""
     path = copy / _RECORD
     try:
-        return _Record.model_validate(json.loads(path.read_bytes()))
+        document = without_checksum(path.read_bytes(), str(path))
+        return _Record.model_validate(json.loads(document))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from snaporch.bundle.manifest import Manifest, SnapshotEntry
+from snaporch.bundle.manifest import (
+    Manifest,
+    ManifestError,
+    SnapshotEntry,
+    with_checksum,
+    without_checksum,
+)
 from snaporch.bundle.store import BundleStore
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
@@ -50,8 +56,11 @@ class SafetyRecord(BaseModel):
     )
 
     def as_json(self) -> bytes:
-        """The JSON document that is stored. Bytes that are not UTF-8 are kept as surrogates."""
-        return json.dumps(self.model_dump(mode="json")).encode()
+        """The content of the file, with its checksum, as a manifest has.
+
+        Bytes that are not UTF-8 are kept as surrogates.
+        """
+        return with_checksum(json.dumps(self.model_dump(mode="json"), indent=2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +209,18 @@ def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
 
 def _read(path: Path) -> SafetyRecord:
     try:
-        return SafetyRecord.model_validate(json.loads(path.read_bytes()))
+        document = without_checksum(path.read_bytes(), str(path))
+        return SafetyRecord.model_validate(json.loads(document))
     except OSError as error:
         raise RefusedError(str(path), error.strerror or "cannot be read") from error
+    except ManifestError as error:
+        raise RefusedError(str(path), error.reason, "choose another copy") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(step) for step in first["loc"]) or "document"
         raise RefusedError(
             str(path), f"{where}: {first['msg']}", "use the snaporch that wrote it"
         ) from error
-    except ValueError as error:
-        raise RefusedError(str(path), f"is not JSON: {error}", "choose another copy") from error
 
 
 def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]:

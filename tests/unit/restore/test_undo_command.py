@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
-from snaporch.catalog.safety_copy_holds import UNDO_HOLD, release_bases
+from snaporch.bundle.manifest import ManifestError, with_checksum
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD, bases_of, release_bases
 from snaporch.default_paths import HostPaths
 from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
 from snaporch.interrupt import Interrupt
@@ -275,7 +276,12 @@ def test_a_missing_copy_is_not_found(restored, world):
 
 @pytest.mark.parametrize(
     ("content", "step"),
-    [(b"{}", "use the snaporch that wrote it"), (b"\xff{", "choose another copy")],
+    [
+        (with_checksum("{\n}"), "use the snaporch that wrote it"),
+        (b"{}", "choose another copy"),
+        (b"\xff{", "choose another copy"),
+    ],
+    ids=["another version", "no checksum", "no text"],
 )
 def test_a_record_of_another_version_is_refused(restored, world, content, step):
     (copy,) = safety_copies(world.context.store, "web")
@@ -283,6 +289,22 @@ def test_a_record_of_another_version_is_refused(restored, world, content, step):
     with pytest.raises(RefusedError, match=step):
         choose_copy(world.context, "web", None)
     assert safety_copies(world.context.store) == []
+
+
+def test_a_record_with_a_flipped_bit_is_refused(restored, world):
+    """It is still JSON, and of the form of a record."""
+    (copy,) = safety_copies(world.context.store, "web")
+    path = copy.directory / RECORD
+    written = path.read_bytes()
+    (snapshot, *_) = copy.manifest.snapshots
+    path.write_bytes(written.replace(b"%d" % snapshot.guid, b"%d" % (snapshot.guid ^ 1)))
+    with pytest.raises(RefusedError, match=r"its SHA-256 differs.*; choose another copy"):
+        choose_copy(world.context, "web", None)
+    assert safety_copies(world.context.store) == []
+    with pytest.raises(ManifestError, match="its SHA-256 differs"):
+        bases_of(copy.directory)
+    path.write_bytes(written)
+    assert bases_of(copy.directory)
 
 
 # -- interrupted --------------------------------------------------------------------------------
