@@ -9,7 +9,7 @@ table was confirmed in the program's source.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -38,6 +38,7 @@ class FaultCondition(StrEnum):
     SNAPDIR = "a file system with guests' disks"
     APPARMOR = "AppArmor is on, and snapshots of a guest use overlays"
     SPARSE = 'snapshot_image_format is "sparse" in /etc/libvirt/qemu.conf'
+    PIPES_ONLY = "QEMU is 11.0 or newer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,29 @@ QCOW2_DISCARD = Fault(
     ),
 )
 
+SAVED_GUESTS = Fault(
+    code="saved-guests",
+    component=Component.LIBVIRT,
+    since=None,
+    fixed=((12, 1, 0),),
+    need=FaultCondition.PIPES_ONLY,
+    harmful=True,
+    what="RAM that libvirt saved uncompressed does not resume: libvirt opens the file for QEMU, "
+    "which loads RAM from pipes only",
+    meanwhile="restores through a pipe; `virsh start` and libvirt-guests do not",
+    fix="set BYPASS_CACHE=1 in /etc/default/libvirt-guests, and resume a saved guest by "
+    "`virsh start --bypass-cache`; or upgrade libvirt",
+    sources=(
+        "QEMU 11.0, removed features: 'migrate command with file-based fd: URI'",
+        "libvirt 12.1.0, NEWS: 'Fix failures when restoring save/managed-save images'",
+        "seen with libvirt 11.3.0 and QEMU 11.1.0",
+    ),
+)
+_PIPES_ONLY_SINCE: Release = (11, 0, 0)
+
 FAULTS: tuple[Fault, ...] = (
     QCOW2_DISCARD,
+    SAVED_GUESTS,
     Fault(
         code="volume-flush",
         component=Component.OPENZFS,
@@ -192,6 +214,22 @@ def known_faults(component: Component, version: str) -> Iterator[Fault]:
     release = parse_release(version)
     if release is not None:
         yield from (f for f in FAULTS if f.component is component and f.affects(release))
+
+
+def loads_from_pipes_only(emulator: str) -> bool:
+    """Return whether this version of QEMU refuses to load RAM from a file that libvirt opened."""
+    release = parse_release(emulator)
+    return release is not None and release >= _PIPES_ONLY_SINCE
+
+
+def needs_pipe(releases: Mapping[Component, str]) -> bool:
+    """Return whether libvirt has to be asked to give QEMU a saved image through a pipe."""
+    library = parse_release(releases[Component.LIBVIRT])
+    return (
+        loads_from_pipes_only(releases[Component.QEMU])
+        and library is not None
+        and SAVED_GUESTS.affects(library)
+    )
 
 
 def risks_overlays(emulator: str, disks: Iterable[Disk]) -> bool:

@@ -33,7 +33,7 @@ from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import SnapshotJournal, read_journals
-from snaporch.known_faults import Component, FaultCondition
+from snaporch.known_faults import Component, FaultCondition, loads_from_pipes_only
 from snaporch.locks import lock_holder
 from snaporch.model import DatasetKind, Domain
 from snaporch.replication.destination import unavailable_reason
@@ -100,6 +100,7 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
     runs = tuple(_run(journal) for journal in _journals(context))
+    releases = _releases(context)
     return HostFacts(
         version=__version__,
         command=own_command(),
@@ -116,8 +117,8 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
         volatile=_volatile(context.resolver, context.config.paths),
-        releases=_releases(context),
-        needs=_needs(domains, guests, kinds),
+        releases=releases,
+        needs=_needs(domains, guests, kinds, releases),
         domain_sections=frozenset(context.config.domain),
         policies=any(map(takes_snapshots, context.config.policy.values())),
         unknown_names=unknown_names(context.config, context.hypervisor.domains()),
@@ -150,7 +151,10 @@ def _releases(context: Context) -> dict[Component, str]:
 
 
 def _needs(
-    domains: Sequence[Domain], guests: Sequence[GuestFacts], kinds: Mapping[str, DatasetKind]
+    domains: Sequence[Domain],
+    guests: Sequence[GuestFacts],
+    kinds: Mapping[str, DatasetKind],
+    releases: Mapping[Component, str],
 ) -> dict[FaultCondition, tuple[str, ...]]:
     """The conditions of known faults that hold here, each with the guests concerned."""
 
@@ -168,6 +172,7 @@ def _needs(
         FaultCondition.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip()
         == "1",
         FaultCondition.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
+        FaultCondition.PIPES_ONLY: loads_from_pipes_only(releases[Component.QEMU]),
     }
     found = {need: tuple(names) for need, names in by_guest.items() if names}
     return found | {need: () for need, holds in by_host.items() if holds}

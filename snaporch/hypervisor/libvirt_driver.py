@@ -29,6 +29,7 @@ from snaporch.hypervisor.interface import (
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN
 from snaporch.hypervisor.libvirt_queries import LibvirtQueries
 from snaporch.hypervisor.memory_snapshot import capture
+from snaporch.known_faults import needs_pipe
 
 _AGENT_SECONDS = 5
 _CLOCK_TRIES = 3
@@ -149,6 +150,8 @@ class LibvirtHypervisor(LibvirtQueries):
 
     def restore(self, ram_path: Path, *, running: bool) -> None:
         flag = libvirt.VIR_DOMAIN_SAVE_RUNNING if running else libvirt.VIR_DOMAIN_SAVE_PAUSED
+        if needs_pipe(self.releases()):
+            flag |= libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE  # through its helper, which writes a pipe
         with self._explained(str(ram_path), "restore"):
             self._conn().restoreFlags(str(ram_path), None, flag)
 

@@ -257,7 +257,9 @@ def undo_script(
     if RAM in there:
         lines += _resume(manifest)
     if MANAGED_SAVE in there:
-        lines.append(f'echo "its managed save image: virsh restore $PWD/{MANAGED_SAVE}"')
+        lines.append(
+            f'echo "its managed save image: virsh restore --bypass-cache $PWD/{MANAGED_SAVE}"'
+        )
     lines += [
         f"touch {UNDONE}",
         f"state=$(LC_ALL=C virsh domstate {manifest.uuid} 2>/dev/null) || state=unknown",
@@ -277,7 +279,10 @@ def _resume(manifest: Manifest) -> list[str]:
     if others := ", ".join(disk.target for disk in manifest.disks if disk.is_apart):
         text = f"the guest stays off: its RAM is not resumed over {others}, not rolled back with it"
         return [f"echo {shlex.quote(text)}"]
-    return ["# the guest goes on as it was", f'[ -n "$only" ] || virsh restore "$PWD/{RAM}"']
+    return [
+        "# the guest goes on as it was; QEMU 11 loads RAM through libvirt's helper only",
+        f'[ -n "$only" ] || virsh restore --bypass-cache "$PWD/{RAM}"',
+    ]
 
 
 def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:

@@ -10,6 +10,7 @@ from snaporch.known_faults import (
     Fault,
     FaultCondition,
     known_faults,
+    needs_pipe,
     parse_release,
 )
 from snaporch.known_faults import risks_overlays as risky
@@ -47,10 +48,10 @@ def disk(*, discards):
         (ZFS, "2.4.0", {"clone-read", "automount-deadlock"}),
         (ZFS, "2.4.1", {"clone-read", "automount-deadlock"}),
         (ZFS, "2.4.2", set()),
-        (LIBVIRT, "11.1.0", {"apparmor-commit"}),
-        (LIBVIRT, "11.2.0", {"apparmor-commit", "sparse-images"}),
-        (LIBVIRT, "11.3.0", {"apparmor-commit", "sparse-images"}),  # the lab's
-        (LIBVIRT, "12.0.0", {"apparmor-commit", "sparse-images"}),
+        (LIBVIRT, "11.1.0", {"saved-guests", "apparmor-commit"}),
+        (LIBVIRT, "11.2.0", {"saved-guests", "apparmor-commit", "sparse-images"}),
+        (LIBVIRT, "11.3.0", {"saved-guests", "apparmor-commit", "sparse-images"}),  # the lab's
+        (LIBVIRT, "12.0.0", {"saved-guests", "apparmor-commit", "sparse-images"}),
         (LIBVIRT, "12.1.0", {"sparse-images"}),
         (LIBVIRT, "12.8.0", {"sparse-images"}),
         (LIBVIRT, "what?", set()),
@@ -82,6 +83,23 @@ def test_versions_just_below_at_and_above(component, version, codes):
 )
 def test_prefixes_and_suffixes_of_distributions(text, release):
     assert parse_release(text) == release
+
+
+@pytest.mark.parametrize(
+    ("library", "emulator", "pipe"),
+    [
+        ("11.3.0", "10.2.0", False),
+        ("11.3.0", "11.0.0", True),
+        ("12.0.0", "11.1.0", True),
+        ("12.1.0", "11.1.0", False),
+        ("", "11.1.0", False),
+        ("11.3.0", "", False),
+    ],
+)
+def test_ram_is_given_to_qemu_through_a_pipe_where_libvirt_would_give_it_a_file(
+    library, emulator, pipe
+):
+    assert needs_pipe({LIBVIRT: library, QEMU: emulator}) is pipe
 
 
 def test_overlays_are_avoided_for_disks_that_discard_only():

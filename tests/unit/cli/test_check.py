@@ -274,6 +274,15 @@ def test_sparse_images(sound, check, sanoid):
     assert set(check()[1]) == {"sparse-images"}
 
 
+def test_guests_that_libvirt_saved_and_a_qemu_that_loads_from_pipes_only(sound, check):
+    sound.hypervisor.installed |= {Component.QEMU: "11.1.0", Component.LIBVIRT: "11.3.0"}
+    code, found = check()
+    assert (code, set(found)) == (10, {"saved-guests"})
+    assert "--bypass-cache" in found["saved-guests"]["fix"]
+    sound.hypervisor.installed[Component.LIBVIRT] = "12.1.0"
+    assert check() == (0, {})
+
+
 def test_known_faults_of_installed_versions(sound, check, sanoid):
     """Each fault is reported only where it can have an effect."""
     sound.hypervisor.installed |= {Component.QEMU: "10.0.10", Component.LIBVIRT: "11.3.0"}

@@ -58,8 +58,18 @@ class Guest:
 class Connection:
     """A connection to a libvirt with this guest."""
 
-    def __init__(self, done):
+    def __init__(self, done, versions=(11_003_000, 10_000_000)):
         self._done = done
+        self._versions = versions
+
+    def getLibVersion(self):  # noqa: N802 - libvirt's
+        return self._versions[0]
+
+    def getVersion(self):  # noqa: N802 - libvirt's
+        return self._versions[1]
+
+    def restoreFlags(self, _path, _xml, flags):  # noqa: N802 - libvirt's
+        self._done.append(flags)
 
     def isAlive(self):  # noqa: N802 - libvirt's
         return 1
@@ -92,3 +102,19 @@ def test_pivoted_disks_are_defined_before_the_pivot_is_reported_over(monkeypatch
     defined = {"vda": VDA.overlay, "vdb": VDB.base}
     stages = [CommitStage.WAITING] * done.count(CommitStage.WAITING)
     assert done == [*stages, defined, "kept", "kept", CommitStage.PIVOTED]
+
+
+@pytest.mark.parametrize(
+    ("versions", "by_pipe"),
+    [
+        ((11_003_000, 10_000_000), False),
+        ((11_003_000, 11_001_000), True),
+        ((12_001_000, 11_001_000), False),
+    ],
+)
+def test_a_qemu_that_loads_from_pipes_only_gets_a_pipe(tmp_path, versions, by_pipe):
+    done = []
+    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection(done, versions))
+    hypervisor.restore(tmp_path / "ram.save", running=True)
+    bypass = libvirt.VIR_DOMAIN_SAVE_BYPASS_CACHE
+    assert done == [libvirt.VIR_DOMAIN_SAVE_RUNNING | (bypass if by_pipe else 0)]

@@ -570,7 +570,7 @@ def test_the_running_state_is_kept_and_the_script_resumes_it(story, world):
     saved = script.parent / "running.save"
     assert saved.read_bytes().endswith(b"QEVM later")
     resumes, _, rest = script.read_text().partition("\ntouch undone\n")
-    assert resumes.endswith('virsh restore "$PWD/running.save"')
+    assert resumes.endswith('virsh restore --bypass-cache "$PWD/running.save"')
     assert "virsh restore" not in rest
     assert world.guest().ram == story.ram
 

@@ -327,7 +327,7 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(make_story, world):
     text = script.read_text()
     assert f"put nvram.fd {vars_fd.parent} {vars_fd.name}\n" in text
     assert f"put tpm.tpm2-00.permall {state} tpm2-00.permall\n" in text
-    assert "its managed save image: virsh restore $PWD/managed.save" in text
+    assert "its managed save image: virsh restore --bypass-cache $PWD/managed.save" in text
     files = its_files(text)
     precious = world.root / "precious"
     precious.write_text("the host's")
