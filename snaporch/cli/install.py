@@ -27,7 +27,7 @@ RootOption = Annotated[
 _NEXT_STEPS = (
     "next: systemctl daemon-reload",
     "then: systemctl enable snaporch-recover",
-    "then: systemctl try-restart libvirtd virtqemud  # guests go on; a host has one of the two",
+    "then: systemctl try-restart libvirtd  # guests go on; virtqemud, if that is your libvirt",
     "and either: systemctl enable --now snaporch-run-due.timer",
     "or: systemctl enable --now snaporch.service",
 )

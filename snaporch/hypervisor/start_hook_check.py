@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from snaporch.data_files import shared_file
+from snaporch.default_paths import HOST, HostPaths
 from snaporch.hypervisor.interface import StartHookProblem
 
 SOURCE = "hooks/libvirt-qemu"
@@ -19,11 +20,10 @@ PLACE = Path("/etc/libvirt/hooks/qemu.d/snaporch")
 CALLED = Path("/run/snaporch-hook")
 """The hook creates this file whenever it is called."""
 _INSTALL = "snaporch install"
-_RESTART = "systemctl try-restart libvirtd virtqemud"
 
 
 def find_hook_problem(
-    *, may_have_called: bool, place: Path = PLACE, called: Path = CALLED
+    *, may_have_called: bool, place: Path = PLACE, called: Path = CALLED, host: HostPaths = HOST
 ) -> StartHookProblem | None:
     """Check the hook: its problem and the remedy, or ``None``.
 
@@ -41,5 +41,7 @@ def find_hook_problem(
     if not text.endswith(body) or not os.access(place, os.X_OK):
         return StartHookProblem(f"{place} is not the hook of this version of snaporch", _INSTALL)
     if may_have_called and not called.exists():
-        return StartHookProblem(f"libvirt has not loaded {place} yet", _RESTART)
+        daemon = "virtqemud" if (host.run / "virtqemud.pid").exists() else "libvirtd"
+        restart = f"systemctl try-restart {daemon}"
+        return StartHookProblem(f"libvirt has not loaded {place} yet", restart)
     return None

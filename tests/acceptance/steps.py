@@ -154,7 +154,7 @@ def install():
     for unit in UNITS:
         assert attempt("systemctl", "is-enabled", unit)[1].strip() == "disabled"
     show("systemctl", "enable", "snaporch-recover")
-    attempt("systemctl", "try-restart", "libvirtd", "virtqemud")
+    show("systemctl", "try-restart", "libvirtd")
     for number, pool in ((1, "tank"), (2, "flash"), (3, "backup")):
         show("zpool", "create", pool, f"/dev/vd{'abcd'[number]}")
     status, text = attempt("snaporch", "check")

@@ -7,6 +7,7 @@ import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.data_files import shared_file
+from snaporch.default_paths import HostPaths
 from snaporch.hypervisor.start_hook_check import SOURCE, find_hook_problem
 from snaporch.snapshot.plan import make_plan
 
@@ -86,6 +87,7 @@ def test_the_hook_writes_a_mark_and_works_if_it_cannot(call, tmp_path):
 def find(tmp_path):
     """Return what is found of a hook in a directory."""
     places = {"place": tmp_path / "snaporch", "called": tmp_path / "called"}
+    places["host"] = HostPaths(run=tmp_path)
     places["place"].write_text(shared_file(SOURCE).read_text())
     places["place"].chmod(0o755)
     places["called"].touch()
@@ -114,4 +116,7 @@ def test_a_hook_of_another_version_is_reported(find, tmp_path):
 def test_a_hook_that_libvirt_has_not_called_is_reported(find, tmp_path):
     (tmp_path / "called").unlink()
     assert "has not loaded" in find().reason
+    assert find().step == "systemctl try-restart libvirtd"
+    (tmp_path / "virtqemud.pid").touch()
+    assert find().step == "systemctl try-restart virtqemud"
     assert find(may_have_called=False) is None
