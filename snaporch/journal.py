@@ -445,9 +445,9 @@ def read_journal(path: Path) -> SnapshotJournal | OtherJournal | UnreadableJourn
         raw = path.read_bytes()
     except FileNotFoundError:  # its run has ended meanwhile
         return None
-    lines, damaged_lines = _parsable_lines(raw)
+    lines, has_damage = _parsable_lines(raw)
     if lines:
-        return _parse(path, lines, {Note.DAMAGED} if damaged_lines else set())
+        return _parse(path, lines, {Note.DAMAGED} if has_damage else set())
     if b"\n" not in raw:
         return None
     damaged = JournalError(str(path), "cannot be read (no line of it is JSON)", _PAGE)
@@ -487,16 +487,16 @@ def _uuid(first: Any) -> str | None:
         return None
 
 
-def _parsable_lines(raw: bytes) -> tuple[list[Any], int]:
-    """The lines that are JSON, and how many others are complete and not empty."""
+def _parsable_lines(raw: bytes) -> tuple[list[Any], bool]:
+    """The lines that are JSON, and whether others are complete and not empty."""
     lines: list[Any] = []
-    damaged = 0
+    damaged = False
     *complete, rest = raw.split(b"\n")
     for text in filter(None, complete):
         try:
             lines.append(json.loads(text))
         except ValueError:
-            damaged += 1
+            damaged = True
     with suppress(ValueError):
         lines.append(json.loads(rest))
     return lines, damaged

@@ -22,6 +22,7 @@ from snaporch.journal import (
     UnreadableJournal,
     append_line,
     append_note,
+    explains_no_pause,
     forget,
     journals_of,
     list_journals,
@@ -636,6 +637,43 @@ def test_a_line_that_was_not_written_whole_is_no_damage(directory, path):
     with path.open("a") as stream:
         stream.write("\n")
     assert Note.DAMAGED in read_journals(directory)[0].notes
+
+
+def test_a_last_line_that_lacks_only_its_end_counts(directory, path):
+    journal = Journal(directory, FACTS)
+    journal.note(Note.SUSPENDED)
+    journal.close(settled=False)
+    os.truncate(path, path.stat().st_size - 1)
+    assert read_journals(directory)[0].held
+
+
+def test_a_run_knows_its_notes_though_its_journal_was_overwritten(directory, path):
+    journal = Journal(directory, FACTS)
+    journal.note(Note.SUSPENDED)
+    path.write_bytes(b"?" * path.stat().st_size + b"\n")
+    assert journal.all_notes() == {Note.SUSPENDED}
+    journal.close(settled=False)
+
+
+def test_a_paused_run_that_released_its_guest_does_not_count_as_suspending_it(directory):
+    journal = Journal(directory, replace(FACTS, strategy=Strategy.PAUSED))
+    for step in (Step.FREEZE, Step.RELEASE):
+        with journal.step(step):
+            pass
+    journal.close(settled=False)
+    assert read_journals(directory)[0].notes == {Note.RELEASED}
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+@pytest.mark.parametrize("was", [DomainState.RUNNING, DomainState.PAUSED])
+@pytest.mark.parametrize("note", [None, Note.RELEASED, Note.HELD])
+def test_a_damaged_journal_does_not_tell_a_runs_pause_from_the_owners(strategy, was, note):
+    facts = replace(FACTS, strategy=strategy, was=was)
+    may_have_paused = strategy in (Strategy.OVERLAY, Strategy.MANUAL, Strategy.PAUSED)
+    notes = {Note.DAMAGED} | ({note} if note else set())
+    unexplained = may_have_paused and was is DomainState.RUNNING and note is None
+    assert explains_no_pause(facts, notes) is unexplained
+    assert not explains_no_pause(facts, notes - {Note.DAMAGED})
 
 
 def test_a_run_knows_its_notes_though_its_journal_was_cut(directory, path):
