@@ -667,7 +667,7 @@ def test_a_paused_run_that_released_its_guest_does_not_count_as_suspending_it(di
 @pytest.mark.parametrize("strategy", Strategy)
 @pytest.mark.parametrize("was", [DomainState.RUNNING, DomainState.PAUSED])
 @pytest.mark.parametrize("note", [None, Note.RELEASED, Note.HELD])
-def test_a_damaged_journal_does_not_tell_a_runs_pause_from_the_owners(strategy, was, note):
+def test_with_a_damaged_journal_the_pause_may_be_the_runs_or_the_owners(strategy, was, note):
     facts = replace(FACTS, strategy=strategy, was=was)
     may_have_paused = strategy in (Strategy.OVERLAY, Strategy.MANUAL, Strategy.PAUSED)
     notes = {Note.DAMAGED} | ({note} if note else set())
