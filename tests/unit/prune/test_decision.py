@@ -1,5 +1,6 @@
 """The decision for each item of the store, and its reason."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,6 +29,12 @@ def found(kind=ItemKind.BUNDLE, **known):
 def verdict(thing, under_way=(), **snapshots):
     listing = SnapshotListing(frozenset({"tank", "backup"}), {7: tuple(snapshots.get("names", ()))})
     return decide(thing, listing, under_way, GRACE, NOW)
+
+
+def test_the_kinds_are_those_of_the_page():
+    page = (Path(__file__).parents[3] / "docs/reference/json.md").read_text()
+    (row,) = (line for line in page.splitlines() if line.startswith("| `kind` | string | `bundle`"))
+    assert set(re.findall(r"`([a-z-]+)`[:;]", row)) == set(ItemKind)
 
 
 def test_its_own_snapshot_comes_before_copies_of_it():

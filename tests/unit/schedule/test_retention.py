@@ -201,6 +201,7 @@ def test_the_newest_snapshot_that_passed_its_verification_stays():
 
 def test_the_last_good_ones_by_run():
     found = [
+        taken(at("2026-05-31 10:00"), run="zzz: an older one", ram=True, passed=True),
         taken(at("2026-06-01 10:00"), run="passed", ram=True, passed=True),
         taken(at("2026-06-02 10:00"), run="ram", ram=True),
         taken(at("2026-06-03 10:00"), run="older"),
