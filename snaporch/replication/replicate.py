@@ -338,7 +338,6 @@ class _Transfer:
         thing = f"{self._name}: {newest.full_name}"
         members = self._members[newest]
         dropped = any(self._name in replicas(each, DROPPED) for each in members)
-        had = dropped or self._name in newest.replicated
         if not self._originals.of(newest):
             reason = f"{', '.join(newest.datasets)} looks like a copy, and its manifest is missing"
             step = "if they are the guest's own, take another snapshot"
@@ -347,7 +346,7 @@ class _Transfer:
             show = shlex.join(["snaporch", "show", newest.full_name])
             step = f"see: {show}; take another snapshot"
             self._failures.append(ReplicaError(thing, "its bundle here is not whole", step))
-        elif not members or newest in whole or had or self._failures:
+        elif not members or newest in whole or dropped or self._failures:
             return
         elif gone := self._originals.destroyed(newest, members):
             names = ", ".join(sorted(each[0][0] for each in gone))

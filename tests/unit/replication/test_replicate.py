@@ -90,7 +90,7 @@ def names(shipped):
 
 def test_the_replica_gets_snapshots_properties_and_bundles(shop):
     first, second = shop.take("s1", "s2")
-    more = {PREFIX + key: key for key in ("verified", "retention", "group", "note")}
+    more = {PREFIX + key: key for key in ("verified", "retention", "group", "note", "torn")}
     shop.world.pool.set_properties(["tank/web@s1"], more)
     shipped = shop.ship()
     assert (names(shipped), shipped.missing) == (["s1", "s2"], ())
@@ -639,6 +639,19 @@ def test_what_cannot_be_bookmarked_is_sent_and_reported(shop):
     assert sorted(shop.there.names()) == ["flash/web@s1", "tank/web@s1"]
 
 
+def test_what_could_not_be_bookmarked_before_it_was_sent_is_bookmarked_afterwards(shop):
+    shop.take("s1")
+
+    def fail_until_it_has_arrived():
+        if len(shop.there.names()) < len(TWO):
+            raise PoolError("tank", "out of space")
+
+    shop.world.hooks.at["pool.bookmark"] = fail_until_it_has_arrived
+    with pytest.raises(PoolError, match="out of space"):
+        shop.ship()
+    assert all(len(shop.world.pool.bookmarks(dataset)) == 1 for dataset in TWO.values())
+
+
 def test_a_failed_bookmark_of_a_snapshot_that_was_renamed_here_is_reported(shop):
     shop.take("s0", "s1")
     shop.ship()
@@ -990,6 +1003,16 @@ def test_the_newest_that_is_incomplete_here_is_a_failure(shop):
         "nas: web@s2: its ZFS snapshot of flash/web does not exist any more; take another snapshot"
     )
     assert shop.replicated() == {"s1": ("nas",), "s2": ()}
+
+
+def test_the_newest_that_was_replicated_and_is_incomplete_on_both_sides_is_a_failure(shop):
+    shop.take("s1")
+    shop.ship()
+    shop.world.pool.destroy_snapshots(["flash/web@s1"])
+    shop.there.drop("flash/web@s1")
+    with pytest.raises(ReplicaError, match="its ZFS snapshot of flash/web does not exist any more"):
+        shop.ship()
+    assert shop.replicated() == {"s1": ()}
 
 
 @pytest.mark.parametrize(("lost", "left"), [("s1", ["s2"]), ("s2", ["s1"])])
@@ -1501,6 +1524,17 @@ def test_a_snapshot_of_which_a_part_is_marked_is_marked_completely(shop):
     assert [each["replicated"] for each in properties] == ["nas", "nas"]
 
 
+def test_a_part_that_has_lost_the_marks_of_its_run_does_not_count(shop):
+    shop.take("s1")
+    properties = dict.fromkeys(
+        PREFIX + key for each in shop.world.pool.snapshots(["flash/web"]) for key in each.properties
+    )
+    shop.world.pool.set_properties(["flash/web@s1"], dict.fromkeys(properties, ""))
+    assert names(shop.ship()) == ["s1"]
+    assert names(shop.ship()) == []
+    assert shop.replicated() == {"s1": ("nas",)}
+
+
 def test_a_run_whose_snapshots_are_gone_does_not_hide_what_the_replica_dropped(shop):
     shop.take("s1", "s2", "s3")
     shop.ship()
@@ -1638,7 +1672,7 @@ def test_one_replication_at_a_time_runs_on_a_host_and_at_low_priority(shop, monk
     monkeypatch.setattr("snaporch.replication.replicate.lower_priority", works.append)
     with host_lock(shop.context):
         with (
-            pytest.raises(BusyError, match=r"replication: .*replicate"),
+            pytest.raises(BusyError, match="replication: held by replicate;"),
             host_lock(shop.context),
         ):
             pytest.fail("a second one runs")
