@@ -849,6 +849,20 @@ def test_a_copy_that_differs_from_its_sums_is_discarded(tmp_path, tools):
     assert (final / "ram").read_text() == "ram\n"
 
 
+def test_the_bytes_of_a_bundle_that_rsync_has_sent_are_reported(tmp_path, tools):
+    """rsync waits until it was asked for."""
+    asked = tmp_path / "asked"
+    wait = f'until test -e {asked}; do :; done; for last; do :; done; mkdir "$last"'
+    tools.put("rsync", f'test "$1" = --version || {{ {wait}; }}')
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "ram").write_bytes(b"ram")
+    heard = Heard()
+    seen = []
+    heard.amount = lambda subject, _done, total: (seen.append((subject, total)), asked.touch())
+    to(tmp_path, heard=heard).store(tmp_path / "bundle", "u/run-1", {})
+    assert set(seen) == {("nas", 3)}
+
+
 @pytest.mark.parametrize(("rate", "limit"), [(0, []), (5, ["--bwlimit=5M"])])
 def test_rsync_gets_the_rate_and_the_destination(tmp_path, tools, transfers, rate, limit):
     tools.put("rsync", 'for last; do :; done; last="${last#*:}"; mkdir "$last"')
