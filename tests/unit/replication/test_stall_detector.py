@@ -1,12 +1,13 @@
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from snaporch.replication import stall_detector
-from snaporch.replication.stall_detector import StallDetector, moved_bytes
+from snaporch.replication.stall_detector import StallDetector, moved_bytes, passed_bytes
 
 BLOCK = 1 << 16
 
@@ -153,3 +154,15 @@ def test_all_of_a_group_counts_and_nothing_else():
         process.kill()
         process.communicate()
     assert moved_bytes(process.pid) == 0
+
+
+def test_the_bytes_that_a_process_passes_on_are_counted_once():
+    size = 8 << 20
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cat:
+        begun = passed_bytes(cat.pid)
+        writer = threading.Thread(target=cat.stdin.write, args=(bytes(size),))
+        writer.start()
+        assert len(cat.stdout.read(size)) == size
+        writer.join()
+        assert passed_bytes(cat.pid) - begun == pytest.approx(size, rel=0.01)
+    assert passed_bytes(cat.pid) == 0
