@@ -8,12 +8,13 @@ back.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from snaporch.config import load_config
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.journal import UnreadableJournal, list_journals
+from snaporch.systemd.unit_configuration import DIRECTORIES, unit_configurations
 
 
 def check_no_run(journals: Path) -> None:
@@ -37,20 +38,31 @@ def check_no_run(journals: Path) -> None:
         )
 
 
-def main(config: Path | None, output: Callable[[str], object]) -> int:
+def main(
+    config: Path | None,
+    output: Callable[[str], object],
+    unit_directories: Iterable[Path] = DIRECTORIES,
+) -> int:
     """Print what stays, or why snaporch must not be removed; the process's exit code.
 
     Args:
-        config: the configuration file; ``None`` for the default.
+        config: the configuration file; ``None`` for the default. Those that units name count, too,
+            if they exist.
+        unit_directories: where units are.
     """
+    named = unit_configurations(unit_directories)
     try:
-        paths = load_config(config).paths
-        check_no_run(paths.journal)
+        for each in (config, *sorted(file for file in named if file.exists())):
+            paths = load_config(each).paths
+            check_no_run(paths.journal)
+            left = f"the bundles below {paths.bundles} and {paths.journal.parent}"
+            output(f"snaporch: the ZFS snapshots, {left} stay\n")
     except SnaporchError as error:
         output(f"snaporch: {error.line()}\n")
         return error.exit_code
-    left = f"the bundles below {paths.bundles} and {paths.journal.parent}"
-    output(f"snaporch: the ZFS snapshots, {left} stay\n")
+    for file, units in sorted(named.items()):
+        disable = f"systemctl disable --now {' '.join(sorted(units))}"
+        output(f"snaporch: units with --config {file} stay, and cannot start: {disable}\n")
     return 0
 
 

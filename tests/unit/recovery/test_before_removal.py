@@ -3,6 +3,7 @@ import json
 import pytest
 
 from snaporch.errors import ExitCode
+from snaporch.install_files import render_units
 from snaporch.journal import FORMAT
 from snaporch.recovery.before_removal import main
 
@@ -19,7 +20,7 @@ def ask(tmp_path):
         for name, text in files.items():
             (journals / f"{name}.jsonl").write_text(text)
         lines = []
-        return main(config, lines.append), "".join(lines)
+        return main(config, lines.append, [tmp_path / "units"]), "".join(lines)
 
     return call
 
@@ -41,7 +42,7 @@ def test_without_a_journal_the_line_names_what_stays(ask, tmp_path):
 def test_a_host_on_which_snaporch_never_ran(tmp_path):
     config = tmp_path / "snaporch.toml"
     config.write_text(f"[paths]\njournal = '{tmp_path}/absent'\n")
-    assert main(config, lambda _: None) == 0
+    assert main(config, lambda _: None, ()) == 0
 
 
 def test_unfinished_runs_are_named_with_the_next_step(ask):
@@ -64,3 +65,25 @@ def test_a_configuration_that_cannot_be_read_hides_no_journal(ask, tmp_path):
     code, text = ask()
     assert code == 3
     assert "nope" in text
+
+
+def unit(tmp_path, name, config):
+    """A unit as `snaporch install` writes it for this configuration."""
+    text = render_units(["/usr/bin/snaporch", "--config", str(config)])[name]
+    (tmp_path / "units").mkdir(exist_ok=True)
+    (tmp_path / "units" / name).write_text(text)
+
+
+def test_journals_of_the_configuration_that_units_name_count(ask, tmp_path):
+    other, journals = tmp_path / 'an "odd" 50% $name.toml', tmp_path / "other"
+    unit(tmp_path, "snaporch.service", other)
+    assert ask()[0] == 0  # the file does not exist
+    journals.mkdir()
+    other.write_text(f"[paths]\njournal = '{journals}'\n")
+    code, text = ask()
+    assert code == 0
+    assert text.endswith("cannot start: systemctl disable --now snaporch.service\n")
+    (journals / "a.jsonl").write_text(journal("web"))
+    code, text = ask()
+    assert code == ExitCode.REFUSED
+    assert "web: a run has not ended" in text
