@@ -173,5 +173,9 @@ class HostFacts:
     """Whether RAM can be streamed; ``None`` if that was not tried."""
     policies: bool = False
     """Whether any policy takes snapshots on a schedule."""
+    policies_wait: bool = False
+    """Whether no program has carried out policies yet, and no unit that does is active."""
+    other_configurations: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
+    """Other configuration files than the checked one, each with the units that use it."""
     unknown_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By the place in the configuration: names, patterns and disks that match no guest."""

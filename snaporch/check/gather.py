@@ -42,10 +42,13 @@ from snaporch.sanoid.config.frozen_datasets import frozen_datasets, unfrozen_sec
 from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
 from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
+from snaporch.schedule.carried_out_since import read_first_runs
 from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.host_directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
+from snaporch.systemd.unit_configuration import DIRECTORIES, unit_configurations
+from snaporch.systemd.unit_state import CARRIERS
 from snaporch.zfs.resolver import Resolver
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
@@ -61,6 +64,7 @@ class Places:
     apparmor: Path = Path("/sys/module/apparmor/parameters/enabled")
     cron_job: Path = Path("/etc/cron.d/sanoid")
     systemd: Path = Path("/run/systemd/system")
+    unit_directories: tuple[Path, ...] = DIRECTORIES
     path: str = PATH
     sanoid_defaults: Path | None = None
 
@@ -80,11 +84,17 @@ def choose_domains(context: Context, names: Sequence[str]) -> list[Domain]:
     return list({domain.uuid: domain for domain in found}.values())
 
 
-def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFIG_DIR) -> HostFacts:
+def gather(
+    context: Context,
+    domains: Sequence[Domain],
+    config_dir: Path = CONFIG_DIR,
+    config_file: Path = default_paths.CONFIG,
+) -> HostFacts:
     """The facts about the host and about these guests.
 
     Args:
         config_dir: sanoid's configuration directory.
+        config_file: the configuration file that ``context`` has.
 
     Raises:
         SnaporchError: libvirt or ZFS failed, or a journal cannot be read.
@@ -121,6 +131,8 @@ def gather(context: Context, domains: Sequence[Domain], config_dir: Path = CONFI
         needs=_needs(domains, guests, kinds, releases),
         domain_sections=frozenset(context.config.domain),
         policies=any(map(takes_snapshots, context.config.policy.values())),
+        policies_wait=_policies_wait(context),
+        other_configurations=_other_configurations(config_file),
         unknown_names=unknown_names(context.config, context.hypervisor.domains()),
     )
 
@@ -138,6 +150,22 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8", "replace")
     except OSError:
         return ""
+
+
+# -- snaporch's units ---------------------------------------------------------------------------
+
+
+def _policies_wait(context: Context) -> bool:
+    """Whether policies have never been carried out, and will not be by the units of this host."""
+    units = context.unit_states()
+    if not units or read_first_runs(context.config.paths.schedule):
+        return False
+    return not any(units.get(unit) == "active" for unit in CARRIERS)
+
+
+def _other_configurations(config_file: Path) -> dict[Path, tuple[str, ...]]:
+    named = unit_configurations(PLACES.unit_directories)
+    return {file: _sorted(units) for file, units in named.items() if file != config_file}
 
 
 # -- versions and known faults ------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption
+from snaporch.cli.options import ConfigOption, JsonOption, config_path
 
 if TYPE_CHECKING:
     from snaporch.check.facts import HostFacts
@@ -58,18 +58,21 @@ def check_command(
     if nagios and json:
         raise UsageError("--nagios", "prints a line of its own", "leave out --json")
     opened = session(context, config, quiet=True)
-    if nagios:
-        return _check_for_nagios(opened, domains or [], configdir)
-    return _check(opened, domains or [], configdir, json=json)
+    chosen = domains or []
+
+    def find() -> tuple[list[Finding], HostFacts]:
+        return _findings(opened, chosen, configdir, config_path(context, config))
+
+    return _check_for_nagios(find) if nagios else _check(find, json=json)
 
 
-def _check(opened: Opened, names: Sequence[str], configdir: Path, *, json: bool) -> int:
+def _check(find: Callable[[], tuple[list[Finding], HostFacts]], *, json: bool) -> int:
     from snaporch.check.findings import exit_code
     from snaporch.check.next_steps import next_steps
     from snaporch.output.findings import print_findings
     from snaporch.output.terminal import print_json, print_result
 
-    findings, facts = _findings(opened, names, configdir)
+    findings, facts = find()
     if json:
         documents = [finding.as_json() for finding in findings]
         print_json(documents)
@@ -82,14 +85,14 @@ def _check(opened: Opened, names: Sequence[str], configdir: Path, *, json: bool)
     return int(exit_code(findings))
 
 
-def _check_for_nagios(opened: Opened, names: Sequence[str], configdir: Path) -> int:
+def _check_for_nagios(find: Callable[[], tuple[list[Finding], HostFacts]]) -> int:
     """Print one line for monitoring; an error is printed as UNKNOWN."""
     from snaporch.errors import SnaporchError
     from snaporch.output.findings import NAGIOS_UNKNOWN, nagios, nagios_line
     from snaporch.output.terminal import print_result
 
     try:
-        line, status = nagios(_findings(opened, names, configdir)[0])
+        line, status = nagios(find()[0])
     except SnaporchError as error:
         line, status = nagios_line("UNKNOWN", error.line()), NAGIOS_UNKNOWN
     print_result(line)
@@ -97,11 +100,13 @@ def _check_for_nagios(opened: Opened, names: Sequence[str], configdir: Path) -> 
 
 
 def _findings(
-    opened: Opened, names: Sequence[str], configdir: Path
+    opened: Opened, names: Sequence[str], configdir: Path, config_file: Path | None
 ) -> tuple[list[Finding], HostFacts]:
+    from snaporch import default_paths
     from snaporch.check.apply_rules import apply_rules
     from snaporch.check.gather import choose_domains, gather
 
     with opened as context:
-        facts = gather(context, choose_domains(context, names), configdir)
+        file = (config_file or default_paths.CONFIG).absolute()
+        facts = gather(context, choose_domains(context, names), configdir, file)
         return apply_rules(facts), facts

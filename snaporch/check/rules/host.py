@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 
 from snaporch.check.facts import HostFacts
@@ -95,6 +96,30 @@ def _settings(facts: HostFacts, names: Sequence[str], setting: str) -> tuple[str
         for name, section in sections.items()
         for line in (f"# in {section}:" if name in facts.domain_sections else section, setting)
     )
+
+
+def policies_wait(facts: HostFacts) -> Iterator[Finding]:
+    """Policies take snapshots, but no unit of this host carries them out, and none ever did."""
+    if facts.policies and facts.policies_wait:
+        yield warning(
+            "policies",
+            "neither snaporch-run-due.timer nor snaporch.service is active",
+            "no snapshot of a policy is taken, unless a crontab runs snaporch run-due",
+            "run",
+            ("systemctl enable --now snaporch-run-due.timer",),
+        )
+
+
+def other_configuration(facts: HostFacts) -> Iterator[Finding]:
+    """Units use another configuration file than the one that is checked."""
+    for file, units in facts.other_configurations.items():
+        yield warning(
+            listed(units),
+            f"it uses the configuration {file}",
+            "this check was of another configuration",
+            "check the one that the units use; or install units for this one: snaporch install",
+            (shlex.join(["snaporch", "--config", str(file), "check"]),),
+        )
 
 
 def unguarded_start(facts: HostFacts) -> Iterator[Finding]:

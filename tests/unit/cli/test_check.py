@@ -2,6 +2,7 @@ import json
 import os
 import stat
 from dataclasses import replace
+from datetime import UTC, datetime
 from unittest import mock
 
 import pytest
@@ -16,6 +17,7 @@ from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.known_faults import Component
 from snaporch.model import DomainState
+from snaporch.schedule.carried_out_since import record_first_runs
 
 
 @pytest.fixture
@@ -33,6 +35,7 @@ def sanoid(host, monkeypatch, tmp_path_factory):
         apparmor=root / "apparmor",
         cron_job=programs,
         systemd=root / "absent",
+        unit_directories=(root,),
         path=str(programs),
         sanoid_defaults=DEFAULTS,
     )
@@ -88,6 +91,34 @@ def test_check_changes_nothing(sound, check):
     check()
     assert sorted(sound.root.rglob("*")) == before
     assert sound.hooks.log == []
+
+
+def test_policies_that_no_unit_carries_out(sound, check):
+    place = sound.root / "schedule"
+    text = sound.config_file.read_text().replace("[paths]", f'[paths]\nschedule = "{place}"')
+    policy = '[policy.p]\nevery = "1h"\n[domain.web]\npolicies = ["p"]\n'
+    sound.config_file.write_text(text + policy)
+    sound.unit_states["snaporch.service"] = "inactive"
+    code, found = check()
+    assert code == 10
+    assert found["policies-wait"]["lines"] == ["systemctl enable --now snaporch-run-due.timer"]
+    sound.unit_states["snaporch-run-due.timer"] = "active"
+    assert "policies-wait" not in check()[1]
+    del sound.unit_states["snaporch-run-due.timer"]
+    record_first_runs(place, ["uuid/p"], datetime.now(UTC))  # as a crontab does
+    assert "policies-wait" not in check()[1]
+
+
+def test_units_with_another_configuration(sound, check, sanoid):
+    (sanoid.root / "snaporch.service").write_text(
+        "[Service]\nExecStart=/usr/bin/snaporch --config '/etc/a b.toml' daemon\n".replace("'", '"')
+    )
+    code, found = check()
+    assert (code, set(found)) == (10, {"other-configuration"})
+    assert found["other-configuration"]["lines"] == ["snaporch --config '/etc/a b.toml' check"]
+    config = str(sound.config_file)
+    (sanoid.root / "snaporch.service").write_text(f"ExecStart=/x --config {config} daemon\n")
+    assert check("--config", config) == (0, {})
 
 
 def test_a_host_without_guests_and_without_sanoid(host, check, sanoid):
