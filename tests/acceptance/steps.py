@@ -414,7 +414,8 @@ def shutdown():
     """The host shuts down while a snapshot runs; libvirt-guests saves the guests."""
     guest = existing("flushed")
     show("virsh", "autostart", "--disable", "flushed")
-    Path("/etc/default/libvirt-guests").write_text("ON_BOOT=start\nON_SHUTDOWN=suspend\n")
+    advice = "BYPASS_CACHE=1\n" if "saved-guests" in attempt("snaporch", "check")[1] else ""
+    Path("/etc/default/libvirt-guests").write_text(f"ON_BOOT=start\nON_SHUTDOWN=suspend\n{advice}")
     assert state("libvirt-guests") == "active"
     MARK.write_text(str(guest.mark()))
     for _, line in lines_of("snaporch", "snapshot", "flushed"):
@@ -439,6 +440,44 @@ def shutdown_after():
     assert_on_bases(guest)
     show("snaporch", "list", "flushed")
     attempt("snaporch", "status")  # 10: the snapshot is only crash-consistent
+
+
+def upgrade():
+    """A newer version is installed while the timer or the daemon runs, and others in the slice."""
+    (deb,) = TOP.glob("*.deb")
+    work = TOP / "upgrade"
+    show("dpkg-deb", "-R", str(deb), str(work))
+    control = work / "DEBIAN/control"
+    control.write_text(re.sub("(?m)^(Version: .*)$", r"\1+next", control.read_text()))
+    show("dpkg-deb", "-b", str(work), f"{work}.deb")
+    other = ["systemd-run", "--unit=other", "--slice=snaporch.slice", "sleep", "infinity"]
+    show(*other)
+    for unit in ("snaporch-run-due.timer", "snaporch.service"):
+        show("systemctl", "start", unit)
+        for package in (f"{work}.deb", str(deb)):
+            show("dpkg", "--force-confold", "--force-downgrade", "-i", package)
+            assert state(unit) == "active", unit
+        show("systemctl", "stop", unit)
+    assert state("other") == "active"
+    show("systemctl", "stop", "other")
+
+
+def running_state():
+    """The undo of a restore resumes the guest from uncompressed RAM."""
+    guest = existing("demo")
+    show("snaporch", "snapshot", "demo", "--name", "running")
+    count = guest.snapshot_count("running")
+    guest.wait_count(beyond=count + 20)
+    mark = guest.mark()
+    show("snaporch", "restore", "demo@running", "--keep-running-state", "--yes")
+    assert_restored(guest, mark, count)
+    mark = guest.mark()
+    show("snaporch", "undo", "demo", "--yes")
+    guest.wait_count(beyond=count + 20)
+    said = guest.log.report(mark)
+    assert not said.cold, f"booted: {said.cold}"
+    assert not said.bad, f"the guest complains: {said.bad[:4]}"
+    assert_on_bases(guest)
 
 
 def removal():
