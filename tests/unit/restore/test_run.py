@@ -9,6 +9,7 @@ from fakes.hypervisor import Agent
 
 from snaporch.errors import (
     AttentionError,
+    BusyError,
     ExitCode,
     InterruptedRunError,
     RefusedError,
@@ -23,6 +24,7 @@ from snaporch.restore import steps
 from snaporch.restore.journal import HostFile
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.source import find_records, reading_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
@@ -522,6 +524,18 @@ def test_a_guest_that_was_started_meanwhile_is_not_stopped(make_story, world):
     assert guest.state is DomainState.RUNNING
     assert not {"hypervisor.destroy", "pool.rollback"} & set(world.hooks.acts())
     assert world.leftovers() == []
+
+
+def test_nothing_is_rolled_back_while_a_snapshot_is_read(story, world):
+    made = plan(world)
+    (record,) = find_records(world.context, "web@s1")
+    with reading_lock(world.context, record), pytest.raises(BusyError, match="cloned, verified or"):
+        restore(world.context, made, safety=True)
+    assert story.content() == {b"now"}
+    assert world.guest().state is DomainState.RUNNING
+    assert story.safety() == ([], [])
+    restore(world.context, made, safety=True)
+    assert story.content() == {b"first"}
 
 
 def test_a_snapshot_that_appeared_meanwhile_is_found_before_the_guest_is_stopped(story, world):
