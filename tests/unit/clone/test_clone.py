@@ -20,8 +20,9 @@ from snaporch.clone.clone import (
     dataset_name,
 )
 from snaporch.clone.delete import delete_clone
-from snaporch.clone.find_clones import Purpose, new_clone, remove_unfinished
+from snaporch.clone.find_clones import Purpose, new_clone, remove, remove_unfinished
 from snaporch.errors import (
+    AttentionError,
     BusyError,
     InterruptedRunError,
     NotFoundError,
@@ -683,6 +684,28 @@ def test_a_clone_with_snapshots_stays(world):
         delete_clone(world.context, "test")
     assert world.guest("test").state is DomainState.RUNNING
     assert "flash/web-test" in datasets(world)
+
+
+def test_a_snapshot_of_a_clone_that_is_taken_meanwhile_is_not_destroyed(world):
+    """The checks are over by then; ZFS refuses to destroy a dataset that has snapshots."""
+    uuid = make(world).uuid
+    world.pool.snapshot(["tank/web-test@mine"], {})
+    mounted = MountedError("tank/web-test", "is mounted")  # after another error it would try again
+    world.hooks.at["pool.destroy_dataset"] = failing(mounted)
+    with pytest.raises(MountedError):
+        remove(world.context, uuid)
+    assert "tank/web-test@mine" in world.pool.names()
+
+
+def test_files_of_a_file_system_that_is_mounted_in_a_clones_directory_stay(world, monkeypatch):
+    uuid = make(world).uuid
+    place = world.paths.clones / uuid / "mnt"
+    place.mkdir()
+    (place / "precious").write_text("not the clone's")
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    with pytest.raises(AttentionError, match="a file system is mounted there"):
+        delete_clone(world.context, "test")
+    assert (place / "precious").read_text() == "not the clone's"
 
 
 def test_a_clone_with_datasets_below_it_stays(world):
