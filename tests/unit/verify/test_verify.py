@@ -403,11 +403,14 @@ def test_a_disk_that_could_not_be_read_stays_failed_until_it_is_read(world, show
     assert check(world, disks=True, run=False).passed
 
 
-def test_a_failure_on_one_zfs_snapshot_only_counts(original, world, tmp_path):
+@pytest.mark.parametrize("other", ["flash/web@s1", "tank/web@s1"])
+@pytest.mark.parametrize("text", ["", "2025-06-01T12:00:00Z passed resumed"])
+def test_a_failure_on_one_zfs_snapshot_only_counts(original, world, tmp_path, other, text):
     """Writing the result was interrupted."""
     check(world, script=script(tmp_path, "exit 3"))
-    world.pool.set_properties(["flash/web@s1"], {"snaporch:verified": ""})
+    world.pool.set_properties([other], {"snaporch:verified": text})
     assert not check(world, run=False).passed
+    assert failed_steps(world) == (VerifyStep.SCRIPT,)
 
 
 def test_a_damaged_bundle_is_not_shown_as_ram_until_it_passes(original, world):
