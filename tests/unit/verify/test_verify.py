@@ -26,6 +26,8 @@ from snaporch.errors import (
 )
 from snaporch.extract import disk_reader
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import readers_lock
 from snaporch.model import (
     BundleState,
     DatasetKind,
@@ -350,6 +352,21 @@ def failed_steps(world):
     verified = record(world).verified
     assert verified.passed is not bool(verified.failed_steps)
     return verified.failed_steps
+
+
+def test_nothing_is_rolled_back_while_a_snapshot_is_verified(original, world):
+    tried = []
+
+    def roll_back():
+        uuid = original.domain.uuid
+        lock = readers_lock(world.paths.runtime, "web", uuid, alone=True, interrupt=Interrupt())
+        with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
+            pass
+        tried.append(uuid)
+
+    world.hooks.at["hypervisor.restore"] = roll_back
+    assert check(world).passed
+    assert tried
 
 
 def test_a_failed_script_stays_failed_until_a_script_passes(original, world, tmp_path):
