@@ -469,6 +469,20 @@ def test_a_guest_whose_cpus_do_not_run_fails(world):
     assert nothing_of_it(world)
 
 
+def test_a_guest_whose_cpus_ran_only_while_it_was_resumed_fails(world):
+    """Resuming it uses their time once."""
+    asked = []
+
+    def hang():
+        asked.append(len(asked))
+        for guest in world.hypervisor.guests.values():
+            guest.hangs = "verify" in guest.name and len(asked) > 2
+
+    world.hooks.at["hypervisor.vitals"] = hang
+    assert "CPUs did nothing" in check(world).failure.line()
+    assert nothing_of_it(world)
+
+
 def test_a_guest_that_crashes_fails(world):
     def crash():
         for guest in world.hypervisor.guests.values():
