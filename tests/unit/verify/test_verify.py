@@ -569,10 +569,11 @@ def test_a_script_has_the_clone_in_its_environment(world, tmp_path):
     assert len(words[5]) == 36
 
 
-def test_a_script_that_fails_fails_the_snapshot(world, tmp_path):
-    outcome = check(world, script=script(tmp_path, "exit 3"))
+@pytest.mark.parametrize(("text", "status"), [("exit 3", 3), ("kill -9 $$", -9)])
+def test_a_script_that_fails_fails_the_snapshot(world, tmp_path, text, status):
+    outcome = check(world, script=script(tmp_path, text))
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
-    assert "exited with status 3" in outcome.failure.line()
+    assert f"exited with status {status}" in outcome.failure.line()
     assert nothing_of_it(world)
 
 
