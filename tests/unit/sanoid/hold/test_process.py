@@ -282,6 +282,18 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
     assert {record.level for record in records(world)} == {Level.RAM}
 
 
+def test_the_time_for_the_snapshots_begins_once_for_two_sanoids(world, hold, clock, sanoid):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    clock.advance(80)  # of 90
+    held.enter(sanoid=sanoid.pid, target="tank/web")
+    held.snapshot("tank/web@hourly")
+    clock.advance(10)
+    assert held.end() == 0
+    assert world.is_as_it_was()
+
+
 def test_a_guest_is_paused_no_longer_although_all_were_frozen_later(world, hold, clock):
     """Its guardian counts from its own freeze."""
     world.add_guest()
