@@ -1,12 +1,14 @@
 import os
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
+from snaporch.catalog.keep import keep
 from snaporch.errors import (
     AttentionError,
     BusyError,
@@ -544,6 +546,33 @@ def test_a_snapshot_that_appeared_meanwhile_is_found_before_the_guest_is_stopped
     with pytest.raises(RefusedError, match="tank/web@hourly appeared meanwhile"):
         restore(world.context, made, safety=True)
     assert_untouched(story, world)
+
+
+def test_another_snapshot_in_the_place_of_the_target_is_found_before_the_guest_is_stopped(
+    story, world
+):
+    """The name came back, with other content."""
+    made = plan(world)
+    world.pool.destroy_snapshots(["tank/web@s1"])
+    world.pool.snapshot(["tank/web@s1"], {})
+    with pytest.raises(PoolError, match="tank/web@s1: is missing"):
+        restore(world.context, made, safety=True)
+    assert_untouched(story, world)
+
+
+def test_a_snapshot_that_is_kept_at_the_last_moment_is_not_destroyed(story, world):
+    story.snapshot("s2")
+    made = plan(world)
+
+    def keep_it():
+        kept = [each for each in world.pool.snapshots() if each.name == "s2"]
+        keep(world.pool, kept, datetime.now(UTC))
+
+    world.hooks.at["hypervisor.drop_managed_save"] = keep_it
+    with pytest.raises(AttentionError, match="stopped half way"):
+        restore(world.context, made, safety=True)
+    assert {"tank/web@s2", "flash/web@s2"} <= {*world.pool.names()}
+    assert story.content() == {b"now"}
 
 
 def test_a_path_that_leads_elsewhere_meanwhile_is_found_before_the_guest_is_stopped(story, world):
