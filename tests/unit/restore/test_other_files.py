@@ -78,7 +78,7 @@ def test_files_that_others_write_while_the_copy_is_written_are_not_rolled_back(h
     """Saving may take hours."""
     made = home.plan()
     home.world.hooks.at["pool.send_increment"] = lambda: home.write("thesis")
-    with pytest.raises(RefusedError, match="tank/web would be rolled back with .*thesis"):
+    with pytest.raises(RefusedError, match=r"tank/web would be rolled back with .*thesis"):
         restore(home.world.context, made, safety=True)
     assert home.world.guest().state is DomainState.RUNNING
     assert "pool.rollback" not in home.world.hooks.acts()
