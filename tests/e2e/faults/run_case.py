@@ -25,8 +25,6 @@ from snaporch.model import Strategy
 
 DOCUMENTED = (0, 8, 9)
 """Exit statuses that a run may have when libvirtd or QEMU has exited."""
-UNTOUCHED = (5, 7)
-"""Further exit statuses, which mean that the run has touched nothing."""
 UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
 UNDECIDED = "being switched"
 EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
@@ -118,11 +116,16 @@ def _let_it_end(run: Run, case: Case | None) -> str:
 
 
 def _ends(case: Case | None) -> tuple[int, ...]:
-    """The exit statuses that the run may have."""
-    if case is None or case.step is Step.PREPARE:
-        return (*DOCUMENTED, *UNTOUCHED)
+    """The exit statuses that the run may have: one, where it must notice, or must not."""
+    if case is None:
+        return DOCUMENTED
+    if case.step is Step.PREPARE:
+        if case.strategy is Strategy.OFF:
+            return (0,)
+        return (8,) if case.moment is Moment.AFTER else (5,)  # 5: nothing was touched
     all_done = (case.step, case.moment) == (Step.RECORD, Moment.PAST)
-    return (0,) if all_done else DOCUMENTED
+    without_guest = case.step in (Step.SEAL, Step.RECORD) and case.fault is Fault.EMULATOR_KILLED
+    return (0,) if all_done or without_guest else DOCUMENTED
 
 
 def _await_guardian() -> str:
