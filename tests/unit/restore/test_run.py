@@ -304,8 +304,12 @@ def test_without_safety_nothing_is_copied(story, world):
     assert "pool.send_increment" not in world.hooks.acts()
 
 
-def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, world, monkeypatch):
-    full = shutil.disk_usage("/")._replace(free=0)
+@pytest.mark.parametrize("free", [0, 2 * len(b"now") - 1])
+def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(
+    story, world, monkeypatch, free
+):
+    """There has to be room for the streams of both datasets together."""
+    full = shutil.disk_usage("/")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
     with pytest.raises(RefusedError, match="--no-safety"):
         put_back(world)
