@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from fakes.hooks import failing_once
@@ -24,6 +25,7 @@ from snaporch.restore.run import restore
 from snaporch.sanoid.hooks import freeze
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
+from snaporch.sanoid.hooks.guests import guests_on
 from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.post_snapshot import post
 from snaporch.sanoid.hooks.pre_snapshot import pre
@@ -169,6 +171,17 @@ def test_a_guest_on_overlays_is_found_by_its_bases(host, world):
     (record,) = host.records()
     assert (record.level, record.datasets) == (Level.RAM, ("flash/web", "tank/web"))
     assert len(host.threads) == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "found"), [(DomainState.RUNNING, ["web"]), (DomainState.OFF, [])]
+)
+def test_a_running_guest_whose_image_was_deleted_is_found_by_its_directory(
+    host, world, state, found
+):
+    domain = world.add_guest(state=state)
+    Path(domain.disks[0].source).unlink()
+    assert [guest.domain.name for guest in guests_on(host, ["tank/web"])] == found
 
 
 def test_successive_calls_have_windows_of_their_own(host, world):
