@@ -29,6 +29,8 @@ from snaporch.sanoid.hooks.guests import guests_on
 from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.post_snapshot import post
 from snaporch.sanoid.hooks.pre_snapshot import pre
+from snaporch.sanoid.hooks.record_unfrozen import record_unfrozen
+from snaporch.sanoid.hooks.request import Request
 from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -372,6 +374,20 @@ def test_a_snapshot_of_a_guest_that_was_not_frozen_is_recorded_as_crash(host, wo
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.CRASH, None)
     assert "was not frozen for tank/web@hourly" in capsys.readouterr().err
+
+
+def test_a_snapshot_that_a_run_has_marked_keeps_its_marks(host, world):
+    """Of two guests on one dataset only one was frozen."""
+    request = SnapshotRequest("hourly")
+    record = take_snapshot(world.context, world.add_guest(), request)
+    world.add_guest("db", {"vda": "tank/web"})
+    (before,) = world.pool.snapshots()
+    guests = guests_on(host, ["tank/web"])
+    assert [guest.domain.name for guest in guests] == ["db", "web"]
+    assert record_unfrozen(Request(("tank/web",), ("hourly",)), host, guests) == 0
+    (after,) = world.pool.snapshots()
+    assert after.properties == before.properties
+    assert after.properties["run"] == record.run
 
 
 def test_snapshots_of_a_failed_run_are_recorded_as_crash(host, world, capsys):
