@@ -14,6 +14,7 @@ from faults.oracle import (
     assert_boots_with,
     assert_no_loss,
     assert_other_snapshot_is,
+    assert_recorded_as_reported,
     assert_well,
     assert_worth_its_level,
     look,
@@ -92,7 +93,7 @@ def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> st
     if fault is Fault.LIBVIRTD_KILLED:
         machine.kill_libvirtd()
     if fault in (Fault.EMULATOR_KILLED, Fault.LIBVIRTD_RESTARTED):
-        return _let_it_end(run, case)
+        return _let_it_end(guest, run, case)
     run.kill()
     if fault is Fault.LIBVIRTD_KILLED:
         machine.start_libvirtd()
@@ -101,12 +102,14 @@ def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> st
     return recover(case)
 
 
-def _let_it_end(run: Run, case: Case | None) -> str:
+def _let_it_end(guest: Guest, run: Run, case: Case | None) -> str:
     """The run must end by itself; its guardian recovers what the run could not."""
     run.go_on()
     outcome = run.wait()
     assert outcome.status in _ends(case), f"an undocumented end: {outcome}"
     assert "Traceback" not in outcome.err, outcome.err
+    if outcome.status == 0:
+        assert_recorded_as_reported(guest, outcome.err)
     said = _last_line(outcome.err)
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
         said += "; " + recover(case, guarded=True)
