@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import subprocess
@@ -360,6 +361,20 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(make_story, world):
     found = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     assert [each.problem for each in found] == ["", ""], "prune must know every file of it"
     assert any((each.path / "running.save").exists() for each in found)
+
+
+def test_a_managed_save_that_is_copied_is_on_stable_storage(story, world, monkeypatch, to_disk):
+    """libvirt's directory may be on another file system; the image there is deleted next."""
+
+    def link(*_paths):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", link)
+    manage_save(world)
+    kept = Path(put_back(world).undo).parent / "managed.save"
+    assert kept.read_bytes().endswith(b"QEVM later")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert to_disk.index("managed.save") < to_disk.index("undo.sh")
 
 
 def test_the_script_bars_the_guest_until_everything_is_restored(story, world):
