@@ -124,7 +124,7 @@ def _ends(case: Case | None) -> tuple[int, ...]:
         return DOCUMENTED
     if case.step is Step.PREPARE:
         if case.strategy is Strategy.OFF:
-            return (0,)
+            return (0, 8)  # with the connection to libvirtd, or without it
         return (8,) if case.moment is Moment.AFTER else (5,)  # 5: nothing was touched
     all_done = (case.step, case.moment) == (Step.RECORD, Moment.PAST)
     without_guest = case.step in (Step.SEAL, Step.RECORD) and case.fault is Fault.EMULATOR_KILLED
