@@ -175,6 +175,21 @@ def test_a_guest_on_overlays_is_found_by_its_bases(host, world):
     assert len(host.threads) == 1
 
 
+def test_a_guest_on_an_overlay_is_found_by_the_base_and_not_by_what_lies_below_it(host, world):
+    golden = world.image("flash/golden", "golden.img")
+    domain = world.add_guest()
+    base = domain.disks[0].source
+    overlay = world.paths.overlays / "run" / "vda.qcow2"
+    end = f'<backingStore type="file"><source file="{golden}"/></backingStore>'
+    below = f'<backingStore type="file"><source file="{base}"/>{end}</backingStore>'
+    source = f'<source file="{base}" />'
+    assert source in world.guest().live
+    world.guest().live = world.guest().live.replace(source, f'<source file="{overlay}"/>{below}')
+    (found,) = guests_on(host, ["tank/web"])
+    assert found.disks == {"vda": "tank/web"}
+    assert guests_on(host, ["flash/golden"]) == []
+
+
 @pytest.mark.parametrize(
     ("state", "found"), [(DomainState.RUNNING, ["web"]), (DomainState.OFF, [])]
 )
