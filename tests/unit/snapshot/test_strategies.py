@@ -994,6 +994,23 @@ def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
 
 
 @pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_guest_that_the_admin_had_suspended_before_the_budget_ended_stays_suspended(
+    world, prepare, slow_ram, case
+):
+    prepare(case, ram_time_budget="30s")
+
+    def suspend_and_go_on():
+        world.hypervisor.suspend(world.guest().uuid)
+        slow_ram.go_on(60)
+
+    world.hooks.at["capture.writing"] = suspend_and_go_on
+    assert snapshot(world).level is Level.RAM
+    assert world.hooks.acts().count("hypervisor.suspend") == 2  # the admin's, and to keep it so
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+    assert any("it stays suspended" in text for text in world.heard.notes)
+
+
+@pytest.mark.parametrize("case", ["overlay", "manual"])
 def test_the_suspension_is_noted_before_it_is_done(world, prepare, slow_ram, case):
     """After a kill in between, recovery could not know that the run suspended it."""
     prepare(case, ram_time_budget="30s")
