@@ -43,6 +43,7 @@ def test_only_the_mount_points_that_are_named(guest, tmp_path):
 
 
 def test_frozen_for_longer_than_the_budget_is_crash(guest, tmp_path):
+    mark = guest.mark()
     text = '[defaults]\nquiesce_budget = "100ms"\n'
     slow = tmp_path / "slow.py"  # a pool that takes its time
     slow.write_text(
@@ -59,6 +60,9 @@ def test_frozen_for_longer_than_the_budget_is_crash(guest, tmp_path):
         outcome = run(*command, "--json", env=environment)
     assert outcome.status == 0, outcome.err
     assert outcome.json["level"] == "crash"
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    assert_clean(guest)
 
 
 def test_ram_of_a_linux_guest_and_its_clock(guest):

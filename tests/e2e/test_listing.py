@@ -7,7 +7,7 @@ import sys
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from support import must, one_line_error, run, snaporch, snapshot
+from support import assert_restored, must, one_line_error, restore, run, snaporch, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +56,16 @@ def test_a_name_that_came_back_is_another_snapshot(guest):
     must("zfs", "destroy", "flash/listed@again")
     must("zfs", "snapshot", "flash/listed@again")
     (entry,) = listed("again")
-    assert entry["state"] == "incomplete"
+    assert (entry["state"], entry["level"]) == ("incomplete", "crash")
+    one_line_error(snaporch("restore", "listed@again", "--yes"), 5, "flash/listed@again")
 
 
 def test_a_renamed_dataset_keeps_its_snapshots(guest):
     """Real ZFS keeps GUID and txg when it renames; a received copy has a txg of its own."""
     snapshot(guest, "--name", "moved")
+    count = guest.snapshot_count("moved")
+    guest.wait_count(beyond=count + 5)
+    mark = guest.mark()
     guest.destroy()
     must("sh", "-c", "zfs send tank/listed@moved | zfs receive -u flash/copy")
     must("zfs", "rename", "tank/listed", "tank/listed2")
@@ -79,7 +83,8 @@ def test_a_renamed_dataset_keeps_its_snapshots(guest):
     finally:
         must("zfs", "rename", "tank/listed2", "tank/listed")
         must("zfs", "destroy", "-r", "flash/copy")
-    assert snaporch("restore", "listed@moved", "--yes", "--discard-newer").status == 0
+    restore(guest, "moved", "--discard-newer")
+    assert_restored(guest, mark, count)
 
 
 def test_a_bundle_that_is_gone(guest):

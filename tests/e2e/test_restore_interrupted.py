@@ -184,7 +184,7 @@ def test_an_unfinished_one_can_be_undone_by_its_script(running):
 def test_what_cannot_be_resumed_says_so_and_is_booted_instead(running):
     """Its RAM was deleted while the restore was interrupted."""
     (taken,) = [e for e in snaporch("list", "cut", "--json").json if e["snapshot"] == "s1"]
-    ram = Path(taken["bundle"]) / "ram.save"
+    ram, count = Path(taken["bundle"]) / "ram.save", running.snapshot_count("s1")
     killed(running, "after:tank/cut")
     ram.rename(ram.with_suffix(".away"))
     try:
@@ -196,7 +196,9 @@ def test_what_cannot_be_resumed_says_so_and_is_booted_instead(running):
     finally:
         ram.with_suffix(".away").rename(ram)
     running.wait_count()
-    assert running.cold_boots_since(mark)
+    (found,) = running.cold_boots_since(mark)
+    assert set(found.values()) <= {count, count - 1}
+    assert not running.bad_since(mark)
     assert_clean(running)
 
 

@@ -58,7 +58,7 @@ def test_the_second_run_reports_what_holds_the_domain(guest, tmp_path):
         one_line_error(outcome, 6, guest.name, "held by snapshot")
         one_line_error(snaporch("snapshot", guest.name, "--wait", "1s"), 6)
         first.send_signal(signal.SIGTERM)
-        first.wait()
+        assert first.wait() == 128 + signal.SIGTERM
 
 
 def test_the_second_run_waits_and_then_runs(guest, tmp_path):

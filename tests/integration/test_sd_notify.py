@@ -88,6 +88,11 @@ def test_a_program_that_fails_is_reported_with_its_last_line(script):
         by_command(EVENT, script("cat >/dev/null; printf 'a\\nno \\033net\\n\\n' >&2; exit 3"), 60)
 
 
+def test_a_program_that_is_killed_has_sent_nothing(script):
+    with pytest.raises(NotifyError, match="exited with status -9"):
+        by_command(EVENT, script("kill -9 $$"), 60)
+
+
 def test_a_program_that_reads_nothing_is_fine(script):
     by_command(EVENT, script("exit 0"), 60)
 

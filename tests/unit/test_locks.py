@@ -227,3 +227,12 @@ def test_readers_are_noticed_without_a_lock(tmp_path):
     with readers_lock(tmp_path, "web", "u-1", alone=False, interrupt=Interrupt()):
         assert has_readers(tmp_path, "u-1")
     assert not has_readers(tmp_path, "u-1")
+
+
+def test_the_lock_of_a_file_whose_number_ends_alike_does_not_count(tmp_path):
+    file, locks = tmp_path / "u-1.readers.lock", tmp_path / "locks"
+    file.touch()
+    number = file.stat().st_ino
+    for other, counts in ((f"9{number}", False), (str(number), True)):
+        locks.write_text(f"1: FLOCK  ADVISORY  READ  4711 00:19:{other} 0 EOF\n")
+        assert has_readers(tmp_path, "u-1", locks) is counts

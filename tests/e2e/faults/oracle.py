@@ -1,6 +1,7 @@
 """The guests that faults are tried on, and what must be true of them afterwards."""
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -224,6 +225,14 @@ def assert_other_snapshot_is(guest: Guest, *, torn: bool) -> None:
     columns = f"{PREFIX}level,{PREFIX}torn"
     found = set(zfs("list", "-Hp", "-t", "snapshot", "-o", columns, *names).splitlines())
     assert found == {"torn\tyes" if torn else "-\t-"}, f"another program's snapshot: {found}"
+
+
+def assert_recorded_as_reported(guest: Guest, said: str) -> None:
+    """A run that succeeded has a snapshot of each dataset, at the level that it reports."""
+    ((level, name),) = re.findall(r"done: (\w+) snapshot (\S+)$", said, re.MULTILINE)
+    names = [f"{dataset}@{name}" for dataset in guest.datasets()]
+    found = zfs("list", "-Hp", "-t", "snapshot", "-o", f"{PREFIX}level", *names).splitlines()
+    assert found == [level] * len(names), f"reported as {level}: {found}"
 
 
 def assert_worth_its_level(guest: Guest, *, resumed: bool) -> None:

@@ -14,6 +14,7 @@ from faults.oracle import (
     assert_boots_with,
     assert_no_loss,
     assert_other_snapshot_is,
+    assert_recorded_as_reported,
     assert_well,
     assert_worth_its_level,
     look,
@@ -25,8 +26,6 @@ from snaporch.model import Strategy
 
 DOCUMENTED = (0, 8, 9)
 """Exit statuses that a run may have when libvirtd or QEMU has exited."""
-UNTOUCHED = (5, 7)
-"""Further exit statuses, which mean that the run has touched nothing."""
 UNGUARDED = (Fault.RUN_KILLED, Fault.BOTH_KILLED, Fault.LIBVIRTD_KILLED)
 UNDECIDED = "being switched"
 EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
@@ -94,7 +93,7 @@ def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> st
     if fault is Fault.LIBVIRTD_KILLED:
         machine.kill_libvirtd()
     if fault in (Fault.EMULATOR_KILLED, Fault.LIBVIRTD_RESTARTED):
-        return _let_it_end(run, case)
+        return _let_it_end(guest, run, case)
     run.kill()
     if fault is Fault.LIBVIRTD_KILLED:
         machine.start_libvirtd()
@@ -103,12 +102,14 @@ def strike(fault: Fault, guest: Guest, run: Run, case: Case | None = None) -> st
     return recover(case)
 
 
-def _let_it_end(run: Run, case: Case | None) -> str:
+def _let_it_end(guest: Guest, run: Run, case: Case | None) -> str:
     """The run must end by itself; its guardian recovers what the run could not."""
     run.go_on()
     outcome = run.wait()
     assert outcome.status in _ends(case), f"an undocumented end: {outcome}"
     assert "Traceback" not in outcome.err, outcome.err
+    if outcome.status == 0:
+        assert_recorded_as_reported(guest, outcome.err)
     said = _last_line(outcome.err)
     if case and case.may_be_undecided and UNDECIDED in outcome.err:
         said += "; " + recover(case, guarded=True)
@@ -118,11 +119,16 @@ def _let_it_end(run: Run, case: Case | None) -> str:
 
 
 def _ends(case: Case | None) -> tuple[int, ...]:
-    """The exit statuses that the run may have."""
-    if case is None or case.step is Step.PREPARE:
-        return (*DOCUMENTED, *UNTOUCHED)
+    """The exit statuses that the run may have: one, where it must notice, or must not."""
+    if case is None:
+        return DOCUMENTED
+    if case.step is Step.PREPARE:
+        if case.strategy is Strategy.OFF:
+            return (0, 8)  # with the connection to libvirtd, or without it
+        return (8,) if case.moment is Moment.AFTER else (5,)  # 5: nothing was touched
     all_done = (case.step, case.moment) == (Step.RECORD, Moment.PAST)
-    return (0,) if all_done else DOCUMENTED
+    without_guest = case.step in (Step.SEAL, Step.RECORD) and case.fault is Fault.EMULATOR_KILLED
+    return (0,) if all_done or without_guest else DOCUMENTED
 
 
 def _await_guardian() -> str:

@@ -48,3 +48,25 @@ def test_a_failure_leaves_no_new_hold(pool):
     with pytest.raises(PoolError):
         keep(pool, pool.snapshots(), NOW)
     assert state(pool) == [(["mine"], None), ([], None)]
+
+
+def test_a_failure_leaves_the_holds_of_what_is_kept_already():
+    pool = FakePool("tank/web", "tank/db")
+    names = ["tank/db@s", "tank/web@s"]
+    pool.snapshot(names, {})
+    pool.hold(names[:1], KEEP_HOLD)
+    pool.hooks.at["pool.set_properties"] = failing(PoolError("tank", "suspended"))
+    with pytest.raises(PoolError):
+        keep(pool, pool.snapshots(), NOW)
+    assert [pool.holds(name) for name in names] == [[KEEP_HOLD], []]
+
+
+def test_a_release_that_fails_leaves_the_hold_and_can_be_repeated(pool):
+    keep(pool, pool.snapshots(), NOW)
+    pool.hooks.at["pool.clear_properties"] = failing(PoolError("tank", "suspended"))
+    with pytest.raises(PoolError):
+        unkeep(pool, pool.snapshots())
+    assert state(pool) == [([KEEP_HOLD], iso(NOW))] * 2
+    del pool.hooks.at["pool.clear_properties"]
+    unkeep(pool, pool.snapshots())
+    assert state(pool) == [([], None)] * 2

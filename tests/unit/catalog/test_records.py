@@ -246,6 +246,37 @@ def test_a_verification_on_only_some_snapshots_does_not_count(store):
     assert record.verified is None
 
 
+def test_two_verifications_that_differ_do_not_count(store):
+    """Writing the second was interrupted, and either may be the newer one."""
+    verdicts = [VerificationResult(NOON, passed, VerifyDepth.CHECKED) for passed in (True, False)]
+    members = [snapshot(f"t/{v.passed}", verified=v.as_text()) for v in verdicts]
+    assert [each.verified for each in all_records(store, members)] == [None]
+
+
+@pytest.mark.parametrize("text", ["", "yes", "2025-13-01T12:00:00Z"])
+def test_a_mark_without_a_time_keeps_a_snapshot_too(store, text):
+    (record,) = all_records(store, [snapshot("t/a", kept=text), snapshot("t/b")])
+    assert record.kept == NOON
+
+
+def test_a_replica_counts_if_all_snapshots_are_marked_as_copied_there(store):
+    marks = {"t/a": "nas,offsite", "t/b": "offsite", "t/c": "offsite,nas2"}
+    members = [snapshot(name, replicated=text, dropped=text) for name, text in marks.items()]
+    (record,) = all_records(store, members)
+    assert (record.replicated, record.dropped) == (("offsite",), ("offsite",))
+    (record,) = all_records(store, [*members, snapshot("t/d")])
+    assert (record.replicated, record.dropped) == ((), ())
+
+
+def test_a_policy_counts_if_all_snapshots_have_its_mark(store):
+    name = "snaporch_2025-06-01_12:00:00_hourly"
+    own = [replace(snapshot(each, retention="hourly"), name=name) for each in ("t/a", "t/b")]
+    assert [each.policy for each in all_records(store, own)] == ["hourly"]
+    other = replace(snapshot("t/c"), name=name)
+    for mixed in ([*own, other], [other, *own]):
+        assert [each.policy for each in all_records(store, mixed)] == [None]
+
+
 # -- guests that share a dataset ----------------------------------------------------------------
 
 

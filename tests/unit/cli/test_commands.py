@@ -480,6 +480,10 @@ def shut_off(world):
     world.hypervisor.destroy(world.guest().uuid)
 
 
+def restarted(world):
+    world.guest().boot += 1
+
+
 def another_of_that_name(world):
     found = world.pool.snapshots(["tank/web"])[-1]
     world.pool.destroy_snapshots([found.full_name])
@@ -492,6 +496,7 @@ def another_of_that_name(world):
     [
         (newer, "newer snapshots"),
         (shut_off, "the guest"),
+        (restarted, "the guest"),
         (another_of_that_name, ""),  # the manifest has the GUID
     ],
 )

@@ -20,8 +20,9 @@ from snaporch.clone.clone import (
     dataset_name,
 )
 from snaporch.clone.delete import delete_clone
-from snaporch.clone.find_clones import Purpose, new_clone, remove_unfinished
+from snaporch.clone.find_clones import Purpose, new_clone, remove, remove_unfinished
 from snaporch.errors import (
+    AttentionError,
     BusyError,
     InterruptedRunError,
     NotFoundError,
@@ -32,6 +33,8 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.clone_xml import SharedError, clone_of
 from snaporch.hypervisor.domain_xml import disks, parse, tpm_state
+from snaporch.interrupt import Interrupt
+from snaporch.locks import readers_lock
 from snaporch.model import DatasetKind, DomainState, TpmState
 from snaporch.restore.source import (
     IncompleteError,
@@ -123,6 +126,21 @@ def test_the_original_is_left_alone(original, world):
     assert (world.guest("web").live, world.guest("web").inactive) == before
     assert world.guest("web").state is DomainState.RUNNING
     assert original.content() == {b"now"}
+
+
+def test_nothing_is_rolled_back_while_a_snapshot_is_cloned(original, world):
+    tried = []
+
+    def roll_back():
+        uuid = original.domain.uuid
+        lock = readers_lock(world.paths.runtime, "web", uuid, alone=True, interrupt=Interrupt())
+        with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
+            pass
+        tried.append(uuid)
+
+    world.hooks.at["hypervisor.restore"] = roll_back
+    make(world)
+    assert tried
 
 
 def test_a_cold_clone_is_defined_and_off(world):
@@ -683,6 +701,28 @@ def test_a_clone_with_snapshots_stays(world):
         delete_clone(world.context, "test")
     assert world.guest("test").state is DomainState.RUNNING
     assert "flash/web-test" in datasets(world)
+
+
+def test_a_snapshot_of_a_clone_that_is_taken_meanwhile_is_not_destroyed(world):
+    """The checks are over by then; ZFS refuses to destroy a dataset that has snapshots."""
+    uuid = make(world).uuid
+    world.pool.snapshot(["tank/web-test@mine"], {})
+    mounted = MountedError("tank/web-test", "is mounted")  # after another error it would try again
+    world.hooks.at["pool.destroy_dataset"] = failing(mounted)
+    with pytest.raises(MountedError):
+        remove(world.context, uuid)
+    assert "tank/web-test@mine" in world.pool.names()
+
+
+def test_files_of_a_file_system_that_is_mounted_in_a_clones_directory_stay(world, monkeypatch):
+    uuid = make(world).uuid
+    place = world.paths.clones / uuid / "mnt"
+    place.mkdir()
+    (place / "precious").write_text("not the clone's")
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == place)
+    with pytest.raises(AttentionError, match="a file system is mounted there"):
+        delete_clone(world.context, "test")
+    assert (place / "precious").read_text() == "not the clone's"
 
 
 def test_a_clone_with_datasets_below_it_stays(world):

@@ -15,7 +15,7 @@ from snaporch.errors import RefusedError, SnaporchError, UnavailableError
 from snaporch.hypervisor.clone_xml import SharedError
 from snaporch.hypervisor.domain_xml import backing_chain, disk_element, disks, parse
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
-from snaporch.model import VerifyDepth
+from snaporch.model import DomainState, VerifyDepth
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
 from snaporch.restore.source import IncompleteError, complete_source, find_records
 from snaporch.snapshot.request import SnapshotRequest
@@ -250,10 +250,12 @@ def test_a_bundle_without_data_of_backing_files_is_accepted(layout, tmp_path):
     assert layout.images()[1] == str(golden)
 
 
-def test_a_base_that_another_domain_writes_to_is_not_shared(layout, world):
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_base_that_another_domain_writes_to_is_not_shared(layout, world, state):
+    """A guest that is off writes to it when it is started."""
     other = world.image("flash/other", "disk.img")
     layout.put("top.img", qcow2(str(other), "raw")).snapshot()
-    world.add_guest("other", {}, more=(DiskSpec("vda", str(other)),))
+    world.add_guest("other", {}, more=(DiskSpec("vda", str(other)),), state=state)
     with pytest.raises(SharedError, match="other writes to it"):
         layout.clone()
 

@@ -22,7 +22,7 @@ from snaporch.model import BundleState
 from snaporch.prune.decision import PruneAction
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.zfs import BlockingMount, PoolError
+from snaporch.zfs import PREFIX, BlockingMount, PoolError
 
 
 @pytest.fixture
@@ -174,6 +174,29 @@ def test_another_snapshot_of_that_name_is_not_deleted(two):
 
     assert run(two, "web@s1", confirm=replaced).failures == ()
     assert {"tank/web@s1", "flash/web@s1"} <= {*pool.names()}
+
+
+def test_another_snapshot_with_the_name_and_the_marks_is_not_deleted(two):
+    """Marks can be copied; the GUID shows which snapshot the user was shown."""
+    pool = two.world.pool
+
+    def replaced(_plan):
+        for each in [found for found in pool.snapshots() if found.name == "s1"]:
+            marks = {f"{PREFIX}{key}": text for key, text in each.properties.items()}
+            pool.destroy_snapshots([each.full_name])
+            pool.snapshot([each.full_name], marks)
+
+    result = run(two, "web@s1", confirm=replaced)
+    assert "was changed meanwhile" in lines(result)[0]
+    assert {"tank/web@s1", "flash/web@s1"} <= {*pool.names()}
+
+
+def test_a_snapshot_that_could_not_be_destroyed_is_not_reported_as_deleted(two):
+    two.world.hooks.at["pool.destroy_snapshots"] = failing(PoolError("tank", "suspended"))
+    result = run(two, "web@s1")
+    assert lines(result) == ["tank: suspended"]
+    assert result.deleted == ()
+    assert trash(two) == []
 
 
 def test_a_second_delete_of_the_same_snapshot_deletes_nothing_more(two):

@@ -163,6 +163,16 @@ def test_a_backing_file_that_a_guest_writes_to(chain, world, elsewhere, state):
         chain.plan()
 
 
+@pytest.mark.parametrize("device", ["disk", "lun"])
+def test_a_backing_file_that_a_guest_writes_to_by_another_name(chain, world, elsewhere, device):
+    link = chain.top.with_name("link")
+    link.symlink_to(elsewhere)
+    world.add_guest("other", {}, more=(DiskSpec("vda", str(elsewhere), device=device),))
+    chain.write(qcow2(str(link), "raw"))
+    with pytest.raises(RefusedError, match="in flash/golden, and other writes to it"):
+        chain.plan()
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -2,6 +2,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from fakes.images import qcow2
 
 from snaporch.disks import overlay_files
 from snaporch.disks.qemu_img import OverlayError, given_to
+from snaporch.disks.qemu_img import qemu_img as qemu_img_command
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
@@ -89,6 +91,31 @@ def test_a_foreign_file_is_never_removed(tmp_path):
     with pytest.raises(OSError, match="not empty"):
         overlay_files.remove(tmp_path, [])
     assert (tmp_path / "foreign").exists()
+
+
+def test_an_overlay_is_in_quarantine_on_stable_storage(tmp_path, to_disk):
+    """What it holds is nowhere else, and its journal is deleted next."""
+    overlay, place = disk(tmp_path), tmp_path / "quarantine" / "run"
+    Path(overlay.overlay).write_bytes(b"the guest's last writes")
+    assert overlay_files.quarantine(overlay, place) == place / "vda.qcow2"
+    assert (place / "vda.qcow2").read_bytes() == b"the guest's last writes"
+    assert to_disk == ["vda.qcow2 -> vda.qcow2", "run"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_qemu_img_runs_as_the_emulators_user_and_without_privileges(monkeypatch):
+    with TemporaryDirectory() as programs:  # others can pass through, unlike pytest's
+        os.chmod(programs, 0o755)
+        program = Path(programs, "qemu-img")
+        program.write_text("#!/bin/sh\nid -u; id -g; id -G\ncat /proc/self/status\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+        _, said = qemu_img_command("map", owner=Owner(64055, 64056))
+    user, group, groups, *status = said.splitlines()
+    assert (user, group, groups) == ("64055", "64056", "64056")
+    known = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+    assert known["NoNewPrivs"] == "1"
+    assert {int(known[f"Cap{each}"], 16) for each in ("Inh", "Prm", "Eff", "Bnd")} == {0}
 
 
 def test_a_host_without_qemu_img(tmp_path, monkeypatch):

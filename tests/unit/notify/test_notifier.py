@@ -90,6 +90,18 @@ def test_undelivered_notifications_are_sent_again(config, way, heard):
     assert heard.notes == ["way: mail.example.org: answered 451 later"]
 
 
+def test_what_one_of_two_channels_has_sent_is_not_sent_again(config, way, heard):
+    def fail(_event):
+        raise NotifyError("mail.example.org", "answered 451 later")
+
+    for _ in range(2):
+        one = Notifier(heard, lambda _: {"broken": fail, "way": way})
+        one.ended(config(), FAILED)
+        one.close(PATIENCE)
+    assert len(way) == 1
+    assert len(heard.notes) == 1
+
+
 def test_a_bug_in_a_library_is_a_note_without_its_message(notifier, config, way, heard):
     way.error = ValueError("https://user:secret@example.org")
     notifier.ended(config(), FAILED)

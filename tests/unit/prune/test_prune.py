@@ -9,7 +9,9 @@ from fakes.hooks import failing
 from snaporch.bundle.manifest import with_checksum
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.errors import RefusedError
+from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal
+from snaporch.locks import domain_lock
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
 from snaporch.prune.decision import PruneAction
@@ -394,6 +396,18 @@ def test_a_safety_copy_whose_hold_cannot_be_released_stays(shelf, safety, base):
     shelf.pool.hooks.at["pool.release"] = failing(PoolError("zfs release", "dataset is busy"))
     done = shelf.prune(safety_days=7)
     assert "dataset is busy" in done.failures[0].line()
+    assert safety.is_dir()
+    assert shelf.pool.holds(base) == [UNDO_HOLD]
+
+
+def test_a_safety_copy_stays_while_its_domain_is_held(shelf, safety, base):
+    """An undo may be reading it."""
+    shelf.prune(safety_days=7)
+    shelf.age(7)
+    runtime, uuid = shelf.world.paths.runtime, safety.parent.name
+    with domain_lock(runtime, "web", uuid, "undo", wait=0, interrupt=Interrupt()):
+        action, reason = shelf.actions(safety_days=7)[f"web/{safety.name}"]
+    assert (action, reason) == ("keep", "its domain is held by undo")
     assert safety.is_dir()
     assert shelf.pool.holds(base) == [UNDO_HOLD]
 

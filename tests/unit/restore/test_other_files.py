@@ -10,7 +10,7 @@ from fakes.hooks import failing
 from fakes.resolver import FakeResolver
 
 from snaporch.errors import RefusedError
-from snaporch.model import DatasetKind
+from snaporch.model import DatasetKind, DomainState
 from snaporch.restore.losses import losses
 from snaporch.restore.other_files import TooManyError, own_files, walk
 from snaporch.restore.plan import make_restore_plan
@@ -72,6 +72,17 @@ def test_files_that_others_wrote_since_are_not_rolled_back(home, how):
     plan = home.plan(also_roll_back=True, **how)
     (line,) = [line for line in losses(home.world.context, plan) if line.startswith("in ")]
     assert line.startswith("in tank/web: 4 other files: c, d, e")
+
+
+def test_files_that_others_write_while_the_copy_is_written_are_not_rolled_back(home):
+    """Saving may take hours."""
+    made = home.plan()
+    home.world.hooks.at["pool.send_increment"] = lambda: home.write("thesis")
+    with pytest.raises(RefusedError, match=r"tank/web would be rolled back with .*thesis"):
+        restore(home.world.context, made, safety=True)
+    assert home.world.guest().state is DomainState.RUNNING
+    assert "pool.rollback" not in home.world.hooks.acts()
+    assert (home.root / "thesis").read_text() == "new"
 
 
 def test_a_file_of_others_counts_only_if_it_differs_from_the_snapshot(home):

@@ -187,6 +187,17 @@ def test_a_definition_that_was_changed_since_it_was_shown(story, world):
         check_as_shown(shown, check_bundle(world.context, plan(world, cold=True)))
 
 
+def test_another_snapshot_without_a_manifest_is_not_the_one_that_was_shown(story, world):
+    shutil.rmtree(story.record.bundle)
+    shown = plan(world, cold=True)
+    (found,) = world.pool.snapshots(["tank/web"])
+    world.pool.destroy_snapshots([found.full_name])
+    marks = {f"snaporch:{key}": text for key, text in found.properties.items()}
+    world.pool.snapshot([found.full_name], marks)
+    with pytest.raises(RefusedError, match="changed since it was shown: the snapshot"):
+        check_as_shown(shown, plan(world, cold=True))
+
+
 # -- not found ----------------------------------------------------------------------------------
 
 
@@ -409,6 +420,15 @@ def test_a_file_beneath_a_disk_that_is_in_no_snapshot_has_to_be_the_same(overlai
         assert f"{overlaid}, which lies beneath vda and is not in the snapshot, was changed" in text
         assert "--despite-other-disks" in text
     assert make_restore_plan(world.context, "web", "s1", despite_other_disks=True).ram is not None
+
+
+def test_a_backing_file_that_is_changed_while_the_copy_is_written(overlaid, world):
+    made = plan(world)
+    world.hooks.at["pool.send_increment"] = lambda: overlaid.write_bytes(b"committed")
+    with pytest.raises(RefusedError, match=r"lies beneath vda .* was changed"):
+        restore(world.context, made, safety=True)
+    assert world.guest().state is DomainState.RUNNING
+    assert "pool.rollback" not in world.hooks.acts()
 
 
 def test_a_missing_backing_file(overlaid, world):

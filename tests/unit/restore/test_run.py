@@ -1,14 +1,18 @@
+import errno
 import os
 import shutil
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
 from fakes.hypervisor import Agent
 
+from snaporch.catalog.keep import keep
 from snaporch.errors import (
     AttentionError,
+    BusyError,
     ExitCode,
     InterruptedRunError,
     RefusedError,
@@ -23,6 +27,7 @@ from snaporch.restore import steps
 from snaporch.restore.journal import HostFile
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.source import find_records, reading_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
@@ -300,8 +305,12 @@ def test_without_safety_nothing_is_copied(story, world):
     assert "pool.send_increment" not in world.hooks.acts()
 
 
-def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(story, world, monkeypatch):
-    full = shutil.disk_usage("/")._replace(free=0)
+@pytest.mark.parametrize("free", [0, 2 * len(b"now") - 1])
+def test_no_room_for_the_safety_copy_is_refused_and_nothing_was_touched(
+    story, world, monkeypatch, free
+):
+    """There has to be room for the streams of both datasets together."""
+    full = shutil.disk_usage("/")._replace(free=free)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
     with pytest.raises(RefusedError, match="--no-safety"):
         put_back(world)
@@ -352,6 +361,20 @@ def test_nvram_tpm_and_managed_save_are_kept_with_it(make_story, world):
     found = [each for each in scan_store(world.paths.bundles) if each.kind is ItemKind.SAFETY]
     assert [each.problem for each in found] == ["", ""], "prune must know every file of it"
     assert any((each.path / "running.save").exists() for each in found)
+
+
+def test_a_managed_save_that_is_copied_is_on_stable_storage(story, world, monkeypatch, to_disk):
+    """libvirt's directory may be on another file system; the image there is deleted next."""
+
+    def link(*_paths):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", link)
+    manage_save(world)
+    kept = Path(put_back(world).undo).parent / "managed.save"
+    assert kept.read_bytes().endswith(b"QEVM later")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert to_disk.index("managed.save") < to_disk.index("undo.sh")
 
 
 def test_the_script_bars_the_guest_until_everything_is_restored(story, world):
@@ -524,12 +547,51 @@ def test_a_guest_that_was_started_meanwhile_is_not_stopped(make_story, world):
     assert world.leftovers() == []
 
 
+def test_nothing_is_rolled_back_while_a_snapshot_is_read(story, world):
+    made = plan(world)
+    (record,) = find_records(world.context, "web@s1")
+    with reading_lock(world.context, record), pytest.raises(BusyError, match="cloned, verified or"):
+        restore(world.context, made, safety=True)
+    assert story.content() == {b"now"}
+    assert world.guest().state is DomainState.RUNNING
+    assert story.safety() == ([], [])
+    restore(world.context, made, safety=True)
+    assert story.content() == {b"first"}
+
+
 def test_a_snapshot_that_appeared_meanwhile_is_found_before_the_guest_is_stopped(story, world):
     made = plan(world)
     world.hooks.at["pool.send_increment"] = lambda: appear(world)
     with pytest.raises(RefusedError, match="tank/web@hourly appeared meanwhile"):
         restore(world.context, made, safety=True)
     assert_untouched(story, world)
+
+
+def test_another_snapshot_in_the_place_of_the_target_is_found_before_the_guest_is_stopped(
+    story, world
+):
+    """The name came back, with other content."""
+    made = plan(world)
+    world.pool.destroy_snapshots(["tank/web@s1"])
+    world.pool.snapshot(["tank/web@s1"], {})
+    with pytest.raises(PoolError, match="tank/web@s1: is missing"):
+        restore(world.context, made, safety=True)
+    assert_untouched(story, world)
+
+
+def test_a_snapshot_that_is_kept_at_the_last_moment_is_not_destroyed(story, world):
+    story.snapshot("s2")
+    made = plan(world)
+
+    def keep_it():
+        kept = [each for each in world.pool.snapshots() if each.name == "s2"]
+        keep(world.pool, kept, datetime.now(UTC))
+
+    world.hooks.at["hypervisor.drop_managed_save"] = keep_it
+    with pytest.raises(AttentionError, match="stopped half way"):
+        restore(world.context, made, safety=True)
+    assert {"tank/web@s2", "flash/web@s2"} <= {*world.pool.names()}
+    assert story.content() == {b"now"}
 
 
 def test_a_path_that_leads_elsewhere_meanwhile_is_found_before_the_guest_is_stopped(story, world):

@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from fakes.hooks import failing_once
@@ -24,9 +25,12 @@ from snaporch.restore.run import restore
 from snaporch.sanoid.hooks import freeze
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
+from snaporch.sanoid.hooks.guests import guests_on
 from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.post_snapshot import post
 from snaporch.sanoid.hooks.pre_snapshot import pre
+from snaporch.sanoid.hooks.record_unfrozen import record_unfrozen
+from snaporch.sanoid.hooks.request import Request
 from snaporch.sanoid.hooks.settings import HookSettings
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -169,6 +173,32 @@ def test_a_guest_on_overlays_is_found_by_its_bases(host, world):
     (record,) = host.records()
     assert (record.level, record.datasets) == (Level.RAM, ("flash/web", "tank/web"))
     assert len(host.threads) == 1
+
+
+def test_a_guest_on_an_overlay_is_found_by_the_base_and_not_by_what_lies_below_it(host, world):
+    golden = world.image("flash/golden", "golden.img")
+    domain = world.add_guest()
+    base = domain.disks[0].source
+    overlay = world.paths.overlays / "run" / "vda.qcow2"
+    end = f'<backingStore type="file"><source file="{golden}"/></backingStore>'
+    below = f'<backingStore type="file"><source file="{base}"/>{end}</backingStore>'
+    source = f'<source file="{base}" />'
+    assert source in world.guest().live
+    world.guest().live = world.guest().live.replace(source, f'<source file="{overlay}"/>{below}')
+    (found,) = guests_on(host, ["tank/web"])
+    assert found.disks == {"vda": "tank/web"}
+    assert guests_on(host, ["flash/golden"]) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "found"), [(DomainState.RUNNING, ["web"]), (DomainState.OFF, [])]
+)
+def test_a_running_guest_whose_image_was_deleted_is_found_by_its_directory(
+    host, world, state, found
+):
+    domain = world.add_guest(state=state)
+    Path(domain.disks[0].source).unlink()
+    assert [guest.domain.name for guest in guests_on(host, ["tank/web"])] == found
 
 
 def test_successive_calls_have_windows_of_their_own(host, world):
@@ -359,6 +389,20 @@ def test_a_snapshot_of_a_guest_that_was_not_frozen_is_recorded_as_crash(host, wo
     (record,) = host.records()
     assert (record.level, record.bundle) == (Level.CRASH, None)
     assert "was not frozen for tank/web@hourly" in capsys.readouterr().err
+
+
+def test_a_snapshot_that_a_run_has_marked_keeps_its_marks(host, world):
+    """Of two guests on one dataset only one was frozen."""
+    request = SnapshotRequest("hourly")
+    record = take_snapshot(world.context, world.add_guest(), request)
+    world.add_guest("db", {"vda": "tank/web"})
+    (before,) = world.pool.snapshots()
+    guests = guests_on(host, ["tank/web"])
+    assert [guest.domain.name for guest in guests] == ["db", "web"]
+    assert record_unfrozen(Request(("tank/web",), ("hourly",)), host, guests) == 0
+    (after,) = world.pool.snapshots()
+    assert after.properties == before.properties
+    assert after.properties["run"] == record.run
 
 
 def test_snapshots_of_a_failed_run_are_recorded_as_crash(host, world, capsys):

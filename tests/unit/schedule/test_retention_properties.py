@@ -15,7 +15,12 @@ ZONES = [UTC, *map(ZoneInfo, ("Europe/Berlin", "Australia/Lord_Howe", "America/S
 PIVOTS = ("2026-03-29T01:00", "2025-10-26T01:00", "2026-01-01", "2024-02-29", "2016-12-31T23:59:59")
 
 pivots = st.sampled_from([datetime.fromisoformat(text).replace(tzinfo=UTC) for text in PIVOTS])
+edges = st.builds(
+    lambda h, s: timedelta(hours=h, seconds=s), st.integers(-49, 49), st.integers(-1, 1)
+)
+"""At the turn of an hour or a day, and a second before and after it."""
 spans = st.one_of(
+    edges,
     st.timedeltas(timedelta(hours=-6), timedelta(hours=6)),
     st.timedeltas(timedelta(days=-800), timedelta(days=800)),
 )

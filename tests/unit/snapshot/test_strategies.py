@@ -772,6 +772,18 @@ def test_a_guest_that_the_guardian_released_is_always_recorded_as_crash(world, p
     assert world.is_as_it_was(state=case.state)
 
 
+def test_one_overlay_of_two_that_is_committed_during_the_zfs_snapshots(world, prepare):
+    prepare("overlay")
+
+    def commit():
+        facts = world.guarded[0]
+        stage = lambda _stage: None  # noqa: E731
+        world.hypervisor.commit(facts.uuid, facts.overlays[:1], stage, CommitTimeouts())
+
+    world.hooks.at["pool.snapshot flash"] = commit
+    assert_recorded_as(Level.TORN, world)
+
+
 def test_a_commit_that_begins_during_the_zfs_snapshots(world, prepare):
     prepare("overlay")
     world.hooks.at["pool.snapshot tank"] = lambda: world.guest().committing.add("vda")
@@ -839,6 +851,18 @@ def test_a_guest_that_shuts_off_during_the_zfs_snapshots(world, prepare, case):
     assert [record.level for record in records(world)] in ([Level.CRASH], [Level.RAM])
     if case in ("manual", "quiesced", "paused"):
         assert records(world)[0].level is Level.CRASH
+
+
+def test_a_guest_that_qemu_paused_for_want_of_room_runs_after_the_commit(world, prepare):
+    prepare("overlay")
+
+    def pause():
+        world.guest().state, world.guest().paused_reason = DomainState.PAUSED, "ioerror"
+
+    world.hooks.at["commit.pivoting"] = pause
+    assert snapshot(world).level is Level.RAM
+    assert world.is_as_it_was()
+    assert any("its overlay was full" in text for text in world.heard.notes)
 
 
 def test_a_guest_that_writes_faster_than_the_commit_runs_afterwards(world, prepare):
@@ -967,6 +991,23 @@ def test_a_guest_that_was_restarted_before_the_budget_suspended_it_runs(
         snapshot(world)
     assert world.guest().state is DomainState.RUNNING
     assert world.pool.names() == []
+
+
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_guest_that_the_admin_had_suspended_before_the_budget_ended_stays_suspended(
+    world, prepare, slow_ram, case
+):
+    prepare(case, ram_time_budget="30s")
+
+    def suspend_and_go_on():
+        world.hypervisor.suspend(world.guest().uuid)
+        slow_ram.go_on(60)
+
+    world.hooks.at["capture.writing"] = suspend_and_go_on
+    assert snapshot(world).level is Level.RAM
+    assert world.hooks.acts().count("hypervisor.suspend") == 2  # the admin's, and to keep it so
+    assert world.is_as_it_was(state=DomainState.PAUSED)
+    assert any("it stays suspended" in text for text in world.heard.notes)
 
 
 @pytest.mark.parametrize("case", ["overlay", "manual"])

@@ -279,6 +279,18 @@ def test_a_guest_on_an_overlay_of_no_run(scheduled, standing, opened):
         assert standing().domains[0].unknown_overlays == ()
 
 
+@pytest.mark.parametrize("off", [False, True])
+def test_a_definition_on_an_overlay_of_no_run(scheduled, standing, off):
+    """Its next start would use the overlay."""
+    overlay, base = on_overlay(scheduled)
+    web = scheduled.world.guest()
+    web.live = web.live.replace(str(overlay), base)
+    web.inactive = web.inactive.replace(base, str(overlay))
+    if off:
+        scheduled.world.hypervisor.destroy(web.uuid)
+    assert standing().domains[0].unknown_overlays == (str(overlay),)
+
+
 def test_a_run_that_ends_meanwhile_is_no_problem(scheduled, standing):
     overlay, base = on_overlay(scheduled)
     web = scheduled.world.guest()

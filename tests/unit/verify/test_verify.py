@@ -26,6 +26,8 @@ from snaporch.errors import (
 )
 from snaporch.extract import disk_reader
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import readers_lock
 from snaporch.model import (
     BundleState,
     DatasetKind,
@@ -352,6 +354,21 @@ def failed_steps(world):
     return verified.failed_steps
 
 
+def test_nothing_is_rolled_back_while_a_snapshot_is_verified(original, world):
+    tried = []
+
+    def roll_back():
+        uuid = original.domain.uuid
+        lock = readers_lock(world.paths.runtime, "web", uuid, alone=True, interrupt=Interrupt())
+        with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
+            pass
+        tried.append(uuid)
+
+    world.hooks.at["hypervisor.restore"] = roll_back
+    assert check(world).passed
+    assert tried
+
+
 def test_a_failed_script_stays_failed_until_a_script_passes(original, world, tmp_path):
     check(world, script=script(tmp_path, "exit 3"))
     first = record(world).verified
@@ -403,11 +420,14 @@ def test_a_disk_that_could_not_be_read_stays_failed_until_it_is_read(world, show
     assert check(world, disks=True, run=False).passed
 
 
-def test_a_failure_on_one_zfs_snapshot_only_counts(original, world, tmp_path):
+@pytest.mark.parametrize("other", ["flash/web@s1", "tank/web@s1"])
+@pytest.mark.parametrize("text", ["", "2025-06-01T12:00:00Z passed resumed"])
+def test_a_failure_on_one_zfs_snapshot_only_counts(original, world, tmp_path, other, text):
     """Writing the result was interrupted."""
     check(world, script=script(tmp_path, "exit 3"))
-    world.pool.set_properties(["flash/web@s1"], {"snaporch:verified": ""})
+    world.pool.set_properties([other], {"snaporch:verified": text})
     assert not check(world, run=False).passed
+    assert failed_steps(world) == (VerifyStep.SCRIPT,)
 
 
 def test_a_damaged_bundle_is_not_shown_as_ram_until_it_passes(original, world):
@@ -446,6 +466,20 @@ def test_a_guest_whose_cpus_do_not_run_fails(world):
     outcome = check(world)
     assert "CPUs did nothing" in outcome.failure.line()
     assert outcome.reached is VerifyDepth.CHECKED
+    assert nothing_of_it(world)
+
+
+def test_a_guest_whose_cpus_ran_only_while_it_was_resumed_fails(world):
+    """Resuming it uses their time once."""
+    asked = []
+
+    def hang():
+        asked.append(len(asked))
+        for guest in world.hypervisor.guests.values():
+            guest.hangs = "verify" in guest.name and len(asked) > 2
+
+    world.hooks.at["hypervisor.vitals"] = hang
+    assert "CPUs did nothing" in check(world).failure.line()
     assert nothing_of_it(world)
 
 
@@ -535,10 +569,11 @@ def test_a_script_has_the_clone_in_its_environment(world, tmp_path):
     assert len(words[5]) == 36
 
 
-def test_a_script_that_fails_fails_the_snapshot(world, tmp_path):
-    outcome = check(world, script=script(tmp_path, "exit 3"))
+@pytest.mark.parametrize(("text", "status"), [("exit 3", 3), ("kill -9 $$", -9)])
+def test_a_script_that_fails_fails_the_snapshot(world, tmp_path, text, status):
+    outcome = check(world, script=script(tmp_path, text))
     assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
-    assert "exited with status 3" in outcome.failure.line()
+    assert f"exited with status {status}" in outcome.failure.line()
     assert nothing_of_it(world)
 
 

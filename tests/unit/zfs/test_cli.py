@@ -307,12 +307,13 @@ def test_bytes_written_since_a_missing_snapshot_are_an_error(zfs):
         pool.written_since("tank/web@gone")
 
 
-def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs):
+@pytest.mark.parametrize(("tags", "clone"), [("t@b\tkeep\tnow\n", ""), ("", "t/clone")])
+def test_held_or_cloned_snapshots_stop_the_destruction_of_all(zfs, tags, clone):
     pool, answers, asked, table = zfs
     answers["list -Hp -t filesystem"] = "t\tfilesystem\n"
     table |= {f"t@{name}": born() for name in "ab"}
-    answers["holds -H t@a t@b"] = "t@b\tkeep\tnow\n"
-    answers["get -Hp -o name,value clones"] = "t@a\t\nt@b\t\n"
+    answers["holds -H t@a t@b"] = tags
+    answers["get -Hp -o name,value clones"] = f"t@a\t\nt@b\t{clone}\n"
     with pytest.raises(PoolError, match="t@b: held or cloned"):
         pool.destroy_snapshots(["t@a", "t@b"])
     assert not [words for words in asked if words[0] == "destroy"]
@@ -417,6 +418,16 @@ def test_an_increment_that_fails_leaves_no_file(tmp_path):
     with pytest.raises(PoolError, match="zfs send t@b: broken"):
         ZfsCommand(str(script)).send_increment("t@a", "t@b", tmp_path / "000.zfs")
     assert not (tmp_path / "000.zfs").exists()
+
+
+@pytest.mark.parametrize("status", [1, 2, 137])
+def test_a_stream_that_is_not_received_is_an_error(tmp_path, status):
+    script, stream = tmp_path / "zfs", tmp_path / "000.zfs"
+    script.write_text(f"#!/bin/sh\ncat >/dev/null; echo broken >&2; exit {status}\n")
+    script.chmod(0o755)
+    stream.write_bytes(b"stream")
+    with pytest.raises(PoolError, match="zfs receive tank/a: broken"):
+        ZfsCommand(str(script)).receive("tank/a", stream)
 
 
 def test_local_properties_are_neither_inherited_nor_received(zfs):

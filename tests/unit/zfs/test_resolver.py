@@ -363,6 +363,18 @@ def test_a_bind_mount_of_a_part_is_not_where_a_dataset_is_mounted():
         host.mount_point_of("tank/web")
 
 
+def test_of_two_mounts_above_an_image_the_nearer_counts():
+    mounts = [
+        mount(2, 1, "/tank/web", source="tank/web"),
+        mount(3, 2, "/tank/web/old", source="tank/web", root="/archive/2020"),
+    ]
+    dataset = Dataset("tank/web", DatasetKind.FILESYSTEM)
+    for table in (mounts, mounts[::-1]):
+        host = WithMounts(table=table)
+        assert host.inside("/tank/web/old/disk.img", dataset) == "archive/2020/disk.img"
+        assert host.inside("/tank/web/disk.img", dataset) == "disk.img"
+
+
 class Nodes:
     """Links to nodes of volumes; each is a block device that reports the volume it is set to."""
 

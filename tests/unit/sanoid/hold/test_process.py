@@ -97,6 +97,9 @@ def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
     assert held.end() == 0
     (record,) = records(world)
     assert (record.level, record.state) == (Level.CRASH, BundleState.INCOMPLETE)
+    assert world.pool.snapshots()[0].properties["level"] == "crash"
+    manifest = world.context.store.manifest(f"{record.uuid}/{record.run}")
+    assert manifest.level is Level.CRASH
     assert world.is_as_it_was()
 
 
@@ -277,6 +280,37 @@ def test_the_time_for_the_snapshots_begins_when_all_are_frozen(world, hold, cloc
     assert held.leave() == {"ok": True, "notes": []}
     held.end()
     assert {record.level for record in records(world)} == {Level.RAM}
+
+
+def test_the_time_for_the_snapshots_begins_once_for_two_sanoids(world, hold, clock, sanoid):
+    world.add_guest()
+    held = hold()
+    held.enter()
+    clock.advance(80)  # of 90
+    held.enter(sanoid=sanoid.pid, target="tank/web")
+    held.snapshot("tank/web@hourly")
+    clock.advance(10)
+    assert held.end() == 0
+    assert world.is_as_it_was()
+
+
+def test_a_guest_is_paused_no_longer_although_all_were_frozen_later(world, hold, clock):
+    """Its guardian counts from its own freeze."""
+    world.add_guest()
+    world.with_defaults(level="paused", freeze_deadline="60s", hook_deadline="90s")
+    held = hold()
+    line = held.join()
+    assert line.outcome()["ok"]
+    clock.advance(40)
+    line.send(held.message("begin"))
+    assert line.outcome() == {"begun": True}
+    line.close()
+    held.snapshot("tank/web@hourly")
+    clock.advance(18)
+    assert held.end() == 0
+    assert world.is_as_it_was()
+    (record,) = records(world)
+    assert (record.level, record.state) == (Level.PAUSED, BundleState.COMPLETE)
 
 
 def test_a_guest_that_cannot_be_paused_long_enough_takes_the_lower_level(world, hold, clock):
