@@ -12,7 +12,7 @@ from snaporch.cli.options import (
     SnapshotsArgument,
     WithGroupOption,
 )
-from snaporch.errors import SnaporchError
+from snaporch.errors import SnaporchError, one_line
 
 
 def keep_command(
@@ -76,7 +76,8 @@ def _change(
                 continue
             if not json:
                 word = "kept" if keeping else "no longer kept"
-                print_result(f"{record.full_name}  {word}: {', '.join(record.datasets)}")
+                where = ", ".join(record.datasets)
+                print_result(one_line(f"{record.full_name}  {word}: {where}"))
         if json:
             changed = choose_records(opened, opened.pool.snapshots(), names, group=group)
             print_json([record.as_json() for record in changed])

@@ -28,6 +28,7 @@ def note_command(
     from snaporch.catalog.note import set_note
     from snaporch.catalog.records import snapshots_of_record
     from snaporch.cli.session import session
+    from snaporch.errors import one_line
     from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.select import choose_records
 
@@ -41,5 +42,6 @@ def note_command(
             changed = choose_records(opened, opened.pool.snapshots(), [snapshot], group=False)
             print_json([record.as_json() for record in changed])
         else:
-            print_result(f"{records[-1].full_name}  {f'note: {text}' if text else 'no note'}")
+            said = f"note: {text}" if text else "no note"
+            print_result(one_line(f"{records[-1].full_name}  {said}"))
     return 0

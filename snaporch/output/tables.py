@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,7 +68,9 @@ _COLUMNS = (
         lambda each: each.record.kept is not None,
     ),
     _Column(
-        "GROUP", lambda each, _: each.record.group or "-", lambda each: bool(each.record.group)
+        "GROUP",
+        lambda each, _: one_line(each.record.group or "-"),
+        lambda each: bool(each.record.group),
     ),
     _Column(
         "WITHOUT",
@@ -193,15 +194,19 @@ def _two_lines_each(
     yield _INDENT + header
     for each, row in zip(listed, rows, strict=True):
         record = each.record
-        yield from textwrap.wrap(one_line(record.full_name), width, break_on_hyphens=False)
+        yield from _wrapped(one_line(record.full_name), width)
         yield _INDENT + row
-        more = [f"group {record.group}"] if record.group else []
+        more = [f"group {one_line(record.group)}"] if record.group else []
         more += [f"without {one_line(', '.join(record.apart))}"] if record.apart else []
         more += [f"note: {one_line(record.note)}"] if record.note else []
         if more:
-            yield from textwrap.wrap(
-                "; ".join(more), width, initial_indent=_INDENT, subsequent_indent=_INDENT
-            )
+            yield from (_INDENT + line for line in _wrapped("; ".join(more), width - len(_INDENT)))
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Lines of at most ``width`` cells; a character of some scripts takes two."""
+    for line in Text(text).wrap(Console(width=width), width, overflow="fold"):
+        yield line.plain.rstrip()
 
 
 def print_results(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> None:

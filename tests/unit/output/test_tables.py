@@ -3,6 +3,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from rich.cells import cell_len
 
 from snaporch.model import (
     BundleState,
@@ -128,6 +129,19 @@ def test_a_long_name_is_folded_and_not_cut_on_a_terminal(terminal, capsys):
     shown = lines(capsys)
     assert max(len(line.rstrip()) for line in shown) <= 80
     assert "".join(shown).count("n") >= 60
+
+
+@pytest.mark.parametrize("name", ["\u72ac" * 60, "\u72ac " * 40])
+def test_wide_characters_are_folded_too(terminal, capsys, name):
+    print_records([replace(RECORD, domain=name, note=name)])
+    shown = lines(capsys)
+    assert max(map(cell_len, shown)) <= 80
+    assert "".join(shown).count("\u72ac") == 2 * name.count("\u72ac")
+
+
+def test_escape_sequences_of_properties_are_text(terminal, capsys):
+    print_records([replace(RECORD, group="\x1b[31mshop")])
+    assert "\x1b[31m" not in capsys.readouterr().out
 
 
 def test_piped_output_is_one_line_for_each_snapshot(piped, capsys):
