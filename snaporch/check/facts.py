@@ -137,6 +137,17 @@ class OpenRunFacts:
     run: str
     domain: str
     alive: bool
+    kind: str = "snapshot"
+    """``snapshot``, ``restore`` or another kind of run."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableJournalFacts:
+    """A journal that cannot be read."""
+
+    path: Path
+    reason: str
+    step: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +164,7 @@ class HostFacts:
     datasets: frozenset[str] = frozenset()
     encrypted: frozenset[str] = frozenset()
     runs: tuple[OpenRunFacts, ...] = ()
+    unreadable_journals: tuple[UnreadableJournalFacts, ...] = ()
     releases: Mapping[Component, str] = field(default_factory=dict)
     """The installed versions; empty text for an unknown one."""
     needs: Mapping[FaultCondition, tuple[str, ...]] = field(default_factory=dict)

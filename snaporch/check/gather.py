@@ -24,6 +24,7 @@ from snaporch.check.facts import (
     PageStoreFacts,
     SanoidFacts,
     StoreFacts,
+    UnreadableJournalFacts,
 )
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.command_log import LoggedCommand
@@ -32,7 +33,13 @@ from snaporch.context import Context
 from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
-from snaporch.journal import SnapshotJournal, read_journals
+from snaporch.journal import (
+    OtherJournal,
+    SnapshotJournal,
+    UnreadableJournal,
+    list_journals,
+    read_journals,
+)
 from snaporch.known_faults import Component, FaultCondition, loads_from_pipes_only
 from snaporch.locks import lock_holder
 from snaporch.model import DatasetKind, Domain
@@ -109,7 +116,7 @@ def gather(
     )
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
-    runs = tuple(_run(journal) for journal in _journals(context))
+    runs, unreadable = _runs(context)
     releases = _releases(context)
     return HostFacts(
         version=__version__,
@@ -123,6 +130,7 @@ def gather(
         datasets=frozenset(names),
         encrypted=encrypted,
         runs=runs,
+        unreadable_journals=unreadable,
         start_hook_problem=context.hypervisor.start_hook_problem(),
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
@@ -281,7 +289,9 @@ def _version(path: str) -> str:
 
 def gather_guests(context: Context, domains: Sequence[Domain]) -> tuple[GuestFacts, ...]:
     """The facts about domains: their datasets, and the plan of a snapshot."""
-    journals = {journal.facts.uuid: journal for journal in _journals(context)}
+    journals = {
+        journal.facts.uuid: journal for journal in read_journals(context.config.paths.journal)
+    }
     found = [_guest(context, each, journals.get(each.uuid)) for each in domains]
     own = guest_files(context.resolver, context.hypervisor.domains())
     return tuple(
@@ -366,14 +376,20 @@ def _volatile(resolver: Resolver, paths: Paths) -> dict[Path, str]:
 # -- snaporch's directories ---------------------------------------------------------------------
 
 
-def _journals(context: Context) -> list[SnapshotJournal]:
-    return read_journals(context.config.paths.journal)
-
-
-def _run(journal: SnapshotJournal) -> OpenRunFacts:
-    facts = journal.facts
-    alive = lock_holder(default_paths.LOCKS, facts.uuid) is not None
-    return OpenRunFacts(facts.run, facts.domain, alive)
+def _runs(
+    context: Context,
+) -> tuple[tuple[OpenRunFacts, ...], tuple[UnreadableJournalFacts, ...]]:
+    """The runs that have a journal, and the journals that cannot be read."""
+    runs, unreadable = [], []
+    for journal in list_journals(context.config.paths.journal, sweep=False):
+        if isinstance(journal, UnreadableJournal):
+            error = journal.error
+            unreadable.append(UnreadableJournalFacts(journal.path, error.reason, error.step))
+            continue
+        kind = journal.kind if isinstance(journal, OtherJournal) else "snapshot"
+        alive = lock_holder(default_paths.LOCKS, journal.uuid) is not None
+        runs.append(OpenRunFacts(journal.path.stem, journal.domain, alive, kind))
+    return tuple(runs), tuple(unreadable)
 
 
 def _store(context: Context, encrypted: Collection[str]) -> StoreFacts:

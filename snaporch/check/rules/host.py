@@ -15,13 +15,27 @@ def unfinished_run(facts: HostFacts) -> Iterator[Finding]:
     """A run was interrupted, and its journal is still there."""
     for run in facts.runs:
         if not run.alive:
+            is_snapshot = run.kind == "snapshot"
             yield error(
                 run.domain,
-                f"the run {run.run} was interrupted",
-                "the guest may still be on its overlays",
+                f"the {'run' if is_snapshot else run.kind} {run.run} was interrupted",
+                "the guest may still be on its overlays"
+                if is_snapshot
+                else "the guest may be off, or its disks may be of two instants",
                 "run",
                 ("snaporch recover",),
             )
+
+
+def unreadable_journal(facts: HostFacts) -> Iterator[Finding]:
+    """The journal of a run cannot be read."""
+    for journal in facts.unreadable_journals:
+        yield error(
+            str(journal.path),
+            journal.reason,
+            "whether its run has ended is not known, and its guest may be on overlays",
+            journal.step,
+        )
 
 
 def replica_unreachable(facts: HostFacts) -> Iterator[Finding]:

@@ -15,6 +15,7 @@ from snaporch import __version__
 from snaporch.check import gather
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, StartHookProblem
+from snaporch.journal import FORMAT
 from snaporch.known_faults import Component
 from snaporch.model import DomainState
 from snaporch.schedule.carried_out_since import record_first_runs
@@ -91,6 +92,23 @@ def test_check_changes_nothing(sound, check):
     check()
     assert sorted(sound.root.rglob("*")) == before
     assert sound.hooks.log == []
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ({}, "unfinished-run", "the restore r was interrupted"),
+        ({"format": FORMAT + 1}, "unreadable-journal", f"expected {FORMAT}"),
+    ],
+)
+def test_an_interrupted_restore_and_a_journal_that_cannot_be_read(sound, check, line, code, said):
+    facts = {"uuid": sound.guest().uuid, "domain": "web"}
+    first = {"event": "open", "format": FORMAT, "kind": "restore", "facts": facts} | line
+    sound.paths.journal.mkdir(parents=True)
+    (sound.paths.journal / "r.jsonl").write_text(json.dumps(first) + "\n")
+    status, found = check()
+    assert (status, set(found)) == (9, {code})
+    assert said in found[code]["what"]
 
 
 def test_policies_that_no_unit_carries_out(sound, check):
