@@ -139,7 +139,7 @@ def test_wide_characters_are_folded_too(terminal, capsys, name):
     assert "".join(shown).count("\u72ac") == 2 * name.count("\u72ac")
 
 
-def test_escape_sequences_of_properties_are_text(terminal, capsys):
+def test_escape_sequences_of_properties_are_text(piped, capsys):
     print_records([replace(RECORD, group="\x1b[31mshop")])
     assert "\x1b[31m" not in capsys.readouterr().out
 
