@@ -22,7 +22,7 @@ from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import DomainState, Strategy
 from snaporch.recovery import guardian, guardian_actions, guest_hold
-from snaporch.recovery.guardian_actions import Host
+from snaporch.recovery.guardian_actions import Host, RunningPoll
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -1275,3 +1275,20 @@ def test_it_imports_few_modules_before_it_has_to_act():
 
 def test_every_strategy_is_known():
     assert set(guest_hold._HELD) | {"overlay", "crash", "off"} == set(Strategy)
+
+
+def test_a_libvirt_that_does_not_answer_is_no_sign_that_the_guest_runs():
+    now, asked = [0.0], threading.Semaphore(0)
+
+    def fail(_uri):
+        asked.release()
+        raise HypervisorError("web", "libvirt does not answer")
+
+    host = Host(monotonic=lambda: now[0], open_hypervisor=fail)
+    poll = RunningPoll("fake", "u-1", host, 0.001)
+    now[0] = 100.0
+    for _ in range(3):  # the last two were asked after the time had passed
+        assert asked.acquire(timeout=60)
+    poll.over.set()
+    poll.join(60)
+    assert poll.ran_at == 0.0
