@@ -121,6 +121,11 @@ class RamCapture:
         return self._raw.stat().st_size if self._raw.exists() else 0
 
     @property
+    def compressed_bytes(self) -> int:
+        """Bytes of RAM that were compressed so far."""
+        return self._writer.payload_bytes if self._writer is not None else 0
+
+    @property
     def failure(self) -> BaseException | None:
         """The error of the stream, if it failed."""
         return self._stream.failure if self._stream else None

@@ -157,10 +157,16 @@ class RamStrategy(FreezeStrategy):
     def ram_part(self) -> Part:
         """Finish the image and return it."""
         self._downtime.restore()
-        watch = SealingWatch(
-            self.work.domain.name, self.work.context.interrupt, self.work.clock.monotonic
-        )
-        return self._capture.seal(watch.check)
+        name, progress = self.work.domain.name, self.work.context.progress
+        watch = SealingWatch(name, self.work.context.interrupt, self.work.clock.monotonic)
+        size = self._capture.arrived_bytes
+
+        def tick(moved: int) -> None:
+            if size:
+                progress.amount(name, min(self._capture.compressed_bytes, size), size)
+            watch.check(moved)
+
+        return self._capture.seal(tick)
 
     def abandon(self) -> None:
         """Close the pipe."""

@@ -1100,6 +1100,17 @@ def sealing(world, clock, ram_store):
     return looks
 
 
+@pytest.mark.parametrize("capture", ["stream", "file"])
+def test_sealing_reports_the_ram_that_was_compressed(world, prepare, sealing, capture):
+    prepare("overlay", ram_capture=capture)
+    begin = world.heard.at["sealing the bundle"]
+    world.heard.at["sealing the bundle"] = lambda: (begin(), world.heard.amounts.clear())
+    with pytest.raises(RunFailedError, match="has taken nothing for 600 s"):
+        snapshot(world)
+    done, total = world.heard.amounts[-1]
+    assert 0 < done <= total
+
+
 @pytest.mark.parametrize("case", ["overlay", "manual"])
 def test_sealing_fails_if_the_store_takes_nothing(world, prepare, sealing, case):
     prepare(case)
