@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from apscheduler.events import EVENT_JOB_ERROR
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -28,7 +28,7 @@ from apscheduler.triggers.base import BaseTrigger
 
 from snaporch.config import Config
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, RunFailedError, SnaporchError
 from snaporch.locks import record_check
 from snaporch.recovery.start_guardian import guard_leftovers
 from snaporch.schedule.apply_retention import RetentionResult, apply_retention, prune_daily
@@ -101,6 +101,7 @@ class Daemon:
         load: loads the configuration again.
         observer: hears of results and failures.
         notify: sends lines to systemd.
+        long_prune: how long a prune may take before it is reported.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Daemon:
         load: Callable[[], Config],
         observer: PolicyObserver,
         notify: Callable[..., None] = notify,
+        long_prune: timedelta = timedelta(days=1),
     ) -> None:
         logging.getLogger("apscheduler").setLevel(logging.ERROR)
         self._context = context
@@ -124,6 +126,8 @@ class Daemon:
         self._lock = threading.Lock()
         self._forecaster: threading.Thread | None = None
         self._pruning = threading.Lock()
+        self._prune_began = context.clock.now()
+        self._long_prune = long_prune
         self._ending = threading.Event()
         self._refresh_again = False
         self._refresh_at: float | None = None
@@ -259,13 +263,29 @@ class Daemon:
             self._refresh()
 
     def _work(self, context: Context) -> None:
-        prunes = self._update(context) and self._pruning.acquire(blocking=False)
+        updated = self._update(context)
+        prunes = updated and self._pruning.acquire(blocking=False)
         self._inbox.put(_ForecastsMade())
         if prunes:  # may take long; new forecasts may be made meanwhile
+            self._prune_began = context.clock.now()
             try:
                 self._prune(context)
             finally:
                 self._pruning.release()
+        elif updated:
+            self._report_long_prune(context)
+
+    def _report_long_prune(self, context: Context) -> None:
+        """Report a prune that seems to hang: until it ends, nothing else is pruned."""
+        if context.clock.now() - self._prune_began >= self._long_prune:
+            since = f"{self._prune_began:%Y-%m-%d %H:%M} UTC"
+            error = RunFailedError(
+                "prune",
+                f"has been running since {since}, and nothing else is pruned until it ends",
+                "see: zpool status; then restart the daemon",
+            )
+            context.progress.note(_SOURCE, error.line())
+            self._observer.failed(context.config, error)
 
     def _prune(self, context: Context) -> None:
         daily = prune_daily(context, self._ending.is_set)

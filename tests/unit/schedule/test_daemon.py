@@ -99,13 +99,16 @@ def serving(scheduled, lines):
     """Runs a daemon in a thread until the end of the block."""
 
     @contextmanager
-    def run(load=None):
+    def run(load=None, **more):
         taker = Taker(scheduled)
         heard = Heard()
         load = load or (lambda: scheduled.context.config)
-        made = Daemon(
-            scheduled.context, taker, load, heard, lambda *new: [lines.put(line) for line in new]
-        )
+
+        def put(*new):
+            for line in new:
+                lines.put(line)
+
+        made = Daemon(scheduled.context, taker, load, heard, put, **more)
         made.heard, made.ended = heard, queue.SimpleQueue()
 
         def serve():
@@ -255,6 +258,24 @@ def test_a_long_prune_delays_no_forecast(scheduled, serving, await_line):
         await_line("STOPPING=1")
         go_on.set()
     assert partial.exists(), "a daemon that ends prunes nothing more"
+
+
+@pytest.mark.parametrize(("limit", "reported"), [(timedelta(0), True), (timedelta(1), False)])
+def test_a_prune_that_hangs_is_reported(scheduled, serving, limit, reported):
+    begun, go_on = threading.Event(), threading.Event()
+    scheduled.taken(datetime.now(UTC))
+    scheduled.world.hooks.at["pool.snapshot_listing"] = lambda: (begun.set(), go_on.wait(PATIENCE))
+    with serving(long_prune=limit) as daemon:
+        daemon.thread.start()
+        assert begun.wait(PATIENCE)
+        for _ in range(3):
+            daemon.heard.looks.get(timeout=PATIENCE)
+            daemon.reload()
+        if reported:
+            error = daemon.heard.errors.get(timeout=PATIENCE)
+            assert "prune: has been running since" in error
+        go_on.set()
+    assert daemon.heard.errors.empty() or reported
 
 
 def test_a_reload_brings_other_policies_and_limits(scheduled, serving, await_line):
