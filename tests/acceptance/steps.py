@@ -465,6 +465,8 @@ def upgrade():
 def running_state():
     """The undo of a restore resumes the guest from uncompressed RAM."""
     guest = existing("demo")
+    attempt("virsh", "start", "demo")  # off if the machine was booted meanwhile
+    guest.wait_count()
     show("snaporch", "snapshot", "demo", "--name", "running")
     count = guest.snapshot_count("running")
     guest.wait_count(beyond=count + 20)

@@ -35,6 +35,7 @@ def test_the_kinds_are_those_of_the_page():
     page = (Path(__file__).parents[3] / "docs/reference/json.md").read_text()
     (row,) = (line for line in page.splitlines() if line.startswith("| `kind` | string | `bundle`"))
     assert set(re.findall(r"`([a-z-]+)`[:;]", row)) == set(ItemKind)
+    assert verdict(found()).found.kind == "bundle"
 
 
 def test_its_own_snapshot_comes_before_copies_of_it():
