@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from snaporch.errors import SnaporchError
+from snaporch.errors import SnaporchError, one_line
 from snaporch.output.terminal import print_error, print_json, print_result
 
 
@@ -23,7 +23,7 @@ class ResultPrinter:
         """Add a result: ``document`` for JSON, ``line`` to be printed otherwise."""
         self.documents.append(document)
         if not self._json:
-            print_result(line)
+            print_result(one_line(line))
 
     def fail(self, error: SnaporchError) -> None:
         """Print a failure and keep its exit code."""

@@ -122,6 +122,19 @@ def test_a_note_is_written_later_changed_and_removed(taken, snaporch):
     assert note not in snaporch("list").out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["keep"], ["unkeep"], ["note", "why"], ["verify", "--checksums"]],
+    ids=lambda words: words[0],
+)
+def test_escape_sequences_of_a_domain_property_are_text(taken, snaporch, words):
+    command, *rest = words
+    taken.pool.set_properties(["tank/web@s2"], {"snaporch:domain": "\x1b[31mweb"})
+    answer = snaporch(command, f"{taken.record['uuid']}@s2", *rest)
+    assert "\\x1b[31mweb@s2" in answer.out, answer
+    assert "\x1b" not in answer.out + answer.err
+
+
 @pytest.mark.parametrize("text", ["two\nlines", "\x1b[31m", "x" * 1025, "a\tb"])
 def test_a_note_is_one_short_printable_line(taken, snaporch, text):
     for words in (["note", "web@s1", text], ["snapshot", "web", "--note", text]):
