@@ -17,6 +17,7 @@ from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import FORMAT
 from snaporch.known_faults import Component
+from snaporch.locks import domain_lock
 from snaporch.model import DomainState
 from snaporch.schedule.carried_out_since import record_first_runs
 
@@ -109,6 +110,17 @@ def test_an_interrupted_restore_and_a_journal_that_cannot_be_read(sound, check, 
     status, found = check()
     assert (status, set(found)) == (9, {code})
     assert said in found[code]["what"]
+
+
+def test_a_restore_that_runs_is_not_interrupted(sound, check):
+    uuid, runtime = sound.guest().uuid, sound.context.config.paths.runtime
+    first = {"event": "open", "format": FORMAT, "kind": "restore"}
+    first["facts"] = {"uuid": uuid, "domain": "web"}
+    sound.paths.journal.mkdir(parents=True)
+    (sound.paths.journal / "r.jsonl").write_text(json.dumps(first) + "\n")
+    with domain_lock(runtime, "web", uuid, "restore", wait=0, interrupt=sound.context.interrupt):
+        _, found = check()
+    assert "unfinished-run" not in found
 
 
 def test_policies_that_no_unit_carries_out(sound, check):
