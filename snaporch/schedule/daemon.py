@@ -372,6 +372,8 @@ class Daemon:
         inside = [f"{c.label} ({c.policy})" for c in self._subprocesses.limiter.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
         text += self._bulk_jobs.describe()
+        if self._pruning.locked():
+            text = f"prune runs since {self._prune_began:%H:%M} UTC; {text}"
         if not jobs:
             return f"{text}no policy has a snapshot to take"
         first = jobs[0]

@@ -278,6 +278,24 @@ def test_a_prune_that_hangs_is_reported(scheduled, serving, limit, reported):
     assert daemon.heard.errors.empty() or reported
 
 
+def test_a_prune_that_runs_is_in_the_status_line(scheduled, serving, await_line):
+    begun, go_on = threading.Event(), threading.Event()
+    at = datetime.now(UTC)
+    scheduled.taken(at)
+    scheduled.context.clock = Clock(now=lambda: at)
+    scheduled.world.hooks.at["pool.snapshot_listing"] = lambda: (begun.set(), go_on.wait(PATIENCE))
+    with serving() as daemon:
+        daemon.thread.start()
+        assert begun.wait(PATIENCE)
+        daemon.reload()
+        assert "1 scheduled" in await_line(f"STATUS=prune runs since {at:%H:%M} UTC; ")
+        go_on.set()
+        with daemon._pruning:
+            pass
+        daemon.reload()
+        await_line("STATUS=1 scheduled")
+
+
 def test_a_reload_brings_other_policies_and_limits(scheduled, serving, await_line):
     scheduled.taken(datetime.now(UTC))
     paths = scheduled.context.config.paths
