@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
@@ -96,6 +96,14 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResul
     done.failures += [*pruned.failures, *pruned.undecided_items]
     done.pruned += pruned.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK)
     return done
+
+
+def last_daily_prune(schedule: Path) -> datetime | None:
+    """When the last daily prune began, as ``paths.schedule`` has it; ``None`` if there was none."""
+    try:
+        return datetime.fromtimestamp((schedule / _PRUNED_NAME).stat().st_mtime, UTC)
+    except OSError:
+        return None
 
 
 def _is_a_day_old(mark: Path) -> bool:

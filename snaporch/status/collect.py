@@ -36,6 +36,7 @@ from snaporch.locks import (
 from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_bar import guests_left_barred
+from snaporch.schedule.apply_retention import last_daily_prune
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
@@ -103,7 +104,10 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     return Status(
         at=now,
         scheduler=SchedulerState(
-            held_by(config.paths.runtime, SCHEDULE), context.unit_states(), config.schedule.refresh
+            held_by(config.paths.runtime, SCHEDULE),
+            context.unit_states(),
+            config.schedule.refresh,
+            last_daily_prune(config.paths.schedule),
         ),
         domains=domains,
         runs=tuple(runs),

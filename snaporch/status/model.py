@@ -15,6 +15,9 @@ from snaporch.schedule.replication_due import PendingReplication
 from snaporch.systemd.unit_state import CARRIERS
 from snaporch.zfs import BlockingMount
 
+_PRUNE_LATE = timedelta(days=2)
+"""For a prune that should begin each day."""
+
 
 class ProblemGrade(StrEnum):
     """How severe a problem is."""
@@ -149,6 +152,8 @@ class SchedulerState:
     """``ActiveState`` by systemd unit; empty without systemd."""
     refresh: timedelta = timedelta(minutes=5)
     """How often the daemon checks guests and policies."""
+    pruned: datetime | None = None
+    """When the last daily prune began; ``None`` if there was none."""
 
     @property
     def checked(self) -> datetime | None:
@@ -156,6 +161,15 @@ class SchedulerState:
         if self.holder is None or self.holder.doing != DAEMON:
             return None
         return parse_iso(self.holder.checked or self.holder.since)
+
+    @property
+    def prune_late_since(self) -> datetime | None:
+        """When the last daily prune began, if the daemon should have begun another long ago."""
+        holder, checked = self.holder, self.checked
+        if holder is None or checked is None or self.pruned is None:
+            return None
+        began = max(self.pruned, parse_iso(holder.since))  # a new daemon begins with a prune
+        return self.pruned if began + _PRUNE_LATE < checked else None
 
     @property
     def is_active(self) -> bool:

@@ -75,6 +75,15 @@ def _scheduler(status: Status, limits: StatusOptions) -> Iterator[Problem]:
         yield Problem(
             "check-late", ProblemGrade.WARNING, "policies", f"{text}; see: journalctl -u snaporch"
         )
+    pruned = status.scheduler.prune_late_since
+    if pruned is not None:
+        text = f"the last daily prune began {_utc(pruned)}, and may hang"
+        yield Problem(
+            "prune-late",
+            ProblemGrade.WARNING,
+            "policies",
+            f"{text}; see: systemctl status snaporch",
+        )
     for name in status.unused_policies:
         yield Problem(
             "unused-policy", ProblemGrade.WARNING, f"policy.{name}", "no domain has this policy"

@@ -15,6 +15,7 @@ from snaporch.journal import Journal, Note, Step
 from snaporch.locks import domain_lock, record_check, replication_lock_name
 from snaporch.model import DomainState, Level, iso
 from snaporch.restore.start_bar import with_start_bar
+from snaporch.schedule.apply_retention import prune_daily
 from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
 from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.recurrence import times
@@ -338,6 +339,13 @@ def test_the_daemons_last_check_is_shown(scheduled, standing):
             assert (scheduler.holder.doing, scheduler.checked) == ("daemon", at)
     record_check(runtime, NOW)  # the daemon does not hold the lock
     assert standing().scheduler.checked is None
+
+
+def test_the_last_prune_is_known(scheduled, standing):
+    assert standing().scheduler.pruned is None
+    prune_daily(scheduled.context, lambda: False)
+    began = standing().scheduler.pruned
+    assert abs(datetime.now(UTC) - began) < timedelta(minutes=1)
 
 
 def test_the_store_is_measured(tmp_path):

@@ -55,6 +55,12 @@ def late(**ago):
     return replace(WELL, scheduler=replace(WELL.scheduler, holder=holder))
 
 
+def pruned(*, ago, daemon_for=timedelta(days=9)):
+    """A daemon whose last prune began so long before its last check, which was now."""
+    holder = replace(WELL.scheduler.holder, since=iso(NOW - daemon_for), checked=iso(NOW))
+    return replace(WELL, scheduler=replace(WELL.scheduler, holder=holder, pruned=NOW - ago))
+
+
 def codes(status, **limits):
     return [
         (each.code, each.grade.value) for each in find_problems(status, StatusOptions(**limits))
@@ -67,6 +73,9 @@ def codes(status, **limits):
         WELL,
         replace(WELL, runs=(RUN,)),
         replace(WELL, scheduler=INACTIVE),  # nothing is due
+        pruned(ago=timedelta(days=2)),
+        pruned(ago=timedelta(days=9), daemon_for=timedelta(hours=1)),  # the host was off
+        replace(WELL, scheduler=replace(INACTIVE, pruned=NOW - timedelta(days=9))),
         late(minutes=35),
         replace(WELL, scheduler=SchedulerState(replace(STARTING, doing="run-due"))),
         replace(
@@ -118,6 +127,7 @@ def test_nothing_needs_attention(status):
         (replace(WELL, quarantined=("/o/quarantine/r",)), ("quarantined", "warning")),
         (replace(WELL, exceeded_limits=(("/o/r", "is large"),)), ("overlay-limit", "critical")),
         (late(minutes=35, seconds=1), ("check-late", "warning")),
+        (pruned(ago=timedelta(days=2, seconds=1)), ("prune-late", "warning")),
         (
             replace(WELL, scheduler=replace(WELL.scheduler, holder=STARTING)),
             ("check-late", "warning"),
@@ -203,7 +213,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 26
+    assert len(found) == 27
     for code in found:
         assert f"`{code}`" in page
 
