@@ -1,5 +1,7 @@
 """Each command block of the README and of docs/how-to is run in the lab, or says why not."""
 
+import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -29,3 +31,20 @@ def test_output_differs_in_times_and_sizes_only():
     printed = ["web  done", "web  left"]
     assert differences(["web  done"], printed) == ["is not on the page: web  left"]
     assert differences(["web  done", "..."], printed) == []
+
+
+def test_copies_that_were_kept_are_not_brought_back():
+    page = (TOP / "docs/how-to/replication.md").read_text()
+    (program,) = re.findall(r"awk -F '\\t' '(\$2 !~ [^']*)'", page)
+    names = {
+        "backup/kvm/tank:vm:web@s1": True,
+        "backup/kvm/tank:vm:web@s1-kept-7": True,  # an older snapshot whose name was used again
+        "backup/kvm/tank:vm:web-kept@s1": False,
+        "backup/kvm/tank:vm:web-kept-s3@s1": False,  # as the error of a diverged copy advises
+        "backup/kvm/tank:vm:web-kept-2@s1": False,
+    }
+    lines = "".join(f"web\t{name}\n" for name in names)
+    done = subprocess.run(
+        ["awk", "-F", "\t", program], input=lines, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[1::2] == [name for name, listed in names.items() if listed]
