@@ -323,7 +323,7 @@ def test_a_replicas_bundles_are_pruned_over_there(guests, there, tmp_path):
     outcome = snaporch("--config", str(config), "prune", "--json")
     assert outcome.status == 0, outcome.err
     trashed = [item for item in outcome.json["items"] if item["action"] == "trash"]
-    assert bundle.name in {Path(item["path"]).name for item in trashed}
+    assert [Path(item["path"]).name for item in trashed] == [bundle.name]
     assert not (there / bundle.parent.name / bundle.name).exists()
     assert json.loads(next((there / ".trash").glob(f"*{bundle.name}/copy.json")).read_text()) == {
         "dataset": ROOT
@@ -331,12 +331,17 @@ def test_a_replicas_bundles_are_pruned_over_there(guests, there, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "status"),
-    [(["plain", "--to", "nowhere"], 4), (["--due", "--to", "offsite"], 2), ([], 2)],
+    ("words", "status", "reason"),
+    [
+        (["plain", "--to", "nowhere"], 4, "nowhere: no such replica"),
+        (["--due", "--to", "offsite"], 2, "expected DOMAIN"),
+        ([], 2, "expected DOMAIN"),
+    ],
 )
-def test_what_it_refuses(guests, words, status):
+def test_what_it_refuses(guests, words, status, reason):
     outcome = snaporch("replicate", *words)
     assert outcome.status == status, outcome.err
+    assert reason in outcome.err
     assert "Traceback" not in outcome.err
 
 

@@ -4,7 +4,7 @@ import concurrent.futures
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -16,6 +16,7 @@ from snaporch.bundle.manifest import read_manifest
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import (
+    BusyError,
     ExitCode,
     InterruptedRunError,
     NotFoundError,
@@ -24,6 +25,7 @@ from snaporch.errors import (
 )
 from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.clone_xml import NAMESPACE
+from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal
 from snaporch.locks import domain_lock, lock_holder
 from snaporch.model import DomainState, GroupRun, Level, Strategy
@@ -88,6 +90,26 @@ def test_all_members_are_frozen_before_any_pool_is_snapshotted_and_released_afte
     assert acts == ["hypervisor.capture"] * 2 + ["pool.snapshot"] * 2 + ["hypervisor.resume"] * 2
     assert seen == [{DomainState.PAUSED}] * 2
     assert all(pair.is_as_it_was(name) for name in ("app", "db"))
+
+
+def test_locks_are_taken_in_the_order_of_uuids(pair):
+    """Two groups with the same members, in whatever order, never wait for each other."""
+    for number in range(9):
+        pair.add_guest(f"more{number}", {"vda": f"tank/more{number}"})
+    guests = sorted(pair.hypervisor.guests.values(), key=lambda each: each.uuid)
+    first = next(g for g in guests if any(other.name < g.name for other in guests))
+    second = next(g for g in guests if g.name < first.name)
+    assert first.uuid < second.uuid
+    configured(pair, first.name, second.name)
+    with ExitStack() as held:
+        for guest in (first, second):
+            lock = domain_lock(
+                default_paths.LOCKS, guest.name, guest.uuid, "a test", wait=0, interrupt=Interrupt()
+            )
+            held.enter_context(lock)
+        (busy,) = take(pair, wait=0).failures
+    assert isinstance(busy, BusyError)
+    assert busy.thing == first.name
 
 
 def test_one_call_for_each_pool_over_all_domains(pair):
