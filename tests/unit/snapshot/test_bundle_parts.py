@@ -43,6 +43,7 @@ def test_ram_in_a_file_is_compressed_afterwards_and_the_raw_file_removed(capture
     capture.target.write_bytes(images.image())
     part = capture.seal(nothing)
     assert (part.name, part.compression, part.payload_bytes) == ("ram.save", "none", 5000)
+    assert capture.compressed_bytes == 5000
     assert names(tmp_path) == ["ram.save"]
 
 
