@@ -52,14 +52,16 @@ def main(
     """
     named = unit_configurations(unit_directories)
     try:
-        for each in (config, *sorted(file for file in named if file.exists())):
-            paths = load_config(each).paths
+        files = (config, *sorted(file for file in named if file.exists()))
+        used = [load_config(each).paths for each in files]
+        for paths in used:
             check_no_run(paths.journal)
-            left = f"the bundles below {paths.bundles} and {paths.journal.parent}"
-            output(f"snaporch: the ZFS snapshots, {left} stay\n")
     except SnaporchError as error:
         output(f"snaporch: {error.line()}\n")
         return error.exit_code
+    for paths in used:
+        left = f"the bundles below {paths.bundles} and {paths.journal.parent}"
+        output(f"snaporch: the ZFS snapshots, {left} stay\n")
     for file, units in sorted(named.items()):
         disable = f"systemctl disable --now {' '.join(sorted(units))}"
         output(f"snaporch: units with --config {file} stay, and cannot start: {disable}\n")

@@ -86,4 +86,5 @@ def test_journals_of_the_configuration_that_units_name_count(ask, tmp_path):
     (journals / "a.jsonl").write_text(journal("web"))
     code, text = ask()
     assert code == ExitCode.REFUSED
-    assert "web: a run has not ended" in text
+    assert text.startswith("snaporch: web: a run has not ended")
+    assert text.count("\n") == 1
