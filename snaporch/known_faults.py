@@ -224,12 +224,8 @@ def loads_from_pipes_only(emulator: str) -> bool:
 
 def needs_pipe(releases: Mapping[Component, str]) -> bool:
     """Return whether libvirt has to be asked to give QEMU a saved image through a pipe."""
-    library = parse_release(releases[Component.LIBVIRT])
-    return (
-        loads_from_pipes_only(releases[Component.QEMU])
-        and library is not None
-        and SAVED_GUESTS.affects(library)
-    )
+    faults = known_faults(Component.LIBVIRT, releases[Component.LIBVIRT])
+    return loads_from_pipes_only(releases[Component.QEMU]) and SAVED_GUESTS in faults
 
 
 def risks_overlays(emulator: str, disks: Iterable[Disk]) -> bool:
