@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from snaporch.errors import BusyError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import readers_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -42,3 +47,17 @@ class Story:
         """The snapshots and directories of safety copies."""
         snapshots = [name for name in self.world.pool.names() if "@snaporch-safety_" in name]
         return snapshots, list(self.world.paths.bundles.glob("*/safety-*"))
+
+    def refused_rollbacks(self, act):
+        """At each such act a restore tries to roll the guest back, and is refused; the tries."""
+        tried = []
+
+        def roll_back():
+            uuid, runtime = self.domain.uuid, self.world.paths.runtime
+            lock = readers_lock(runtime, "web", uuid, alone=True, interrupt=Interrupt())
+            with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
+                pass
+            tried.append(uuid)
+
+        self.world.hooks.at[act] = roll_back
+        return tried

@@ -33,8 +33,6 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.clone_xml import SharedError, clone_of
 from snaporch.hypervisor.domain_xml import disks, parse, tpm_state
-from snaporch.interrupt import Interrupt
-from snaporch.locks import readers_lock
 from snaporch.model import DatasetKind, DomainState, TpmState
 from snaporch.restore.source import (
     IncompleteError,
@@ -129,16 +127,7 @@ def test_the_original_is_left_alone(original, world):
 
 
 def test_nothing_is_rolled_back_while_a_snapshot_is_cloned(original, world):
-    tried = []
-
-    def roll_back():
-        uuid = original.domain.uuid
-        lock = readers_lock(world.paths.runtime, "web", uuid, alone=True, interrupt=Interrupt())
-        with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
-            pass
-        tried.append(uuid)
-
-    world.hooks.at["hypervisor.restore"] = roll_back
+    tried = original.refused_rollbacks("hypervisor.restore")
     make(world)
     assert tried
 

@@ -26,8 +26,6 @@ from snaporch.errors import (
 )
 from snaporch.extract import disk_reader
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
-from snaporch.interrupt import Interrupt
-from snaporch.locks import readers_lock
 from snaporch.model import (
     BundleState,
     DatasetKind,
@@ -355,16 +353,7 @@ def failed_steps(world):
 
 
 def test_nothing_is_rolled_back_while_a_snapshot_is_verified(original, world):
-    tried = []
-
-    def roll_back():
-        uuid = original.domain.uuid
-        lock = readers_lock(world.paths.runtime, "web", uuid, alone=True, interrupt=Interrupt())
-        with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
-            pass
-        tried.append(uuid)
-
-    world.hooks.at["hypervisor.restore"] = roll_back
+    tried = original.refused_rollbacks("hypervisor.restore")
     assert check(world).passed
     assert tried
 
