@@ -316,6 +316,7 @@ def test_a_replicas_bundles_are_pruned_over_there(guests, there, tmp_path):
     taken = listed(guest)
     config = tmp_path / "there.toml"
     config.write_text(f'[paths]\nbundles = "{there}"\n')
+    must("snaporch", "--config", str(config), "prune")  # what other tests destroyed
     for dataset in datasets(guest):
         for name in (dataset, copy(dataset), copy(dataset, "backup/slow")):
             run("zfs", "destroy", f"{name}@{to_delete}")

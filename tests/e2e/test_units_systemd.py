@@ -113,6 +113,7 @@ def test_verifications_are_in_the_slice_behind_everything(guest, tmp_path):
 
 def test_the_daemon_verifies(guest):
     unit = "snaporch.service"
+    CONFIG.write_text(POLICY.format(name="other") + 'verify = "weekly"\n')
     must("zfs", "inherit", "snaporch:verified", *zfs_snapshots("_other"))
     must("systemctl", "start", unit)
     done = "verify: united@"
