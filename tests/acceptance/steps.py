@@ -157,10 +157,20 @@ def install():
     show("systemctl", "try-restart", "libvirtd")
     for number, pool in ((1, "tank"), (2, "flash"), (3, "backup")):
         show("zpool", "create", pool, f"/dev/vd{'abcd'[number]}")
-    status, text = attempt("snaporch", "check")
-    assert "Traceback" not in text
-    assert status in (0, 1), status
+    show_check()
     show("snaporch", "status")
+
+
+def show_check():
+    """No finding but hints, and the known fault of libvirt before 12.1 with QEMU 11."""
+    text = attempt("snaporch", "check")[1]
+    assert "Traceback" not in text
+    listing = subprocess.run(
+        ["snaporch", "check", "--json"], capture_output=True, text=True, check=False
+    )
+    found = json.loads(listing.stdout)
+    wrong = {each["code"] for each in found if each["severity"] != "hint"}
+    assert wrong <= {"saved-guests"}, wrong
 
 
 def confined():
