@@ -148,7 +148,7 @@ def last_count(guest):
 
 def install():
     """README, "Install"."""
-    (deb,) = TOP.glob("*.deb")
+    (deb,) = TOP.glob("snaporch*.deb")
     show("apt-get", "-q", "install", "-y", str(deb))
     assert show("snaporch", "--version").split()[0] == "snaporch"
     for unit in UNITS:
@@ -454,7 +454,7 @@ def shutdown_after():
 
 def upgrade():
     """A newer version is installed while the timer or the daemon runs, and others in the slice."""
-    (deb,) = TOP.glob("*.deb")
+    (deb,) = TOP.glob("snaporch*.deb")
     work = TOP / "upgrade"
     show("dpkg-deb", "-R", str(deb), str(work))
     control = work / "DEBIAN/control"
@@ -495,7 +495,7 @@ def running_state():
 def removal():
     """docs/how-to/install.md, "Remove": what stays is named, and guests go on."""
     guest = existing("flushed")
-    (deb,) = TOP.glob("*.deb")
+    (deb,) = TOP.glob("snaporch*.deb")
     package = show("dpkg-deb", "-f", str(deb), "Package").strip()
     text = show("apt-get", "remove", "-y", package)
     assert "stay" in text
