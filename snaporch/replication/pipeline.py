@@ -19,14 +19,21 @@ class Pipeline:
     """Running commands in a process group of their own, which can be ended as a whole.
 
     Args:
-        commands: each as its words; the first one reads nothing.
+        commands: each as its words.
         output: gets the errors of all commands, and what the last one prints.
+        first: a file that the first command reads, from its position on; nothing by default. The
+            caller closes it.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]], output: IO[bytes]) -> None:
+    def __init__(
+        self,
+        commands: Sequence[Sequence[str]],
+        output: IO[bytes],
+        first: IO[bytes] | None = None,
+    ) -> None:
         environment = {**os.environ, "LC_ALL": "C", "PATH": search_path()}
         self._processes: list[subprocess.Popen[bytes]] = []
-        source: IO[bytes] | None = None
+        source = first
         for words in commands:
             is_last = words is commands[-1]
             process = subprocess.Popen(
@@ -38,7 +45,7 @@ class Pipeline:
                 process_group=self._processes[0].pid if self._processes else 0,
             )
             self._processes.append(process)
-            if source is not None:
+            if source is not None and source is not first:
                 source.close()  # a command must notice that its reader has exited
             source = process.stdout
         self.pids = [process.pid for process in self._processes]

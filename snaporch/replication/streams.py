@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from snaporch.model import PoolSnapshot
@@ -52,13 +53,14 @@ class Originals(NamedTuple):
         return births | {each.guid: each.createtxg for each in self.snapshots}
 
 
-def streams(ours: Originals, newest: int | None) -> list[Stream]:
+def streams(ours: Originals, newest: int | None, *, one_by_one: bool = False) -> list[Stream]:
     """The streams that a copy needs, in this order.
 
     Args:
         ours: the dataset; its snapshots are never empty.
         newest: the GUID of the copy's newest snapshot, which this host has, or has a bookmark of;
             None if the copy has no snapshot.
+        one_by_one: a stream for each snapshot.
     """
     wanted = [each.full_name for each in later(ours, newest)]
     if not wanted:
@@ -66,6 +68,8 @@ def streams(ours: Originals, newest: int | None) -> list[Stream]:
     names = {mark.guid: name for name, mark in ours.bookmarks.items()}
     names |= {each.guid: each.full_name for each in ours.snapshots}
     base = "" if newest is None else names[newest]
+    if one_by_one:
+        return [Stream(*pair) for pair in pairwise([base, *wanted])]
     found = []
     if "@" not in base:  # such a stream has only one snapshot
         found.append(Stream(base, wanted[0]))

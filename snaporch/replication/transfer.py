@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -49,7 +50,13 @@ class Transfers:
         self._progress = progress
         self._end_seconds = end_seconds
 
-    def run(self, *commands: Sequence[str], through: int, size: int) -> tuple[int, list[str]]:
+    def run(
+        self,
+        *commands: Sequence[str],
+        through: int,
+        size: int,
+        source: IO[bytes] | None = None,
+    ) -> tuple[int, list[str]]:
         """Run a transfer, which may take hours, and report the bytes; end it when no data moves.
 
         Args:
@@ -57,6 +64,7 @@ class Transfers:
             through: the index of a command that reads and writes all data, such as mbuffer: what
                 ``zfs send`` writes in the kernel is not counted.
             size: the expected bytes; 0 if that is not known, and nothing is reported.
+            source: a file that the first command reads, from its position on; nothing by default.
 
         Returns:
             The exit status, and the lines of output.
@@ -66,7 +74,7 @@ class Transfers:
             if size:
                 self._progress.amount(self._name, passed_bytes(process.pids[through]), size)
 
-        status, text = self._run(commands, None, report)
+        status, text = self._run(commands, None, report, source)
         return status, text_lines(text)
 
     def output(self, *command: str, limit: float) -> tuple[int, str]:
@@ -85,6 +93,7 @@ class Transfers:
         commands: Sequence[Sequence[str]],
         limit: float | None,
         report: Callable[[Pipeline], None],
+        source: IO[bytes] | None = None,
     ) -> tuple[int, str]:
         """Run commands; a file gets their output: a child that stays would hold a pipe open.
 
@@ -92,6 +101,7 @@ class Transfers:
             commands: each gets the output of the one before it.
             limit: seconds; None for as long as data moves.
             report: called several times a second.
+            source: the first command reads it; nothing by default.
 
         Returns:
             The exit status, and the output.
@@ -100,7 +110,7 @@ class Transfers:
             check_installed(command[0])
         words = [word for command in commands for word in ("|", *command)][1:]
         with self.local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
-            process = Pipeline(commands, output)
+            process = Pipeline(commands, output, source)
             try:
                 status = self._wait(process, output, limit, report)
             finally:
@@ -143,6 +153,19 @@ class Transfers:
                     f"no data moved for {STALL_SECONDS // 60} minutes, so the transfer was ended",
                     f"see: zpool status, on {self._label}",
                 )
+
+
+def buffer_words(rate: int) -> list[str]:
+    """The command in the middle of a transfer, whose bytes are counted: mbuffer, or else ``cat``.
+
+    Without a command between them, only the kernel would count what others move.
+
+    Args:
+        rate: the most MiB a second; 0 for no limit. ``cat`` has none.
+    """
+    if shutil.which("mbuffer") is None:
+        return ["cat"]
+    return ["mbuffer", "-q", "-s", "128k", "-m", "16M", *(["-R", f"{rate}M"] if rate else [])]
 
 
 def text_lines(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 from snaporch.command_log import LoggedCommand
 from snaporch.default_paths import HOST
@@ -65,7 +66,7 @@ class ZfsCommand:
         self._run_program = run
 
     @classmethod
-    def open(cls, dev: Path = HOST.dev, more: str = "/usr/sbin:/sbin") -> ZfsCommand:
+    def open(cls, dev: Path = HOST.dev, more: str = "/usr/sbin:/sbin") -> Self:
         """Find ``zfs`` and check that its kernel module is loaded and accessible.
 
         Args:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from snaporch.model import PoolSnapshot
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
-from snaporch.zfs.cli import ZfsCommand
+from snaporch.zfs.copies import CopiesZfs
 from snaporch.zfs.interface import PoolError
 from snaporch.zfs.mount_users import BlockingMount
 
@@ -23,7 +22,7 @@ and no volume has a device, whose partitions the host would scan."""
 _OR_FAILED = " || failed=1; "
 
 
-class RemoteZfs(ZfsCommand):
+class RemoteZfs(CopiesZfs):
     """:class:`~snaporch.zfs.interface.Pool` by running ``zfs`` on a host."""
 
     def __init__(self, host: Host) -> None:
@@ -50,27 +49,6 @@ class RemoteZfs(ZfsCommand):
             PoolError: always.
         """
         raise PoolError(snapshot, "is on another host, and cannot be mounted here")
-
-    def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
-        """The snapshots of those of the datasets that exist, oldest first.
-
-        Args:
-            root: the dataset that all of them are directly below; its presence in the listing
-                distinguishes missing datasets from a pool that is not imported.
-            datasets: their names.
-
-        Raises:
-            PoolError: the listing failed, or does not contain ``root``.
-        """
-        try:
-            return self._snapshots("-d", "1", names=[root, *datasets], root=root)
-        except PoolError:
-            listing = ("list", "-H", "-t", "filesystem,volume", "-d", "1", "-o", "name", root)
-            present = self._run(*listing).splitlines()
-            if set(present).issuperset(datasets):
-                raise
-        names = [root, *(name for name in datasets if name in present)]
-        return self._snapshots("-d", "1", names=names, root=root)
 
     def make(self, dataset: str) -> None:
         """Create the dataset of all copies, and its parents, unless they exist.

@@ -272,7 +272,7 @@ def test_the_policies_of_datasets_come_back_with_the_copies(there, scratch, root
 def copied_policy(there, dataset):
     if isinstance(there, FakeReplica):
         return there.policies.get(dataset, "")
-    copy = there._copy_name(dataset)
+    copy = there.copy_name(dataset)
     words = ["zfs", "get", "-H", "-o", "value", "snaporch:policy", copy]
     value = subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
     return value.removeprefix("-")
@@ -409,7 +409,7 @@ def secret():
 @pytest.mark.lab
 def test_an_interrupted_raw_transfer_is_continued(secret):
     name, there, heard = secret
-    cut(f"-w {name}@a", there._copy_name(name))
+    cut(f"-w {name}@a", there.copy_name(name))
     there.send(name, raw=True, until=ALL)
     assert names(there, name) == [f"{name}@a"]
     assert heard.notes == []
@@ -419,7 +419,7 @@ def test_an_interrupted_raw_transfer_is_continued(secret):
 def test_an_encrypted_dataset_is_not_continued_in_clear(secret):
     """The key is loaded here: ``zfs send -t`` alone would send what the token asks for."""
     name, there, heard = secret
-    copy = there._copy_name(name)
+    copy = there.copy_name(name)
     cut(f"{name}@a", copy)
     there.send(name, raw=True, until=ALL)
     assert names(there, name) == [f"{name}@a"]
@@ -444,7 +444,7 @@ def test_an_interrupted_increment_from_a_bookmark_is_continued(tmp_path):
         scratch.write(root, os.urandom(24 << 20))
         pool.snapshot([f"{root}@b"], {})
         take(scratch, "c")
-        cut(f"-Lce -i {root}#place {root}@b", there._copy_name(root))
+        cut(f"-Lce -i {root}#place {root}@b", there.copy_name(root))
         there.send(root, raw=False, until=ALL)
         assert names(there, root) == [f"{root}@{name}" for name in "abc"]
         assert heard.notes == []
@@ -483,7 +483,7 @@ def test_nothing_of_a_replica_is_mounted_and_no_volume_has_a_device(tmp_path):
         assert volumes(more_than=before) == before + 1
         scratch.pool.snapshot([f"{volume}@a"], {})
         there.send(volume, raw=False, until=ALL)
-        copy, back = there._copy_name(volume), f"{scratch.root}/back"
+        copy, back = there.copy_name(volume), f"{scratch.root}/back"
         assert shell(f"zfs send -p {copy}@a | zfs receive -u {back}").returncode == 0
         assert volumes(more_than=before + 1) == before + 2, "what came back has a device again"
     finally:
@@ -520,7 +520,7 @@ def test_after_the_rename_in_the_error_a_name_can_be_used_again(replica):
 def test_a_changed_copy_of_an_interrupted_transfer_ends_with_the_rollback_that_it_needs(replica):
     """ZFS finds the change only when the whole stream has arrived."""
     scratch, there, heard = replica
-    root, copy = scratch.root, there._copy_name(scratch.root)
+    root, copy = scratch.root, there.copy_name(scratch.root)
     take(scratch, "a")
     there.send(root, raw=False, until=ALL)
     scratch.write(root, os.urandom(24 << 20))
@@ -542,7 +542,7 @@ def test_a_changed_copy_of_an_interrupted_transfer_ends_with_the_rollback_that_i
 @pytest.mark.parametrize("way", ["keep", "discard"])
 def test_a_diverged_copy_with_a_part_of_a_transfer_can_be_kept_or_discarded(replica, way):
     scratch, there, _ = replica
-    root, copy = scratch.root, there._copy_name(scratch.root)
+    root, copy = scratch.root, there.copy_name(scratch.root)
     take(scratch, "a", "b")
     there.send(root, raw=False, until=ALL)
     scratch.write(root, os.urandom(24 << 20))

@@ -1,0 +1,300 @@
+"""Send the snapshots that a copy lacks, by ``zfs send``, and continue what was interrupted.
+
+This is the same for each way to reach the copies; :class:`Copies` is what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from snaporch.config import Replica
+from snaporch.errors import SnaporchError
+from snaporch.model import PoolSnapshot
+from snaporch.progress import Progress
+from snaporch.remote_host import LIMIT_SECONDS
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.streams import (
+    NO_TOKEN,
+    RAW,
+    Originals,
+    is_token,
+    later,
+    streams,
+    token_refusal,
+)
+from snaporch.replication.transfer import Transfers, buffer_words, text_lines
+from snaporch.zfs import Pool
+
+_NAMED = 5
+"""How many snapshots a message names."""
+_SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
+_OTHER_OBSTACLE = re.compile(
+    "incomplete stream|checksum|I/O error|Input/output|busy|space|quota|suspended|key|permission"
+)
+"""In errors of ``zfs receive`` that a new stream meets, too, or that the same one may not meet."""
+
+
+class CopyState(NamedTuple):
+    """What a copy has besides its snapshots."""
+
+    written: str
+    """The bytes written since its newest snapshot; empty if there is no copy."""
+    token: str
+    """Its resume token; :data:`~snaporch.replication.streams.NO_TOKEN` without one."""
+
+
+class Copies(Protocol):
+    """The copies on a replica, as sending needs them."""
+
+    def copy_name(self, name: str) -> str:
+        """The full name on the replica of the copy of this host's dataset or snapshot."""
+
+    def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+
+    def state(self, dataset: str) -> CopyState:
+        """The state of the copy of a dataset.
+
+        Raises:
+            SnaporchError: the replica does not answer.
+        """
+
+    def is_encrypted(self) -> bool:
+        """Whether the dataset that has all copies below it is encrypted.
+
+        Raises:
+            SnaporchError: the replica does not answer.
+        """
+
+    def receiver(self, dataset: str) -> list[str]:
+        """The command that reads a stream and appends it to the copy of a dataset.
+
+        It records its position, so that the next transfer can continue.
+        """
+
+    def discard_partial(self, dataset: str) -> None:
+        """Discard the part of a snapshot that arrived by an interrupted transfer.
+
+        Raises:
+            SnaporchError: the replica does not answer, or does not permit it.
+        """
+
+    def commands(self, *commands: Sequence[str]) -> str:
+        """Commands on the replica, as a text for an admin."""
+
+
+class StreamSender:
+    """Sends what the copies of one replica lack.
+
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+        pool: the pools of this host.
+        transfers: run the transfers.
+        progress: gets notes.
+        label: names the replica's host, for messages.
+        copies: the replica's side.
+        one_by_one: send each snapshot in a stream of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        replica: Replica,
+        pool: Pool,
+        transfers: Transfers,
+        progress: Progress,
+        label: str,
+        copies: Copies,
+        *,
+        one_by_one: bool = False,
+    ) -> None:
+        self._name = name
+        self._replica = replica
+        self._here = pool
+        self._transfers = transfers
+        self._progress = progress
+        self._label = label
+        self._copies = copies
+        self._one_by_one = one_by_one
+        self._encrypts: bool | None = None
+
+    def send(self, dataset: str, *, raw: bool, until: int) -> None:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        ours, newest = self._both(dataset, until)
+        if self._resume(ours, newest, raw=raw):
+            ours, newest = self._both(dataset, until)
+        options = self._send_options(raw=raw)
+        for base, snapshot in streams(ours, newest, one_by_one=self._one_by_one):
+            all_between = "@" in base and not self._one_by_one
+            begin = ["-I" if all_between else "-i", base] if base else []
+            self._transfer(dataset, [f"-{options}", *begin, snapshot])
+
+    def _both(self, dataset: str, until: int) -> tuple[Originals, int | None]:
+        """What this host has of a dataset, and the GUID of the replica's newest snapshot.
+
+        Args:
+            until: the txg of the newest snapshot to copy; later ones are left out.
+
+        Raises:
+            ReplicaError: there is nothing to send, or no base.
+        """
+        pool = self._here
+        found = [each for each in pool.snapshots([dataset]) if each.createtxg <= until]
+        ours = Originals(dataset, found, pool.bookmarks(dataset))
+        theirs = self._copies.snapshots([dataset])
+        thing = f"{self._name}: {dataset}"
+        if not found:
+            raise ReplicaError(thing, "has no snapshots")
+        if theirs and theirs[-1].guid not in ours.births:
+            reason = f"this host has neither {theirs[-1].full_name} nor a bookmark of it"
+            raise ReplicaError(thing, reason, _SEE)
+        newest = theirs[-1].guid if theirs else None
+        names = {each.name for each in later(ours, newest)}
+        if same := [each for each in theirs if each.name in names]:
+            raise self._used_again(dataset, same)
+        return ours, newest
+
+    def _used_again(self, dataset: str, same: Sequence[PoolSnapshot]) -> ReplicaError:
+        """The error for snapshots of a copy whose names newer snapshots of this host have.
+
+        ZFS receives no second snapshot of a name. A renamed one keeps its GUID.
+        """
+        copy = self._copies.copy_name(dataset)
+        names = _listed([each.name for each in same])
+        renames = (
+            ("zfs", "rename", f"{copy}@{each.name}", f"{copy}@{each.name}-kept-{each.guid}")
+            for each in same
+        )
+        return ReplicaError(
+            f"{self._name}: {dataset}",
+            f"{copy} has older snapshots of the same names, which were used again ({names})",
+            f"keep them under other names: {self._copies.commands(*renames)}, and replicate again",
+        )
+
+    def _resume(self, ours: Originals, newest: int | None, *, raw: bool, refusal: str = "") -> bool:
+        """Continue the transfer that was interrupted, if this host would send that stream now.
+
+        Otherwise, or if the replica refuses that twice, what arrived of it is discarded: this host
+        still has all of it.
+
+        Args:
+            refusal: why the replica has refused it before.
+
+        Returns:
+            Whether a snapshot has arrived.
+        """
+        _, token = self._copies.state(ours.dataset)
+        if token == NO_TOKEN:
+            return False
+        words = ["-w"] if raw else []  # whatever the token says
+        reason = self._token_refusal(ours, newest, token, words)
+        if not reason:
+            try:
+                self._transfer(ours.dataset, [*words, "-t", token])
+            except ReplicaError as error:
+                if not _is_refusal(error.reason):
+                    raise
+                if not refusal:
+                    return self._resume(ours, newest, raw=raw, refusal=error.reason)
+                reason = f"the replica refuses to continue it: {error.reason}"
+            else:
+                return True
+        text = f"an interrupted transfer is not continued, but begins again: {reason}"
+        self._progress.note(f"{self._name}: {ours.dataset}", text)
+        self._copies.discard_partial(ours.dataset)
+        return False
+
+    def _token_refusal(
+        self, ours: Originals, newest: int | None, token: str, words: Sequence[str]
+    ) -> str:
+        """Why a token must not be used; empty if it may be."""
+        if not is_token(token):
+            return "its token has no valid form"
+        check = ["zfs", "send", "-nvP", *words, "-t", token]
+        status, report = self._transfers.output(*check, limit=LIMIT_SECONDS)
+        if status != 0:
+            return _reason(text_lines(report))
+        return token_refusal(report, ours, newest, self._send_options(raw=bool(words)))
+
+    def _transfer(self, dataset: str, words: Sequence[str]) -> None:
+        """Run ``zfs send`` here, and what receives it on the replica."""
+        receive, size = self._copies.receiver(dataset), self._size(words)
+        commands = (["zfs", "send", *words], buffer_words(self._replica.rate), receive)
+        status, lines = self._transfers.run(*commands, through=1, size=size)
+        if status != 0:
+            step = self._way_out(dataset)
+            raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
+
+    def _size(self, words: Sequence[str]) -> int:
+        """The expected bytes of a stream; 0 if ``zfs send`` does not say."""
+        _, report = self._transfers.output("zfs", "send", "-nP", *words, limit=LIMIT_SECONDS)
+        sizes = re.findall(r"^size\t([0-9]{1,20})$", report, re.MULTILINE)
+        return int(sizes[-1]) if sizes else 0
+
+    def _way_out(self, dataset: str) -> str:
+        """What to do after a failed transfer, by the state of the copy.
+
+        ZFS receives only what follows the copy's newest snapshot, and the copy must not have been
+        changed since; without a snapshot it must not exist. No command here destroys a snapshot.
+        """
+        copy = self._copies.copy_name(dataset)
+        try:
+            written, token = self._copies.state(dataset)
+            newest = [each.name for each in self._copies.snapshots([dataset])][-1:]
+        except SnaporchError:
+            return _SEE
+        if token != NO_TOKEN:
+            discard = self._copies.commands(["zfs", "receive", "-A", copy])
+            return f"try again; if this error comes again, discard what arrived: {discard}"
+        if written in ("", "0"):
+            return _SEE
+        if not newest:
+            destroy = self._copies.commands(["zfs", "destroy", copy])
+            return f"the copy has no snapshot; to send all again: {destroy}"
+        rollback = self._copies.commands(["zfs", "rollback", f"{copy}@{newest[0]}"])
+        return f"the copy was changed; to discard what follows its newest snapshot: {rollback}"
+
+    def _send_options(self, *, raw: bool) -> str:
+        """Options of ``zfs send``: blocks as they are on the disks.
+
+        An encrypted dataset cannot receive embedded blocks (``-e``).
+        """
+        if raw:
+            return RAW
+        if self._encrypts is None:
+            self._encrypts = self._copies.is_encrypted()
+        return "Lc" if self._encrypts else "Lce"
+
+    def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        copy = self._copies.copy_name(dataset)
+        reason = (
+            f"{copy} on {self._label} has diverged, as after a restore: "
+            f"it ends with snapshots that may exist nowhere else ({_listed(only_there)})"
+        )
+        keep = self._copies.commands(["zfs", "rename", copy, f"{copy}-kept-{only_there[-1]}"])
+        step = f"keep them: {keep}, and the next replication sends a full copy; or discard them"
+        return ReplicaError(
+            f"{self._name}: {dataset}", reason, f"{step}: see docs/how-to/replication.md"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names of snapshots, for a message."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"@{each}" for each in names[:_NAMED]) + more
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """The reason of a failure, from the output of ``zfs`` and ssh."""
+    reason = next((line for line in lines if line.startswith("cannot ")), "")
+    others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
+    return reason or (others or lines or ["zfs send failed without output"])[-1]
+
+
+def _is_refusal(reason: str) -> bool:
+    """Whether ``zfs receive`` refused a stream, for a reason that another stream may not have."""
+    return reason.startswith("cannot receive ") and not _OTHER_OBSTACLE.search(reason)
