@@ -1,0 +1,104 @@
+"""ZFS as an append-only replica uses it: nothing here destroys, rolls back, renames or overwrites.
+
+The receiving user needs no root, but ``zfs allow``.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import re
+import subprocess
+import tempfile
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from snaporch.command_log import LoggedCommand
+from snaporch.zfs.copies import CopiesZfs
+from snaporch.zfs.interface import PoolError
+
+_BLOCK = 1 << 20
+_ERROR_BYTES = 1 << 16
+_GRANT = re.compile(r"\t(user|group) (\S+) (\S+)|\teveryone (\S+)")
+_RELEASE = Path("/sys/module/zfs/version")
+
+
+class ReceivedZfs(CopiesZfs):
+    """The copies below one dataset, for the user that receives them."""
+
+    def kernel_release(self, path: Path = _RELEASE) -> str:
+        """The version of the kernel's OpenZFS; empty if it is unknown."""
+        try:
+            return path.read_text().strip()
+        except OSError:
+            return ""
+
+    def permissions(self, dataset: str) -> frozenset[str]:
+        """What ``zfs allow`` permits to this user on a dataset.
+
+        Raises:
+            PoolError: the dataset does not exist.
+        """
+        user = pwd.getpwuid(os.geteuid()).pw_name
+        groups = set()
+        for number in {os.getegid(), *os.getgroups()}:
+            with suppress(KeyError):
+                groups.add(grp.getgrgid(number).gr_name)
+        found: set[str] = set()
+        for kind, name, permitted, of_all in _GRANT.findall(self._run("allow", dataset)):
+            if of_all or name in ({user} if kind == "user" else groups):
+                found |= {*(permitted or of_all).split(",")}
+        return frozenset(found)
+
+    def values(self, dataset: str, properties: Collection[str]) -> dict[str, str]:
+        """The values of properties of ZFS's own.
+
+        Raises:
+            PoolError: the dataset does not exist.
+        """
+        listing = self._run("get", "-Hp", "-o", "property,value", ",".join(properties), dataset)
+        return dict(line.split("\t", 1) for line in listing.splitlines())
+
+    def append(self, snapshot: str, header: bytes, rest: BinaryIO) -> None:
+        """Receive a snapshot that follows the newest one of its dataset, or makes the dataset.
+
+        An interrupted transfer can be continued. Never ``-F``: that discards what is there.
+
+        Args:
+            snapshot: its full name.
+            header: the first bytes of the stream.
+            rest: the other bytes.
+
+        Raises:
+            PoolError: ZFS refused the stream, or it is incomplete.
+        """
+        words = ("receive", "-s", "-u", snapshot)
+        with LoggedCommand("zfs", *words) as log, tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [self._zfs, *words],
+                stdin=subprocess.PIPE,
+                stdout=errors,
+                stderr=errors,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+            with suppress(BrokenPipeError), process.stdin as receiver:  # type: ignore[union-attr]
+                block = header
+                while block:
+                    receiver.write(block)
+                    block = rest.read(_BLOCK)
+            log.exited(process.wait())
+            errors.seek(0)
+            said = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
+        if process.returncode != 0:
+            raise PoolError(f"zfs receive {snapshot}", said or f"status {process.returncode}")
+
+    def discard_partial(self, dataset: str) -> None:
+        """Discard the part of a snapshot that arrived by an interrupted transfer.
+
+        Raises:
+            PoolError: there is none, or ``zfs allow`` does not permit it.
+        """
+        self._run("receive", "-A", dataset)
