@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from snaporch.catalog.records import marked_by
+from snaporch.catalog.records import COPY, marked_by
 from snaporch.model import PoolSnapshot
 from snaporch.zfs import PREFIX, Pool
 
@@ -14,6 +14,24 @@ REPLICATED = "replicated"
 """The replicas that have all of the run: every snapshot, and the bundle."""
 DROPPED = "dropped"
 """The replicas that lack a snapshot, and cannot get it any more because they have a newer one."""
+
+COPIED = (
+    "run",
+    "level",
+    "torn",
+    "bundle",
+    "uuid",
+    "domain",
+    "verified",
+    "retention",
+    "group",
+    "note",
+)
+"""Properties of a snapshot that are set on its copy."""
+OF_PAGES = ("ram", "ram-pools")
+"""Those of a snapshot of a page dataset."""
+MARKS = (*COPIED, *OF_PAGES, COPY)
+"""All properties that a copy can have."""
 
 
 def record_presence(

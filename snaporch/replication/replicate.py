@@ -19,6 +19,7 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import COPY, by_dataset, marked_by
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.journal import read_journals
 from snaporch.locks import (
     REPLICATING,
     domain_lock,
@@ -30,26 +31,19 @@ from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
 from snaporch.replication.interface import Destination, ReplicaError
-from snaporch.replication.marks import DROPPED, REPLICATED, record_presence, replicas
+from snaporch.replication.marks import (
+    COPIED,
+    DROPPED,
+    OF_PAGES,
+    REPLICATED,
+    record_presence,
+    replicas,
+)
 from snaporch.replication.members import Originals, nesting_reason
 from snaporch.systemd.low_priority import lower_priority
 
 REPLICATION = "replication"
 """The name of the lock that lets one replication run at a time on a host."""
-_COPIED_PROPERTIES = (
-    "run",
-    "level",
-    "torn",
-    "bundle",
-    "uuid",
-    "domain",
-    "verified",
-    "retention",
-    "group",
-    "note",
-)
-"""Properties of a snapshot that are set on its copy."""
-_PAGE_PROPERTIES = ("ram", "ram-pools")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +137,8 @@ class _Transfer:
         self._unmarked: set[str] = set()
         """Snapshots of this host whose copies may lack properties."""
         self._read = 0
+        self._under_way: frozenset[str] = frozenset()
+        """Runs that were under way before this host's snapshots were listed."""
 
     def run(self, *, recheck: bool) -> ReplicationResult:
         pool = self._context.pool
@@ -159,6 +155,7 @@ class _Transfer:
         self._remove_false_marks(_by_guid(arrived))
         if self._send_all(datasets, by_dataset(arrived)):
             arrived = self._destination.snapshots(datasets)
+        self._under_way = _runs_under_way(self._context)
         ours, theirs = pool.snapshots(datasets), _by_guid(arrived)
         self._members = self._originals.members(ours)
         self._tidy_bookmarks(by_dataset(arrived))
@@ -408,12 +405,15 @@ class _Transfer:
     ) -> None:
         """Set the properties of the copies: a stream that was resumed does not carry them."""
         marks = {}
+        unfinished = self._under_way | _runs_under_way(self._context)
         for snapshot in ours:
+            if snapshot.properties.get("run") in unfinished:
+                continue  # its level changes, and not every replica changes a property again
             other = theirs.get((snapshot.dataset, snapshot.guid))
             wanted = {
                 key: value
                 for key, value in snapshot.properties.items()
-                if key in (*_COPIED_PROPERTIES, *_PAGE_PROPERTIES)
+                if key in (*COPIED, *OF_PAGES)
             }
             if wanted:
                 wanted[COPY] = self._name
@@ -497,6 +497,10 @@ class _Transfer:
         If its RAM was moved into pages meanwhile, the next replication copies these.
         """
         return _manifest(self._context, record) == self._manifests[record.run]
+
+
+def _runs_under_way(context: Context) -> frozenset[str]:
+    return frozenset(each.facts.run for each in read_journals(context.config.paths.journal))
 
 
 def _by_guid(snapshots: Iterable[PoolSnapshot]) -> dict[tuple[str, int], PoolSnapshot]:

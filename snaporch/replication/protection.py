@@ -1,0 +1,35 @@
+"""How well an append-only replica is protected from a host that was taken over: a pure decision."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from snaporch.known_faults import parse_release
+
+_APPENDING = (2, 3, 2)
+"""The first OpenZFS with the permission ``receive:append``."""
+_HARMFUL = frozenset(
+    {"clone", "destroy", "mountpoint", "promote", "readonly", "receive", "rename", "rollback"}
+)
+"""Permissions of ``zfs allow`` that append-only copies do not need, and that can change copies."""
+
+
+def weakness(release: str, permissions: Collection[str], *, is_root: bool) -> str:
+    """Why only ``snaporch receive`` protects the copies, and ZFS does not; empty if it does, too.
+
+    Args:
+        release: of OpenZFS on the replica.
+        permissions: what ``zfs allow`` permits to the receiving user.
+        is_root: the receiving user is root.
+    """
+    if is_root:
+        return "its receiving user is root, whom ZFS permits everything"
+    found = parse_release(release)
+    if found is not None and found < _APPENDING and "receive" in permissions:
+        return (
+            f"OpenZFS {release} there is older than 2.3.2 and has no permission receive:append; "
+            "receive permits zfs receive -F, too"
+        )
+    if harmful := sorted(_HARMFUL.intersection(permissions)):
+        return f"zfs allow there permits more than is needed: {', '.join(harmful)}"
+    return ""

@@ -1,0 +1,57 @@
+"""The first record of a stream of ``zfs send``, which an append-only replica checks.
+
+Only a stream of one snapshot is accepted. A package of streams (``zfs send -p``, ``-R``, ``-I``)
+can contain properties, renames and a list of what to destroy. A clone would pin its origin, which
+then cannot be pruned. The rest of a stream is checked by ZFS.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from snaporch.errors import RefusedError
+from snaporch.names import is_snapshot, quoted
+
+HEADER_BYTES = 312
+"""Of a ``dmu_replay_record`` (zfs_ioctl.h), whatever its type."""
+_MAGIC = 0x2F5BACBAC
+_LAYOUT = "IIQQQIIQQ256s"
+"""``DRR_BEGIN``: type, payload; magic, version, time, kind, flags, two GUIDs, name."""
+_BEGIN = 0
+_ONE_SNAPSHOT = 1
+"""``DMU_SUBSTREAM``, of the two lowest bits of the version; a package has 2."""
+_HEADER_TYPE = 3
+_CLONE = 1
+"""``DRR_FLAG_CLONE``"""
+
+
+def sent_snapshot(header: bytes) -> str:
+    """The name of the snapshot that a stream contains, without its dataset.
+
+    Args:
+        header: the first :data:`HEADER_BYTES` bytes of the stream.
+
+    Raises:
+        RefusedError: it is not the beginning of a stream of one snapshot.
+    """
+    if len(header) != HEADER_BYTES:
+        raise _refused("the stream is too short")
+    for order in "<>":
+        kind, _, magic, version, _, _, flags, _, _, name = struct.unpack(order + _LAYOUT, header)
+        if (kind, magic) == (_BEGIN, _MAGIC):
+            break
+    else:
+        raise _refused("it is no stream of zfs send")
+    if version & _HEADER_TYPE != _ONE_SNAPSHOT:
+        raise _refused("it is a package, which could contain properties, renames and deletions")
+    if flags & _CLONE:
+        raise _refused("it is a clone of another copy")
+    text, end, rest = name.partition(b"\0")
+    snapshot: str = text.decode("ascii", "replace").partition("@")[2]
+    if end and not rest.strip(b"\0") and is_snapshot(snapshot):
+        return snapshot
+    raise _refused(f"{quoted(snapshot)} is no name of a snapshot")
+
+
+def _refused(reason: str) -> RefusedError:
+    return RefusedError("zfs receive", f"the stream is refused: {reason}")
