@@ -49,6 +49,7 @@ class Host:
     Args:
         name: ssh's name of the machine (``root@nas``); empty for this machine.
         check: called several times a second while a command runs; an exception ends the command.
+        prelude: what each script begins with on another machine.
 
     A pool that is suspended meanwhile blocks a command that uses it, and any that reads its files,
     while the connection stays alive. So each command has a limit of time, and after one that took
@@ -56,9 +57,12 @@ class Host:
     may be hostile.
     """
 
-    def __init__(self, name: str, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, name: str, check: Callable[[], None] = lambda: None, *, prelude: str = _PATH
+    ) -> None:
         self.name = name
         self._check = check
+        self._prelude = prelude
         self._blocked_by = ""
 
     @property
@@ -71,7 +75,7 @@ class Host:
         if not self.name:
             return ["sh", "-c", _PATH + script]
         # A shared connection would outlive the command and keep its pipes open.
-        return [*ssh_words("ControlPath=none"), "--", self.name, _PATH + script]
+        return [*ssh_words("ControlPath=none"), "--", self.name, self._prelude + script]
 
     def command(self, *words: str) -> list[str]:
         """Return the command line that runs a command on the machine: no shell here reads it."""

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from snaporch.names import is_dataset
 
@@ -51,6 +51,11 @@ class Replica(BaseModel):
         description="Directory on the replica for bundles, which must exist; no other replica's, "
         "nor inside it.",
     )
+    append_only: bool = Field(
+        default=False,
+        description="The other machine accepts new copies by `snaporch receive`, needs no root for "
+        "it, and never lets this one change or delete them: see docs/how-to/replication.md.",
+    )
     rate: int = Field(
         default=0,
         ge=0,
@@ -58,6 +63,12 @@ class Replica(BaseModel):
         description="Most MiB a second that are sent; 0 for no limit. Needs `mbuffer` on this "
         "host.",
     )
+
+    @model_validator(mode="after")
+    def _has_host(self) -> Replica:
+        if self.append_only and not self.host:
+            raise ValueError("append_only needs host: a pool of this machine is root's")
+        return self
 
     def shared_with(self, other: Replica) -> str:
         """What two replicas would both write to; empty if nothing.

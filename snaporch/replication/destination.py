@@ -22,6 +22,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.remote_host import Host, check_installed
+from snaporch.replication.append_only import AppendOnlyDestination, check_append_only
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
 from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.stream_sender import CopyState, StreamSender
@@ -171,17 +172,32 @@ class ReplicaDestination:
 def open_replica(context: Context, name: str) -> Destination:
     """The replica with this name in the configuration."""
     replica, progress = context.config.replica[name], context.progress
-    return ReplicaDestination(name, replica, context.pool, context.interrupt, progress)
+    kind = AppendOnlyDestination if replica.append_only else ReplicaDestination
+    return kind(name, replica, context.pool, context.interrupt, progress)
 
 
 def unavailable_reason(replica: Replica) -> str:
     """Why no transfer to a replica can succeed now; empty if no obstacle is found."""
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
+        if replica.append_only:
+            check_append_only(replica.host, replica)
+            return ""
         check_installed("rsync")
         host.run("rsync", "--version", limit=_CHECK_SECONDS)
         host.run("zfs", "list", "-H", "-o", "name", pool, limit=_CHECK_SECONDS)
         host.run("ls", "-d", f"{replica.bundles}/", limit=_CHECK_SECONDS)
     except SnaporchError as error:
         return error.line()
+    return ""
+
+
+def weakness_of(replica: Replica) -> str:
+    """Why an append-only replica is protected less than it could be.
+
+    Empty if it is not, if it does not answer, and for other replicas.
+    """
+    if replica.append_only:
+        with suppress(SnaporchError):
+            return check_append_only(replica.host, replica)
     return ""

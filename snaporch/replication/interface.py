@@ -10,6 +10,10 @@ from typing import Protocol
 
 from snaporch.errors import SnaporchError
 from snaporch.model import PoolSnapshot
+from snaporch.remote_host import LIMIT_SECONDS
+
+_SLOWEST = 1 << 20
+"""Bytes per second that a replica reads or writes at least, beside other work."""
 
 
 class ReplicaError(SnaporchError):
@@ -137,6 +141,11 @@ def readable(name: str, label: str) -> Iterator[None]:
     """
     try:
         yield
-    except (ArithmeticError, LookupError, ValueError) as error:
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         step = f"see: zfs list, on {label}"
         raise ReplicaError(name, "its answer cannot be read", step) from error
+
+
+def seconds_to_read(size: int) -> float:
+    """The seconds within which a replica must have read, or synced, so many bytes."""
+    return LIMIT_SECONDS + size / _SLOWEST

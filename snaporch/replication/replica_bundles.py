@@ -13,12 +13,10 @@ from pathlib import Path
 from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME
 from snaporch.config import Replica
-from snaporch.remote_host import LIMIT_SECONDS, Host, ssh_words
-from snaporch.replication.interface import BundleCopy, ReplicaError, readable
+from snaporch.remote_host import Host, ssh_words
+from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
 from snaporch.replication.transfer import Transfers
 
-_SLOWEST = 1 << 20
-"""Bytes per second that a replica reads or writes at least, beside other work."""
 _FORMER_SUFFIX = ".former"
 """Suffix of the directory of a bundle that is being replaced."""
 _FINISH_REPLACING = (
@@ -88,7 +86,7 @@ class ReplicaBundles:
         """See :class:`~snaporch.replication.interface.Destination`."""
         directory = f"{self._replica.bundles}/{reference}"
         with readable(self._name, self._host.label):
-            limit = _limit(int(self._host.run("du", "-sb", directory).split()[0]))
+            limit = seconds_to_read(int(self._host.run("du", "-sb", directory).split()[0]))
         found = self._differing(directory, sums, limit)
         if not found:
             self._host.run("touch", f"{directory}/{COPY_NAME}")
@@ -127,7 +125,7 @@ class ReplicaBundles:
         with self._transfers.local_errors():
             size = sum(path.stat().st_size for path in directory.iterdir())
         self._copy_files(directory, reference, partial, size)
-        limit = _limit(size)
+        limit = seconds_to_read(size)
         if damaged := self._differing(partial, sums, limit):
             # Not kept: rsync would not copy a file again that has the right size and time.
             self._host.run("rm", "-rf", partial)
@@ -164,8 +162,3 @@ class ReplicaBundles:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")
             raise ReplicaError(f"{self._name}: bundle {reference}", reason)
-
-
-def _limit(size: int) -> float:
-    """The seconds within which a replica must have read, or synced, so many bytes."""
-    return LIMIT_SECONDS + size / _SLOWEST

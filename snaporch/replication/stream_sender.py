@@ -24,7 +24,7 @@ from snaporch.replication.streams import (
     streams,
     token_refusal,
 )
-from snaporch.replication.transfer import Transfers, buffer_words, text_lines
+from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver, text_lines
 from snaporch.zfs import Pool
 
 _NAMED = 5
@@ -289,7 +289,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """The reason of a failure, from the output of ``zfs`` and ssh."""
+    """The reason of a failure, from the output of ``zfs``, ssh and ``snaporch receive``."""
+    if any(line.startswith("snaporch: ") for line in lines):
+        said, found, reason = reason_of_receiver(lines).partition(": cannot ")
+        return f"cannot {reason}" if found else said
     reason = next((line for line in lines if line.startswith("cannot ")), "")
     others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
     return reason or (others or lines or ["zfs send failed without output"])[-1]

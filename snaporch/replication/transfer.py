@@ -23,6 +23,9 @@ _OUTPUT_BYTES = 1 << 20
 _MAX_OUTPUT_BYTES = 1 << 24
 """What a transfer may print at most: ``zfs send`` prints a line for each snapshot that is gone."""
 
+_ERROR = "snaporch: "
+"""With this begins the line of an error of ``snaporch receive``."""
+
 
 class Transfers:
     """Runs the commands of transfers to one replica.
@@ -166,6 +169,12 @@ def buffer_words(rate: int) -> list[str]:
     if shutil.which("mbuffer") is None:
         return ["cat"]
     return ["mbuffer", "-q", "-s", "128k", "-m", "16M", *(["-R", f"{rate}M"] if rate else [])]
+
+
+def reason_of_receiver(lines: Sequence[str]) -> str:
+    """The reason of a failure in an output: the line of ``snaporch receive``, or the last one."""
+    own = [line.removeprefix(_ERROR) for line in lines if line.startswith(_ERROR)]
+    return (own or [*lines] or ["no output"])[-1]
 
 
 def text_lines(text: str) -> list[str]:

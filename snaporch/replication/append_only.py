@@ -1,0 +1,357 @@
+"""A replica that only appends: its machine runs ``snaporch receive`` for the requests of this host.
+
+This host has no shell there. What the replica answers is input, as everywhere in this package.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snaporch.bundle.store import copy_name
+from snaporch.config import Replica
+from snaporch.interrupt import Interrupt
+from snaporch.model import PoolSnapshot
+from snaporch.progress import Progress
+from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
+from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
+from snaporch.replication.protection import weakness
+from snaporch.replication.receive_request import (
+    MAX_ARGUMENT_BYTES,
+    SentFile,
+    Verb,
+    request_command,
+)
+from snaporch.replication.stream_sender import CopyState, StreamSender
+from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver
+from snaporch.zfs import Pool
+
+_CHECK_SECONDS = 60
+
+
+class Receiving:
+    """The replica's machine, which answers requests.
+
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+        host: its machine.
+    """
+
+    def __init__(self, name: str, replica: Replica, host: Host) -> None:
+        self.name = name
+        self.replica = replica
+        self.host = host
+
+    def ask(self, verb: Verb, limit: float = LIMIT_SECONDS, **values: object) -> dict[str, Any]:
+        """Ask for something.
+
+        Args:
+            verb: what is asked for.
+            limit: seconds.
+            values: its values.
+
+        Returns:
+            The answer.
+
+        Raises:
+            ReplicaError: it was refused or failed, or the answer cannot be read.
+            CommandError: the machine cannot be reached, or takes too long.
+        """
+        command = request_command(verb, values)
+        try:
+            text = self.host.script(command, what=f"snaporch receive: {verb}", limit=limit)
+        except CommandError as error:
+            if error.step:
+                raise
+            reason = reason_of_receiver(error.reason.splitlines())
+            raise ReplicaError(self._thing, reason) from error
+        return self.answer(text.splitlines())
+
+    @property
+    def _thing(self) -> str:
+        return f"{self.name}: {self.host.label}"
+
+    def answer(self, lines: Sequence[str]) -> dict[str, Any]:
+        """The answer in the output of a request.
+
+        Raises:
+            ReplicaError: it has none.
+        """
+        with readable(self.name, self.host.label):
+            found = json.loads(lines[-1])
+            if not isinstance(found, dict):
+                raise TypeError(found)
+            return found
+
+    def check(self) -> dict[str, Any]:
+        """The replica's description of itself.
+
+        Raises:
+            SnaporchError: it cannot receive copies, or receives them elsewhere than configured.
+        """
+        found = self.ask(Verb.CHECK, _CHECK_SECONDS)
+        if found.get("dataset") != self.replica.dataset:
+            reason = f"it receives below {str(found.get('dataset'))[:80]}, as authorized_keys says"
+            step = f"configure the same dataset for replica.{self.name}"
+            raise ReplicaError(self._thing, reason, step)
+        return found
+
+
+class AppendOnlyDestination:
+    """:class:`~snaporch.replication.interface.Destination` by requests over ssh.
+
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+        pool: the pools of this host.
+        interrupt: a signal ends a transfer.
+        progress: gets notes.
+    """
+
+    def __init__(
+        self, name: str, replica: Replica, pool: Pool, interrupt: Interrupt, progress: Progress
+    ) -> None:
+        self._name = name
+        self._replica = replica
+        self._progress = progress
+        self._host = Host(replica.host, lambda: interrupt.check(name), prelude="")
+        self._receiving = Receiving(name, replica, self._host)
+        self._transfers = Transfers(name, self._host.label, interrupt, progress)
+        self._sender = StreamSender(
+            name,
+            replica,
+            pool,
+            self._transfers,
+            progress,
+            self._host.label,
+            self,
+            one_by_one=True,  # it refuses packages of streams
+        )
+
+    def copy_name(self, name: str) -> str:
+        """See :class:`~snaporch.replication.stream_sender.Copies`."""
+        return f"{self._replica.dataset}/{copy_name(name)}"
+
+    def create(self) -> None:
+        """See :class:`~snaporch.replication.interface.Destination`: only root creates it there."""
+        self._receiving.check()
+
+    def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        names = {copy_name(each): each for each in datasets}
+        found: list[PoolSnapshot] = []
+        for some in _parts(dict.fromkeys(names, "")):
+            answer = self._receiving.ask(Verb.SNAPSHOTS, copies=[*some])
+            with readable(self._name, self._host.label):
+                found += [_snapshot(each, names) for each in answer["snapshots"]]
+        return found
+
+    def send(self, dataset: str, *, raw: bool, until: int) -> None:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        self._sender.send(dataset, raw=raw, until=until)
+
+    def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        return self._sender.diverged(dataset, only_there)
+
+    def state(self, dataset: str) -> CopyState:
+        """See :class:`~snaporch.replication.stream_sender.Copies`."""
+        found = self._receiving.ask(Verb.STATE, copy=copy_name(dataset))
+        with readable(self._name, self._host.label):
+            return CopyState(_text(found["written"]), _text(found["token"]))
+
+    def is_encrypted(self) -> bool:
+        """See :class:`~snaporch.replication.stream_sender.Copies`."""
+        found = self._receiving.check()
+        with readable(self._name, self._host.label):
+            return bool(found["encrypted"])
+
+    def receiver(self, dataset: str) -> list[str]:
+        """See :class:`~snaporch.replication.stream_sender.Copies`."""
+        return self._host.words(request_command(Verb.RECEIVE, {"copy": copy_name(dataset)}))
+
+    def discard_partial(self, dataset: str) -> None:
+        """See :class:`~snaporch.replication.stream_sender.Copies`."""
+        self._receiving.ask(Verb.DISCARD, copy=copy_name(dataset))
+
+    def commands(self, *commands: Sequence[str]) -> str:
+        """See :class:`~snaporch.replication.stream_sender.Copies`."""
+        return f"{' && '.join(map(shlex.join, commands))} (as root on {self._host.label})"
+
+    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+        """See :class:`~snaporch.replication.interface.Destination`.
+
+        A mark that has a value keeps it; see ``mark_rules``.
+        """
+        wanted = {copy_name(name): dict(values) for name, values in properties.items()}
+        for some in _parts(wanted):
+            answer = self._receiving.ask(Verb.MARK, marks=some)
+            with readable(self._name, self._host.label):
+                late = [_text(each) for each in list(answer["late"])]
+            for name in late:
+                text = "gets no properties on the replica any more: a newer snapshot has its own"
+                self._progress.note(f"{self._name}: {name}", text)
+
+    def set_policies(self, policies: Mapping[str, str]) -> None:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        for some in _parts({copy_name(name): policy for name, policy in policies.items()}):
+            self._receiving.ask(Verb.POLICIES, policies=some)
+
+    def bundles(self, uuid: str) -> dict[str, BundleCopy]:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        answer = self._receiving.ask(Verb.BUNDLES, uuid=uuid)
+        with readable(self._name, self._host.label):
+            return {run: _bundle(each) for run, each in dict(answer["bundles"]).items()}
+
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        uuid, _, run = reference.partition("/")
+        copy = self.bundles(uuid).get(run, BundleCopy({}, inf))
+        limit = seconds_to_read(sum(copy.sizes.values()))
+        answer = self._receiving.ask(Verb.DAMAGED, limit, uuid=uuid, run=run, sums=dict(sums))
+        return self._names(answer)
+
+    def manifest(self, reference: str) -> str:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        uuid, _, run = reference.partition("/")
+        answer = self._receiving.ask(Verb.MANIFEST, uuid=uuid, run=run)
+        with readable(self._name, self._host.label):
+            return _text(answer["text"])
+
+    def store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """See :class:`~snaporch.replication.interface.Destination`.
+
+        A bundle that is there is replaced only if the replica finds that it is damaged.
+        """
+        uuid, _, run = reference.partition("/")
+        with self._transfers.local_errors():
+            present = {path.name: path.stat().st_size for path in directory.iterdir()}
+        if missing := [name for name in sums if name not in present]:
+            return missing
+        begun = self._receiving.ask(Verb.BEGUN, uuid=uuid, run=run)
+        with readable(self._name, self._host.label):
+            there = {_text(name): int(size) for name, size in dict(begun["sizes"]).items()}
+        plan = _plan({name: present[name] for name in sums}, sums, there)
+        described = [
+            {"name": e.name, "bytes": e.bytes, "sha256": e.sha256, "offset": e.offset}
+            for e in plan.files
+        ]
+        command = request_command(Verb.STORE, {"uuid": uuid, "run": run, "files": described})
+        with ExitStack() as opened, self._transfers.local_errors():
+            source = None
+            if plan.partial:
+                source = opened.enter_context((directory / plan.partial.name).open("rb"))
+                source.seek(plan.partial.offset)
+            # Without an operand, `cat` reads what it is given: nothing.
+            words = ["cat", *(["-"] if source else []), *(str(directory / n) for n in plan.whole)]
+            status, lines = self._transfers.run(
+                words,
+                buffer_words(self._replica.rate),
+                self._host.words(command),
+                through=1,
+                size=sum(each.bytes - each.offset for each in plan.files),
+                source=source,
+            )
+        if status != 0:
+            raise ReplicaError(f"{self._name}: bundle {reference}", reason_of_receiver(lines))
+        return self._names(self._receiving.answer(lines))
+
+    def _names(self, answer: Mapping[str, Any]) -> list[str]:
+        """The damaged files in an answer."""
+        with readable(self._name, self._host.label):
+            return [_text(name) for name in list(answer["damaged"])]
+
+
+def check_append_only(name: str, replica: Replica) -> str:
+    """Why an append-only replica is protected less well than it could be; empty if it is not.
+
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+
+    Raises:
+        SnaporchError: it cannot receive copies.
+    """
+    found = Receiving(name, replica, Host(replica.host, prelude="")).check()
+    with readable(name, replica.host):
+        permissions = [_text(each) for each in list(found["permissions"])]
+        return weakness(_text(found["release"]), permissions, is_root=bool(found["root"]))
+
+
+class _Plan(NamedTuple):
+    """Which bytes of a bundle to send."""
+
+    files: list[SentFile]
+    """All files, in the order of the stream."""
+    partial: SentFile | None
+    """The file whose end is sent first."""
+    whole: list[str]
+    """The files that are sent from their beginning, after it."""
+
+
+def _plan(sizes: Mapping[str, int], sums: Mapping[str, str], there: Mapping[str, int]) -> _Plan:
+    """Continue where an interrupted transfer stopped; the sums show whether that was right.
+
+    Args:
+        sizes: the bytes of each file.
+        sums: the SHA-256 of each file.
+        there: the bytes of each file that the replica has.
+    """
+    files: list[SentFile] = []
+    partial: SentFile | None = None
+    whole: list[str] = []
+    for name in sorted(sizes):
+        size, has = sizes[name], there.get(name, 0)
+        can_continue = has == size or (0 < has < size and not whole and partial is None)
+        sent = SentFile(name, size, sums[name], has if can_continue else 0)
+        files.append(sent)
+        if 0 < sent.offset < size:
+            partial = sent
+        elif sent.offset < size:
+            whole.append(name)
+    return _Plan(files, partial, whole)
+
+
+def _parts(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Values in parts that a request has room for, in their order."""
+    part: dict[str, Any] = {}
+    size = 0
+    for name, value in values.items():
+        length = len(json.dumps({name: value}))
+        if part and size + length > MAX_ARGUMENT_BYTES - 100:
+            yield part
+            part, size = {}, 0
+        part[name] = value
+        size += length
+    if part:
+        yield part
+
+
+def _snapshot(value: Mapping[str, Any], names: Mapping[str, str]) -> PoolSnapshot:
+    properties = {_text(key): _text(text) for key, text in dict(value["properties"]).items()}
+    return PoolSnapshot(
+        dataset=names[value["copy"]],
+        name=_text(value["name"]),
+        guid=int(value["guid"]),
+        createtxg=int(value["createtxg"]),
+        created=datetime.fromtimestamp(float(value["created"]), UTC),
+        properties=properties,
+    )
+
+
+def _bundle(value: Mapping[str, Any]) -> BundleCopy:
+    unread = inf if value["unread"] is None else float(value["unread"])
+    return BundleCopy({_text(k): int(size) for k, size in dict(value["sizes"]).items()}, unread)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
