@@ -175,6 +175,8 @@ class HostFacts:
     """``None`` if no guest stores its RAM in pages."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Replicas that policies name, each with the reason why it cannot be reached, or empty."""
+    weak_replicas: Mapping[str, str] = field(default_factory=dict)
+    """Append-only replicas that only ``snaporch receive`` protects, each with the reason."""
     volatile: Mapping[Path, str] = field(default_factory=dict)
     """Directories that a power loss empties, and the type of their file system."""
     start_hook_problem: StartHookProblem | None = None

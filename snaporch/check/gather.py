@@ -28,7 +28,7 @@ from snaporch.check.facts import (
 )
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.command_log import LoggedCommand
-from snaporch.config import Paths
+from snaporch.config import Config, Paths
 from snaporch.context import Context
 from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import SnaporchError
@@ -43,7 +43,7 @@ from snaporch.journal import (
 from snaporch.known_faults import Component, FaultCondition, loads_from_pipes_only
 from snaporch.locks import lock_holder
 from snaporch.model import DatasetKind, Domain
-from snaporch.replication.destination import unavailable_reason
+from snaporch.replication.destination import unavailable_reason, weakness_of
 from snaporch.restore.other_files import describe_other_files, guest_files
 from snaporch.sanoid.config.frozen_datasets import frozen_datasets, unfrozen_section
 from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
@@ -118,6 +118,7 @@ def gather(
     encrypted = context.pool.encrypted()
     runs, unreadable = _runs(context)
     releases = _releases(context)
+    replicas = _replicas(context)
     return HostFacts(
         version=__version__,
         command=own_command(),
@@ -125,7 +126,8 @@ def gather(
         guests=guests,
         store=_store(context, encrypted),
         pages=_pages(context, domains, names, encrypted),
-        replicas=_replicas(context),
+        replicas=replicas,
+        weak_replicas=_weak_replicas(context.config, replicas),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
         encrypted=encrypted,
@@ -426,6 +428,13 @@ def _replicas(context: Context) -> dict[str, str]:
     config = context.config
     named = {name for policy in config.policy.values() for name in policy.replicate}
     return {name: unavailable_reason(config.replica[name]) for name in sorted(named)}
+
+
+def _weak_replicas(config: Config, reasons: Mapping[str, str]) -> dict[str, str]:
+    """Of the replicas that can be reached, those that are protected less than they could be."""
+    reached = [name for name, reason in reasons.items() if not reason]
+    found = {name: weakness_of(config.replica[name]) for name in reached}
+    return {name: reason for name, reason in found.items() if reason}
 
 
 def _on_crypt(path: Path) -> bool:

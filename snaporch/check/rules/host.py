@@ -50,6 +50,17 @@ def replica_unreachable(facts: HostFacts) -> Iterator[Finding]:
             )
 
 
+def replica_weak(facts: HostFacts) -> Iterator[Finding]:
+    """ZFS itself would let the receiving user of an append-only replica change copies."""
+    for name, reason in facts.weak_replicas.items():
+        yield hint(
+            f"replica {name}",
+            reason,
+            "only snaporch receive protects the copies there, and not ZFS, too",
+            "see docs/how-to/replication.md, append-only copies",
+        )
+
+
 def no_streaming(facts: HostFacts) -> Iterator[Finding]:
     """RAM cannot be streamed, though the configuration allows or demands it."""
     mode = facts.capture
