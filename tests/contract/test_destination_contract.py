@@ -1,4 +1,4 @@
-"""The contract of a destination: the fake, and zfs with rsync, locally and over ssh."""
+"""The contract of a destination: the fake, append-only copies, zfs with rsync here and by ssh."""
 
 import json
 import os
@@ -12,13 +12,14 @@ import pytest
 from contract_pools import FakeScratch, ZfsScratch
 from fakes.replica import FakeReplica
 from fakes.world import Heard
-from lab_ssh import sshd_here
+from lab_ssh import RECEIVING_HOST, hand_over, permit_copies, receive_as_user, sshd_here
 
 from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.private_files import sha256_of
 from snaporch.replication import stall_detector
+from snaporch.replication.append_only import AppendOnlyDestination
 from snaporch.replication.destination import ReplicaDestination
 from snaporch.replication.interface import ReplicaError
 
@@ -40,9 +41,25 @@ def destination(scratch, replica, interrupt=None, heard=None):
     return ReplicaDestination("x", replica, *given)
 
 
+class WithAdmin(AppendOnlyDestination):
+    """A replica whose admin does what only root can."""
+
+    def create(self):
+        permit_copies(self.copy_name("any").rpartition("/")[0])
+        super().create()
+
+
+def append_only(scratch, store, interrupt=None, heard=None):
+    copies = f"{scratch.other}/copies"
+    receive_as_user(copies, store)
+    replica = Replica(host=RECEIVING_HOST, dataset=copies, bundles=store, append_only=True)
+    return WithAdmin("x", replica, scratch.pool, interrupt or Interrupt(), heard or Heard())
+
+
 @pytest.fixture(
     params=[
         "fake",
+        pytest.param("append-only", marks=pytest.mark.lab),
         pytest.param("ssh", marks=pytest.mark.lab),
         *([pytest.param("here", marks=pytest.mark.lab)] if os.environ.get("LONG") else []),
     ]
@@ -57,6 +74,11 @@ def place(request, tmp_path):
         scratch.remove()
         return
     scratch = ZfsScratch(_real_pool())
+    if request.param == "append-only":
+        with sshd_here():
+            yield scratch, append_only(scratch, store)
+        scratch.remove()
+        return
     with sshd_here() if request.param == "ssh" else nullcontext("") as host:
         replica = Replica(host=host, dataset=f"{scratch.other}/copies", bundles=store)
         yield scratch, destination(scratch, replica)
@@ -255,9 +277,9 @@ def test_each_snapshot_gets_its_own_properties(there, scratch, root):
     there.send(root, raw=False, until=ALL)
     odd = 'it\'s a "web" $1 ünd; more'
     there.mark({f"{root}@a": {"run": "r", "domain": odd}, f"{root}@b": {"level": "ram"}})
-    first, second = there.snapshots([root])
-    assert first.properties == {"run": "r", "domain": odd}
-    assert second.properties == {"level": "ram"}
+    marks = [dict(each.properties) for each in there.snapshots([root])]
+    assert [each.pop("copy", "") for each in marks] in (["", ""], ["append-only"] * 2)
+    assert marks == [{"run": "r", "domain": odd}, {"level": "ram"}]
 
 
 def test_the_policies_of_datasets_come_back_with_the_copies(there, scratch, root):
@@ -339,6 +361,7 @@ def test_a_partial_bundle_is_not_listed(there, tmp_path):
     partial.mkdir(parents=True)
     (partial / "manifest.json").write_bytes(b"torn and longer")
     (partial / "other").write_bytes(b"of a bundle that was another")
+    hand_over(tmp_path / "there")
     assert there.bundles(UUID) == {}
     there.store(bundle, f"{UUID}/run-1", sums(bundle))
     assert there.bundles(UUID).keys() == {"run-1"}
@@ -389,6 +412,79 @@ def cut(words, copy):
     token = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.strip()
     assert token.startswith("1-")
     return token
+
+
+@pytest.fixture
+def receiving(tmp_path):
+    """A dataset of this machine with an encrypted one below it, and an append-only replica."""
+    scratch, heard = ZfsScratch(_real_pool()), Heard()
+    scratch.create_encrypted(f"{scratch.root}/secret")
+    store = tmp_path / "there"
+    store.mkdir()
+    with sshd_here():
+        there = append_only(scratch, store, heard=heard)
+        there.create()
+        yield scratch, there, heard
+    scratch.remove()
+
+
+@pytest.mark.lab
+def test_an_interrupted_transfer_is_continued_where_copies_are_only_appended(receiving):
+    scratch, there, heard = receiving
+    root, secret = scratch.root, f"{scratch.root}/secret"
+    for name in (root, secret):
+        scratch.write(name, os.urandom(24 << 20))
+    scratch.pool.snapshot([f"{root}@a", f"{secret}@a"], {})
+    cut(f"-Lce {root}@a", there.copy_name(root))
+    cut(f"-w {secret}@a", there.copy_name(secret))
+    there.send(root, raw=False, until=ALL)
+    there.send(secret, raw=True, until=ALL)
+    scratch.write(secret, os.urandom(24 << 20))
+    scratch.pool.snapshot([f"{secret}@b"], {})
+    cut(f"-w -i {secret}@a {secret}@b", there.copy_name(secret))
+    there.send(secret, raw=True, until=ALL)
+    assert names(there, root, secret) == [f"{root}@a", f"{secret}@a", f"{secret}@b"]
+    assert heard.notes == []
+
+
+@pytest.mark.lab
+def test_a_part_that_cannot_be_continued_is_named_to_the_admin_of_append_only_copies(receiving):
+    scratch, there, _ = receiving
+    root, copy = scratch.root, there.copy_name(scratch.root)
+    take(scratch, "a")
+    there.send(root, raw=False, until=ALL)
+    scratch.write(root, os.urandom(24 << 20))
+    scratch.pool.snapshot([f"{root}@b"], {})
+    cut(f"-Lce -i {root}@a {root}@b", copy)
+    scratch.pool.destroy_snapshots([f"{root}@b"])
+    take(scratch, "c")
+    with pytest.raises(ReplicaError, match="permission denied") as caught:
+        there.send(root, raw=False, until=ALL)
+    command = caught.value.line().partition("as root on the replica: ")[2]
+    assert command == f"zfs receive -A {copy}"
+    assert shell(command).returncode == 0
+    there.send(root, raw=False, until=ALL)
+    assert names(there, root) == [f"{root}@a", f"{root}@c"]
+
+
+@pytest.mark.lab
+def test_the_rest_of_an_interrupted_bundle_is_sent(receiving, tmp_path):
+    _, there, heard = receiving
+    bundle, partial = tmp_path / "bundle", tmp_path / "there" / UUID / ".run-1.copying"
+    bundle.mkdir()
+    partial.mkdir(parents=True)
+    for name in ("domain.xml", "manifest.json", "ram.save"):
+        (bundle / name).write_bytes(os.urandom(1 << 20))
+    (partial / "domain.xml").write_bytes((bundle / "domain.xml").read_bytes())
+    (partial / "manifest.json").write_bytes((bundle / "manifest.json").read_bytes()[:1000])
+    hand_over(tmp_path / "there")
+    assert there.store(bundle, f"{UUID}/run-1", sums(bundle)) == []
+    assert {total for _, total in heard.amounts} <= {(2 << 20) - 1000}
+    for path in bundle.iterdir():
+        assert (tmp_path / "there" / UUID / "run-1" / path.name).read_bytes() == path.read_bytes()
+    (bundle / "ram.save").write_bytes(b"another")
+    with pytest.raises(ReplicaError, match="is as it was stored, and is never replaced"):
+        there.store(bundle, f"{UUID}/run-1", sums(bundle))
 
 
 @pytest.fixture

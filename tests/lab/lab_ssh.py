@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,3 +63,45 @@ def _answers(server: subprocess.Popen[bytes]) -> None:
     except subprocess.CalledProcessError as error:
         said = (_PLACE / "log").read_text()
         raise AssertionError(f"{error.stderr}{said} (sshd: {server.poll()})") from error
+
+
+RECEIVING_USER = "snaporch-copies"
+RECEIVING_HOST = f"{RECEIVING_USER}@localhost"
+PERMISSIONS = "create,mount,receive:append,userprop"
+
+
+def receive_as_user(dataset: str, bundles: Path) -> None:
+    """Let root's key append copies, and nothing else, as a user without rights.
+
+    Args:
+        dataset: below it are the copies; see :func:`permit_copies`.
+        bundles: an empty directory.
+    """
+    if subprocess.run(["id", RECEIVING_USER], capture_output=True, check=False).returncode != 0:
+        # Without PAM, sshd refuses a locked account.
+        _run("useradd", "--create-home", "--shell", "/bin/sh", "--password", "*", RECEIVING_USER)
+    home = Path("/home", RECEIVING_USER, ".ssh")
+    home.mkdir(mode=0o700, exist_ok=True)
+    command = f"snaporch receive --dataset {dataset} --bundles {bundles}"
+    key = (_HOME / "id_ed25519.pub").read_text()
+    (home / "authorized_keys").write_text(f'restrict,command="{command}" {key}')
+    for path in (home, home / "authorized_keys"):
+        shutil.chown(path, RECEIVING_USER, RECEIVING_USER)
+    shutil.chown(bundles, RECEIVING_USER, RECEIVING_USER)
+    for path in bundles.parents:
+        path.chmod(path.stat().st_mode | 0o111)
+
+
+def permit_copies(dataset: str, permissions: str = PERMISSIONS) -> None:
+    """Create the dataset of the copies, unless it exists, and let the user append below it."""
+    if subprocess.run(["zfs", "list", dataset], capture_output=True, check=False).returncode != 0:
+        _run("zfs", "create", "-p", dataset)
+    _run("zfs", "set", "readonly=on", "mountpoint=none", "volmode=none", dataset)
+    _run("zfs", "allow", "-u", RECEIVING_USER, permissions, dataset)
+
+
+def hand_over(directory: Path) -> None:
+    """Give all below a directory to the directory's owner."""
+    owner = directory.stat()
+    for path in directory.rglob("*"):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
