@@ -44,8 +44,8 @@ def decide_marks(
         wanted: marks by the snapshot's name; snapshots that do not exist are left out.
     """
     decision = MarkDecision({}, [])
-    marked = [number for number, each in enumerate(copies) if COPY in each.properties]
-    newest = max(marked, default=-1)
+    marked = (number for number, each in enumerate(copies) if COPY in each.properties)
+    newest = max(marked, default=0)
     for number, each in enumerate(copies):
         asked, has = wanted.get(each.name, {}), each.properties
         permitted = dict(asked)

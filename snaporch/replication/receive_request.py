@@ -108,7 +108,7 @@ def parse_request(command: str | None) -> Request:
         raise _refused("no request: this key gives no shell")
     match = _COMMAND.fullmatch(command) if len(command) <= _MAX_COMMAND else None
     verb = next((each for each in Verb if match and match[1] == each), None)
-    if match is None or verb is None:
+    if not match or not verb:
         raise _refused(f"{quoted(command)} is no request")
     values = _values(match[2])
     wanted = _VALUES[verb]

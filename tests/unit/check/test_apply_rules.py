@@ -529,6 +529,12 @@ def test_replicas(facts):
     assert (finding.subject, "no such pool" in finding.what) == ("replica usb", True)
 
 
+def test_a_replica_that_zfs_does_not_protect(facts):
+    finding = only(facts(replicas={"nas": ""}, weak_replicas={"nas": "OpenZFS 2.2 is too old"}))
+    assert (finding.code, finding.severity) == ("replica-weak", Severity.HINT)
+    assert (finding.subject, finding.what) == ("replica nas", "OpenZFS 2.2 is too old")
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
 def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     version = ".".join(map(str, fault.since or (1, 0, 0)))

@@ -52,6 +52,7 @@ def test_a_torn_copy_keeps_its_level():
 def test_a_copy_that_is_older_than_a_marked_one_gets_no_first_marks():
     wanted = {"s0": RAM, "s2": RAM}
     assert decide_marks(copies({}, RAM, {}), wanted) == ({"s2": RAM}, ["s0"])
+    assert decide_marks(copies(RAM, {}, RAM), {"s1": RAM}) == ({}, ["s1"])
 
 
 def test_a_copy_of_another_program_can_turn_out_to_be_torn_after_a_newer_one_was_marked():

@@ -29,5 +29,15 @@ def test_a_permission_that_can_change_copies_is_named(permission):
     assert permission in weakness("2.3.9", NEEDED | {permission}, is_root=False)
 
 
+@pytest.mark.parametrize("release", ["2.3.2", "2.4.0", "odd"])
+def test_receive_is_more_than_is_needed_where_openzfs_can_append(release):
+    found = weakness(release, NEEDED | {"receive"}, is_root=False)
+    assert found == "zfs allow there permits more than is needed: receive"
+
+
+def test_an_older_openzfs_without_the_permission_is_no_weakness():
+    assert weakness("2.2.9", NEEDED, is_root=False) == ""
+
+
 def test_root_needs_no_permission():
     assert "root" in weakness("2.3.9", NEEDED, is_root=True)

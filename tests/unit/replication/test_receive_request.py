@@ -30,6 +30,22 @@ def asked(verb, **values):
     return parse_request(request_command(Verb(verb), values))
 
 
+def test_the_largest_values_are_accepted():
+    files = [FILE | {"name": f"f{number}", "bytes": 0, "offset": 0} for number in range(64)]
+    assert len(asked("store", uuid=UUID, run="r", files=files).files) == 64
+    whole = FILE | {"bytes": 1 << 50, "offset": 1 << 50}
+    assert asked("store", uuid=UUID, run="r", files=[whole]).files[0].offset == 1 << 50
+    marks = {"a@s": {"note": "x" * 4096, "torn": "yes"}}
+    assert asked("mark", marks=marks).marks == marks
+
+
+def test_an_argument_is_in_the_alphabet_of_urls():
+    marks = {"a@s": {"note": "<<???>>~~~"}}
+    command = request_command(Verb.MARK, {"marks": marks})
+    assert set("-_") & set(command.rpartition(" ")[2])
+    assert parse_request(command).marks == marks
+
+
 def refused(command, reason="."):
     with pytest.raises(RefusedError, match=reason):
         parse_request(command)
@@ -148,7 +164,7 @@ def test_an_object_is_an_object(value):
 
 @pytest.mark.parametrize("uuid", ["", "..", "/" * 36, UUID[:-1], UUID + "0", UUID.upper(), 1])
 def test_a_uuid_is_one(uuid):
-    refused(request_command(Verb.BUNDLES, {"uuid": uuid}), "is no UUID")
+    refused(request_command(Verb.BUNDLES, {"uuid": uuid}), "is no UUID$")
 
 
 @pytest.mark.parametrize("run", ["", "..", ".run.copying", "a/b", "-a", "a.b", "a\n", 1])
@@ -175,7 +191,7 @@ def test_a_file_of_a_bundle_is_one(name):
         ({"bytes": (1 << 50) + 1}, "number of bytes"),
         ({"offset": 10}, "behind the end"),
         ({"offset": -1}, "number of bytes"),
-        ({"sha256": "0" * 63}, "SHA-256"),
+        ({"sha256": "0" * 63}, "SHA-256$"),
         ({"sha256": "G" * 64}, "SHA-256"),
         ({"mode": 0o4755}, "a file has a name"),
     ],
@@ -223,7 +239,7 @@ def test_a_mark_is_one_of_a_copy(key, value):
 
 @pytest.mark.parametrize("value", ["a\nb", 1, None, "x" * 4097])
 def test_a_policy_is_a_line(value):
-    refused(request_command(Verb.POLICIES, {"policies": {"a": value}}), "is no policy")
+    refused(request_command(Verb.POLICIES, {"policies": {"a": value}}), "is no policy$")
 
 
 @given(st.text(max_size=200))

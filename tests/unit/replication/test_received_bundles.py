@@ -185,8 +185,11 @@ def test_files_of_another_try_are_removed_and_leftovers_of_other_bundles_too(the
     for name in (".r-1.copying", ".r-0.copying"):
         (root / UUID / name).mkdir(parents=True)
         (root / UUID / name / "other").write_bytes(b"x")
+    for name in (".r-0.partial", "odd.copying"):
+        (root / UUID / name).mkdir()
     send(there)
-    assert sorted(path.name for path in (root / UUID).iterdir()) == ["r-1"]
+    left = sorted(path.name for path in (root / UUID).iterdir())
+    assert left == [".r-0.partial", "odd.copying", "r-1"]
     assert tree(root / UUID / "r-1") == CONTENT
 
 
@@ -219,11 +222,29 @@ def test_no_link_is_followed_to_another_file(there, root, tmp_path):
     assert outside.read_bytes() == b"of another"
 
 
-def test_a_pipe_in_place_of_a_file_blocks_nothing(there, root):
-    send(there)
+def test_a_pipe_in_place_of_a_file_blocks_nothing_and_is_no_empty_file(there, root):
+    content = {"manifest.json": b"{}", "ram.save": b""}
+    send(there, content)
     (root / UUID / "r-1" / "ram.save").unlink()
     os.mkfifo(root / UUID / "r-1" / "ram.save")
-    assert there.damaged(UUID, "r-1", sums()) == ["ram.save"]
+    assert there.damaged(UUID, "r-1", sums(content)) == ["ram.save"]
+
+
+def test_a_reading_of_a_bundle_without_a_record_is_not_recorded(there, root):
+    send(there)
+    (root / UUID / "r-1" / "copy.json").unlink()
+    assert there.damaged(UUID, "r-1", sums()) == []
+    assert not (root / UUID / "r-1" / "copy.json").exists()
+
+
+def test_each_former_bundle_is_kept(there, root):
+    send(there)
+    for content in (b"one", b"two"):
+        (root / UUID / "r-1" / "ram.save").write_bytes(content)
+        send(there)
+    kept = sorted((root / ".replaced").iterdir())
+    assert [(path / "ram.save").read_bytes() for path in kept] == [b"one", b"two"]
+    assert (root / ".replaced").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_reading_is_recorded_only_if_all_is_whole(there, root):
@@ -282,7 +303,7 @@ def test_a_directory_that_cannot_be_written_is_reported(there, monkeypatch):
         there.check()
 
 
-def test_a_bundle_gets_its_name_when_it_is_on_stable_storage(there, monkeypatch):
+def test_a_bundle_gets_its_name_when_it_is_on_stable_storage(there, root, monkeypatch):
     done = []
     for name in ("fsync", "rename"):
         real = getattr(os, name)
@@ -290,6 +311,8 @@ def test_a_bundle_gets_its_name_when_it_is_on_stable_storage(there, monkeypatch)
         def noted(*given, name=name, real=real, **more):
             where = os.readlink(f"/proc/self/fd/{given[0]}") if name == "fsync" else given[1]
             done.append((name, where.rpartition("/")[2]))
+            if name == "fsync" and where.endswith((".json", ".save")):
+                assert os.fstat(given[0]).st_size, "nothing is left in a buffer"
             return real(*given, **more)
 
         monkeypatch.setattr(received_bundles.os, name, noted)
@@ -303,3 +326,9 @@ def test_a_bundle_gets_its_name_when_it_is_on_stable_storage(there, monkeypatch)
         ("fsync", UUID),
         ("fsync", "bundles"),
     ]
+    (root / UUID / "r-1" / "ram.save").unlink()
+    done.clear()
+    send(there)
+    kept = done.index(("fsync", ".replaced"))
+    assert done[kept - 1][1].endswith(f"{UUID}.r-1")
+    assert done[kept + 1] == ("rename", "r-1")

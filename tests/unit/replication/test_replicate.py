@@ -16,8 +16,9 @@ from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError
 from snaporch.interrupt import Interrupt
+from snaporch.journal import Journal, RunFacts
 from snaporch.locks import domain_lock, held_by, readers_lock, replication_lock_name
-from snaporch.model import BundleState, Level
+from snaporch.model import BundleState, DomainState, Level, Strategy
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import host_lock, replicate
 from snaporch.snapshot.request import SnapshotRequest
@@ -104,6 +105,32 @@ def test_the_replica_gets_snapshots_properties_and_bundles(shop):
         assert dict(copy.properties) == wanted
         assert copy.properties["level"] == "ram"
     assert shop.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+
+
+@pytest.mark.parametrize("ends", ["after", "while listed", "before"])
+def test_the_marks_of_a_run_under_way_are_left_to_the_next_replication(shop, ends):
+    """Its level is still that of a crash, and an append-only replica keeps what it got first."""
+    first, second = shop.take("s1", "s2")
+    run = RunFacts(
+        second.run, "web", second.uuid, DomainState.RUNNING, "", Strategy.OVERLAY, "s2",
+        second.datasets, "", (), "",
+    )  # fmt: skip
+    journal = Journal(shop.world.paths.journal, run)
+    if ends == "before":
+        journal.close(settled=True)
+    if ends == "while listed":
+        snapshots = shop.world.pool.snapshots
+
+        def listing(datasets=None):
+            found = snapshots(datasets)
+            if shop.there.names() and len(datasets) == len(second.datasets):
+                journal.close(settled=True)
+            return found
+
+        shop.world.pool.snapshots = listing
+    replicate(shop.context, [first], "nas", shop.there)
+    marked = {s.full_name for s in shop.there.snapshots(["tank/web"]) if s.properties}
+    assert marked == {"tank/web@s1"} | ({"tank/web@s2"} if ends == "before" else set())
 
 
 def test_a_guest_is_not_rolled_back_while_it_is_sent(shop):
