@@ -7,6 +7,7 @@ are imported, and the store has the domain's directory (so the store itself is n
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.bundle.manifest import ManifestError, read_manifest
 from snaporch.bundle.store import (
+    COPY_NAME,
     LEFTOVERS,
     NEW_MANIFEST_NAME,
     RAM_NAME,
@@ -40,9 +42,11 @@ class PageReference(StrEnum):
     """Whether the bundle of a run names the pages."""
 
     NAMED = "named"
+    UNREADABLE = "unreadable"
+    COPY = "copy"
+    """The bundle is a copy that another host sent, which may be hostile."""
     OTHER = "other"
     """The bundle exists, and does not name the pages."""
-    UNREADABLE = "unreadable"
     NONE = "none"
 
 
@@ -66,6 +70,8 @@ def decide_pages(facts: PageFacts) -> tuple[PruneAction, str]:
             return PruneAction.KEEP, "its bundle needs it"
         case PageReference.UNREADABLE:
             return PruneAction.KEEP, "the manifest of its bundle cannot be read"
+        case PageReference.COPY:
+            return PruneAction.KEEP, "its bundle there is a copy of another host's"
         case PageReference.OTHER:
             return PruneAction.DELETE, "its bundle has its RAM elsewhere"
     if not facts.store_there:
@@ -183,13 +189,15 @@ def _reference_of(
     references = [
         _reference_in(place, guid) for place in places.difference(deleted) if place.is_dir()
     ]
-    for reference in (PageReference.NAMED, PageReference.UNREADABLE, PageReference.OTHER):
+    for reference in PageReference:  # in this order
         if reference in references:
             return reference
     return PageReference.NONE
 
 
 def _reference_in(directory: Path, guid: int) -> PageReference:
+    if os.path.lexists(directory / COPY_NAME):
+        return PageReference.COPY
     try:
         manifest = read_manifest(directory)
     except ManifestError:

@@ -53,7 +53,7 @@ def action_on(shelf, name, **options):
 def test_pages_that_a_bundle_names_or_may_name_stay(facts):
     action, reason = decide_pages(facts)
     assert reason
-    if facts.reference in (PageReference.NAMED, PageReference.UNREADABLE):
+    if facts.reference in (PageReference.NAMED, PageReference.UNREADABLE, PageReference.COPY):
         assert action is PruneAction.KEEP
     if facts.reference is PageReference.NONE and (
         facts.existing or not facts.store_there or not facts.pools_there
@@ -113,6 +113,18 @@ def test_pages_of_a_bundle_that_names_others_are_deleted(pages):
     )
     assert action_on(pages, "left") == ("delete", "its bundle has its RAM elsewhere")
     assert names(pages) == ["s1", "s2"]
+
+
+def test_a_bundle_that_another_host_sent_decides_nothing_about_pages_of_this_one(pages):
+    """A hostile host can store any manifest under the UUID of a guest of its replica's machine."""
+    (first,) = [p for p in pages.root.glob("*/*") if read_manifest(p).snapshot == "s1"]
+    reference = f"{first.parent.name}/{first.name}"
+    pages.pool.snapshot(
+        [f"{dataset(pages)}@own"], {"snaporch:ram": reference, "snaporch:ram-pools": "tank,flash"}
+    )
+    (first / "copy.json").write_text('{"dataset": "backup/vm1"}')
+    assert action_on(pages, "own") == ("keep", "its bundle there is a copy of another host's")
+    assert "own" in names(pages)
 
 
 def test_snapshots_of_other_programs_of_the_pages_dataset_stay(pages):
