@@ -39,7 +39,7 @@ class Receiving:
     """The replica's machine, which answers requests.
 
     Args:
-        name: the replica's name in the configuration.
+        name: the replica's name in the configuration; empty if errors need none.
         replica: its section.
         host: its machine.
     """
@@ -76,7 +76,7 @@ class Receiving:
 
     @property
     def _thing(self) -> str:
-        return f"{self.name}: {self.host.label}"
+        return f"{self.name}: {self.host.label}" if self.name else self.host.label
 
     def answer(self, lines: Sequence[str]) -> dict[str, Any]:
         """The answer in the output of a request.
@@ -84,7 +84,7 @@ class Receiving:
         Raises:
             ReplicaError: it has none.
         """
-        with readable(self.name, self.host.label):
+        with readable(self._thing, self.host.label):
             found = json.loads(lines[-1])
             if not isinstance(found, dict):
                 raise TypeError(found)
@@ -99,7 +99,7 @@ class Receiving:
         found = self.ask(Verb.CHECK, _CHECK_SECONDS)
         if found.get("dataset") != self.replica.dataset:
             reason = f"it receives below {str(found.get('dataset'))[:80]}, as authorized_keys says"
-            step = f"configure the same dataset for replica.{self.name}"
+            step = "configure the same dataset for the replica"
             raise ReplicaError(self._thing, reason, step)
         return found
 
@@ -269,18 +269,17 @@ class AppendOnlyDestination:
             return [_text(name) for name in list(answer["damaged"])]
 
 
-def check_append_only(name: str, replica: Replica) -> str:
+def check_append_only(replica: Replica) -> str:
     """Why an append-only replica is protected less well than it could be; empty if it is not.
 
     Args:
-        name: the replica's name in the configuration.
-        replica: its section.
+        replica: its section in the configuration.
 
     Raises:
         SnaporchError: it cannot receive copies.
     """
-    found = Receiving(name, replica, Host(replica.host, prelude="")).check()
-    with readable(name, replica.host):
+    found = Receiving("", replica, Host(replica.host, prelude="")).check()
+    with readable(replica.host, replica.host):
         permissions = [_text(each) for each in list(found["permissions"])]
         return weakness(_text(found["release"]), permissions, is_root=bool(found["root"]))
 

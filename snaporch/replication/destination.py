@@ -181,7 +181,7 @@ def unavailable_reason(replica: Replica) -> str:
     host, pool = Host(replica.host), replica.dataset.partition("/")[0]
     try:
         if replica.append_only:
-            check_append_only(replica.host, replica)
+            check_append_only(replica)
             return ""
         check_installed("rsync")
         host.run("rsync", "--version", limit=_CHECK_SECONDS)
@@ -199,5 +199,5 @@ def weakness_of(replica: Replica) -> str:
     """
     if replica.append_only:
         with suppress(SnaporchError):
-            return check_append_only(replica.host, replica)
+            return check_append_only(replica)
     return ""

@@ -310,7 +310,7 @@ def test_why_it_is_unavailable_and_how_it_is_protected(machine):
     assert unavailable_reason(replica) == ""
     assert "2.2.7 there is older than 2.3.2" in weakness_of(replica)
     machine.fail("check", "snaporch: backup/vm1: dataset does not exist")
-    assert "backup/vm1: dataset does not exist" in unavailable_reason(replica)
+    assert unavailable_reason(replica) == "vm1@nas: backup/vm1: dataset does not exist"
     assert weakness_of(replica) == ""
     assert weakness_of(Replica(dataset="backup/vm1", bundles="/b")) == ""
 
