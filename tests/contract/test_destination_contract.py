@@ -49,10 +49,10 @@ class WithAdmin(AppendOnlyDestination):
         super().create()
 
 
-def append_only(scratch, store, interrupt=None, heard=None):
+def append_only(scratch, store, interrupt=None, heard=None, **more):
     copies = f"{scratch.other}/copies"
     receive_as_user(copies, store)
-    replica = Replica(host=RECEIVING_HOST, dataset=copies, bundles=store, append_only=True)
+    replica = Replica(host=RECEIVING_HOST, dataset=copies, bundles=store, append_only=True, **more)
     return WithAdmin("x", replica, scratch.pool, interrupt or Interrupt(), heard or Heard())
 
 
@@ -448,7 +448,9 @@ def test_an_interrupted_transfer_is_continued_where_copies_are_only_appended(rec
 
 
 @pytest.mark.lab
-def test_a_part_that_cannot_be_continued_is_named_to_the_admin_of_append_only_copies(receiving):
+@pytest.mark.parametrize("permitted", [False, True])
+def test_a_part_that_append_only_copies_cannot_continue_is_named_to_the_admin(receiving, permitted):
+    """Or discarded, if the admin permits it."""
     scratch, there, _ = receiving
     root, copy = scratch.root, there.copy_name(scratch.root)
     take(scratch, "a")
@@ -462,9 +464,38 @@ def test_a_part_that_cannot_be_continued_is_named_to_the_admin_of_append_only_co
         there.send(root, raw=False, until=ALL)
     command = caught.value.line().partition("as root on the replica: ")[2]
     assert command == f"zfs receive -A {copy}"
-    assert shell(command).returncode == 0
+    if permitted:
+        permit_copies(copy.rpartition("/")[0], "destroy")
+    else:
+        assert shell(command).returncode == 0
     there.send(root, raw=False, until=ALL)
     assert names(there, root) == [f"{root}@a", f"{root}@c"]
+
+
+@pytest.mark.lab
+def test_a_line_that_is_cut_is_continued_where_copies_are_only_appended(receiving, tmp_path):
+    scratch, there, heard = receiving
+    root, copy = scratch.root, there.copy_name(scratch.root)
+    scratch.write(root, os.urandom(24 << 20))
+    take_without_writing(scratch, "a")
+    interrupt = Interrupt()
+    slow = append_only(scratch, tmp_path / "there", interrupt, rate=1)
+    stop = threading.Timer(12, lambda: setattr(interrupt, "signum", 15))
+    stop.start()
+    with pytest.raises(InterruptedRunError):
+        slow.send(root, raw=False, until=ALL)
+    shown = ["zfs", "get", "-H", "-o", "value", "receive_resume_token", copy]
+    end = time.monotonic() + 60
+    while not shell(" ".join(shown)).stdout.startswith("1-") and time.monotonic() < end:
+        time.sleep(0.2)
+    assert shell(" ".join(shown)).stdout.startswith("1-")
+    there.send(root, raw=False, until=ALL)
+    assert names(there, root) == [f"{root}@a"]
+    assert heard.notes == []
+
+
+def take_without_writing(scratch, name):
+    scratch.pool.snapshot([f"{scratch.root}@{name}"], {})
 
 
 @pytest.mark.lab

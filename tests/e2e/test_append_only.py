@@ -35,7 +35,7 @@ domains = ["web", "db"]
 [policy.hourly]
 every = "1h"
 domains = ["web", "db"]
-replicate = ["offsite"]
+replicate = ["nas"]
 keep = { last = 9 }
 """
 
@@ -58,8 +58,7 @@ def replica(tmp_path_factory):
         key = Path("/root/.ssh/id_ed25519.pub").read_text().strip()
         setup = block("user=snaporch-vm1").replace("ssh-ed25519 AAAA…", key)
         must("bash", "-euc", setup)
-        sections = [each.text for each in blocks(PAGE) if "append_only = true" in each.text]
-        config.write_text(POLICIES + sections[0].replace("@nas", "@localhost"))
+        config.write_text(POLICIES + block("[replica.nas]").replace("@nas", "@localhost"))
         patch.setenv("SNAPORCH_CONFIG", str(config))
         yield
     must("zpool", "destroy", "backup")
@@ -168,10 +167,10 @@ def test_all_of_a_group_arrives_and_is_called_replicated(taken):
             there = name.replace(disk.where, copy(disk.where))
             for key in ("run", "uuid", "domain", "level", "bundle", "retention", "group"):
                 assert value(f"snaporch:{key}", there) == value(f"snaporch:{key}", name) != "-"
-            assert value("snaporch:copy", there) == "offsite"
+            assert value("snaporch:copy", there) == "nas"
     for domain in DISKS:
         for each in listed(domain).values():
-            assert each["replicated"] == ["offsite"]
+            assert each["replicated"] == ["nas"]
             bundle = Path(each["bundle"])
             assert same_bytes(bundle, BUNDLES / bundle.parent.name / bundle.name)
 

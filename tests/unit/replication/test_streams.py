@@ -38,6 +38,20 @@ def test_streams_bring_a_copy_up_to_date(snapshots, newest, expected):
     assert streams(ours, newest) == [Stream(*each) for each in expected]
 
 
+@pytest.mark.parametrize(
+    ("snapshots", "newest", "expected"),
+    [
+        ([A], None, [("", "t/w@a")]),
+        ([A, B, C], None, [("", "t/w@a"), ("t/w@a", "t/w@b"), ("t/w@b", "t/w@c")]),
+        ([A, B, C], 3, []),
+        ([B, C], 1, [("t/w#a", "t/w@b"), ("t/w@b", "t/w@c")]),
+    ],
+)
+def test_each_snapshot_can_have_a_stream_of_its_own(snapshots, newest, expected):
+    ours = OURS._replace(snapshots=snapshots)
+    assert streams(ours, newest, one_by_one=True) == [Stream(*each) for each in expected]
+
+
 # -- the form of a token --------------------------------------------------------------------------
 
 REAL = "1-cecf66539-f0-789c636064000310a500c4ec50360710e72765a526973030"
