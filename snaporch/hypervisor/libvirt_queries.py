@@ -13,7 +13,7 @@ import libvirt
 from snaporch import __version__
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import agent, apparmor, domain_xml
-from snaporch.hypervisor.blockers import find_domain_blockers
+from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.hypervisor.host_compat import find_incompatibility, guest_cpu
 from snaporch.hypervisor.interface import (

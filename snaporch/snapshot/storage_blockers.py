@@ -1,6 +1,6 @@
 """Strategies that are impossible because of where the disks, overlays and bundles are.
 
-``hypervisor/blockers.py`` finds the reasons that a domain's definition gives.
+``hypervisor/definition_blockers.py`` finds the reasons that a domain's definition gives.
 """
 
 from __future__ import annotations

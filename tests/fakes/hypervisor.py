@@ -24,7 +24,7 @@ from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.blockers import find_domain_blockers
+from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,

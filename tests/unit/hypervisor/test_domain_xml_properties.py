@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.blockers import find_domain_blockers
+from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.interface import OverlayDisk
 from snaporch.model import Disk, Domain, DomainState, Owner, TpmState
 

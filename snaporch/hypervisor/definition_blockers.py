@@ -1,4 +1,4 @@
-"""Find what prevents a strategy for a domain, before libvirt would fail half way."""
+"""Strategies that a definition or a state rules out (host devices, LUKS, agent, jobs)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ONLY_LIBVIRT = {
     "encryption": "is encrypted",
     "slices": "is a slice of its image",
 }
-"""Properties of an image, or of one below it, that a plain qemu-img would ignore."""
+"""Properties of an image, or of one below it, that a plain qemu-img would ignore (LUKS, slices)."""
 _ACTIVE = _CAREFUL | {Strategy.CRASH}
 
 

@@ -7,7 +7,7 @@ import libvirt
 import pytest
 
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.blockers import find_domain_blockers
+from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.model import Domain, DomainState, Strategy
 
 OVERLAY = {Strategy.OVERLAY}
