@@ -12,10 +12,10 @@ from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.names import is_dataset, is_snapshot
 from snaporch.replication.mark_rules import decide_marks
+from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_request import Request, Verb
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
-from snaporch.replication.streams import NO_TOKEN
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
 
 INHERITED = {"readonly": "on", "mountpoint": "none", "volmode": "none"}

@@ -15,7 +15,7 @@ from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.streams import (
+from snaporch.replication.needed_streams import (
     NO_TOKEN,
     RAW,
     Originals,
@@ -42,7 +42,7 @@ class CopyState(NamedTuple):
     written: str
     """The bytes written since its newest snapshot; empty if there is no copy."""
     token: str
-    """Its resume token; :data:`~snaporch.replication.streams.NO_TOKEN` without one."""
+    """Its resume token; :data:`~snaporch.replication.needed_streams.NO_TOKEN` without one."""
 
 
 class Copies(Protocol):

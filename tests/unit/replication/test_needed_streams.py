@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 import pytest
 
 from snaporch.model import PoolSnapshot
-from snaporch.replication.streams import (
+from snaporch.replication.needed_streams import (
     NO_TOKEN,
     Originals,
     Stream,
