@@ -30,12 +30,12 @@ def receive_command(
     import json
 
     from snaporch.errors import UsageError
-    from snaporch.names import is_dataset
     from snaporch.output.terminal import print_result
     from snaporch.replication.receive_request import parse_request
     from snaporch.replication.received_bundles import ReceivedBundles
     from snaporch.replication.receiver import Receiver
     from snaporch.zfs.received import ReceivedZfs
+    from snaporch.zfs_names import is_dataset
 
     if not is_dataset(dataset):
         raise UsageError("--dataset", f"{dataset!r} cannot be the name of a dataset")

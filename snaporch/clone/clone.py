@@ -40,7 +40,6 @@ from snaporch.hypervisor.clone_xml import (
     memory_bytes,
 )
 from snaporch.model import DatasetKind
-from snaporch.names import MAX_FULL_NAME
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.host_requirements import available_memory
 from snaporch.restore.ram_from_pages import image_bytes, make_image
@@ -51,6 +50,7 @@ from snaporch.restore.source import (
     image_path_in_dataset,
     reading_lock,
 )
+from snaporch.zfs_names import MAX_FULL_NAME
 
 RAM_COPY = "ram.save"
 COPIED_PROPERTIES = (

@@ -24,7 +24,7 @@ from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOpti
 from snaporch.config.policy import Group, Policy, PolicyName
 from snaporch.config.replica import Replica, are_nested
 from snaporch.default_paths import BUNDLES, LIBVIRT_URI, RUNTIME
-from snaporch.names import is_dataset
+from snaporch.zfs_names import is_dataset
 
 _LEVELS = range(-7, 20)
 

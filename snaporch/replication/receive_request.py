@@ -18,8 +18,8 @@ from typing import Any
 from snaporch.bundle.store import COPY_NAME, RUN_NAME, UUID_NAME
 from snaporch.errors import RefusedError
 from snaporch.model import Level
-from snaporch.names import is_snapshot, quoted
 from snaporch.replication.marks import MARKS
+from snaporch.zfs_names import is_snapshot, quoted
 
 PROTOCOL = "snaporch-replica 1"
 """The first words of each request; the number changes when an older replica would err."""

@@ -10,13 +10,13 @@ from typing import BinaryIO, Protocol
 
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import PoolSnapshot
-from snaporch.names import is_dataset, is_snapshot
 from snaporch.replication.mark_rules import decide_marks
 from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_request import Request, Verb
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
+from snaporch.zfs_names import is_dataset, is_snapshot
 
 INHERITED = {"readonly": "on", "mountpoint": "none", "volmode": "none"}
 """What the copies inherit from the dataset above them."""

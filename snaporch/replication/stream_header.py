@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 
 from snaporch.errors import RefusedError
-from snaporch.names import is_snapshot, quoted
+from snaporch.zfs_names import is_snapshot, quoted
 
 HEADER_BYTES = 312
 """Of a ``dmu_replay_record`` (zfs_ioctl.h), whatever its type."""

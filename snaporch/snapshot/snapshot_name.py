@@ -7,11 +7,11 @@ from collections.abc import Collection
 from datetime import datetime
 
 from snaporch.errors import RefusedError, UsageError
-from snaporch.names import MAX_FULL_NAME, is_snapshot, quoted
+from snaporch.zfs_names import MAX_FULL_NAME, is_snapshot, quoted
 
 
 def check_snapshot_name(name: str) -> None:
-    """Refuse a name that ZFS would refuse; the rules are in :mod:`snaporch.names`.
+    """Refuse a name that ZFS would refuse; the rules are in :mod:`snaporch.zfs_names`.
 
     Raises:
         UsageError: ZFS allows no snapshot of this name.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from snaporch.errors import UsageError
-from snaporch.names import MAX_FULL_NAME, is_dataset, is_snapshot, quoted
+from snaporch.zfs_names import MAX_FULL_NAME, is_dataset, is_snapshot, quoted
 
 if TYPE_CHECKING:
     from snaporch.sanoid.hooks.settings import HookSettings

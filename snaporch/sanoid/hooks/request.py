@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from snaporch.errors import UsageError
-from snaporch.names import MAX_FULL_NAME, SHOWN, is_dataset, is_snapshot, quoted
+from snaporch.zfs_names import MAX_FULL_NAME, SHOWN, is_dataset, is_snapshot, quoted
 
 _MAX_VALUES = 1000
 _STEP = "this is called by sanoid's pre and post scripts; nothing was touched"

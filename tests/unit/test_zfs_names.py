@@ -5,10 +5,10 @@ import pytest
 from snaporch.config.replica import Replica
 from snaporch.config.schema import RamPagesOptions
 from snaporch.errors import UsageError
-from snaporch.names import is_dataset, is_snapshot
 from snaporch.restore.select import split_name
 from snaporch.sanoid.hooks.request import read_request
 from snaporch.snapshot.snapshot_name import check_snapshot_name
+from snaporch.zfs_names import is_dataset, is_snapshot
 
 GOOD = ["s", "-x", "--name", "a.b:c_d-e", "two words", "-", "...", "x" * 255]
 BAD = ["", " x", "x ", "\n", "x\n", ".", "..", "a@b", "a/b", "a#b", "%x", "ä", "x" * 256]
