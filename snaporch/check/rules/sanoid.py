@@ -1,4 +1,4 @@
-"""Rules about sanoid as a whole; those about single sections are in :mod:`.sections`."""
+"""Rules about sanoid as a whole; single sections: :mod:`.sanoid_sections`."""
 
 from __future__ import annotations
 
