@@ -483,6 +483,17 @@ def parse_iso(text: str) -> datetime:
     return datetime.strptime(text, _ISO).replace(tzinfo=UTC)
 
 
+def moment_at(seconds: float) -> datetime:
+    """The time of so many seconds since the epoch; the epoch for a number that is no time.
+
+    The time of a received snapshot is the sender's, and may be any number.
+    """
+    try:
+        return datetime.fromtimestamp(seconds, UTC)
+    except (OSError, OverflowError, ValueError):
+        return datetime.fromtimestamp(0, UTC)
+
+
 def moment_of(text: str | None) -> datetime | None:
     """Parse the text of :func:`iso`; ``None`` for any other text."""
     try:

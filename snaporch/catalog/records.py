@@ -75,14 +75,14 @@ def marked_records(
         renamed_too: see :func:`all_records`.
     """
     everything = list(snapshots)
-    runs: dict[str, list[PoolSnapshot]] = {}
+    runs: dict[tuple[str, str], list[PoolSnapshot]] = {}  # marks that came from a replica may lie
     for snapshot in everything:
-        run = snapshot.properties.get("run")
+        run, uuid = (snapshot.properties.get(key, "") for key in ("run", "uuid"))
         if run and "domain" in snapshot.properties:
-            runs.setdefault(run, []).append(snapshot)
+            runs.setdefault((run, uuid), []).append(snapshot)
     by_guid = _by_guid(everything)
     records: list[SnapshotRecord] = []
-    for run, marked in runs.items():
+    for (run, _), marked in runs.items():
         state, manifest = _state(store, marked)
         state = _with_pages(state, manifest, guids)
         candidates = marked
@@ -237,6 +237,7 @@ def run_members(
     manifest names the guest's datasets. Without a manifest, those that snaporch copied to a pool of
     this host are left out where the original exists: a guest that came back has such snapshots.
     """
+    snapshots = genuine(snapshots)
     if manifest is None:
         marked = [each for each in snapshots if marked_by(each, run)]
         originals = {each.guid for each in marked if COPY not in each.properties}
@@ -248,6 +249,19 @@ def run_members(
         for each in snapshots
         if (each.dataset, each.guid) in known or (marked_by(each, run) and each.dataset in taken)
     ]
+
+
+def genuine(snapshots: Iterable[PoolSnapshot]) -> list[PoolSnapshot]:
+    """Of several snapshots of a dataset with one GUID, only the oldest.
+
+    ZFS gives no GUID twice, but receives a stream with a forged one. The true one was there first.
+    """
+    found: dict[tuple[str, int], PoolSnapshot] = {}
+    for each in snapshots:
+        first = found.setdefault((each.dataset, each.guid), each)
+        if each.createtxg < first.createtxg:
+            found[each.dataset, each.guid] = each
+    return list(found.values())
 
 
 def used_bytes(
@@ -319,8 +333,15 @@ def _state(
     store: BundleStore, members: Sequence[PoolSnapshot]
 ) -> tuple[BundleState, Manifest | None]:
     """The state and the manifest of a run's bundle."""
-    reference = members[0].properties.get("bundle") if members else None
+    reference = next(filter(None, map(_reference, members)), None)
     return store.state(reference) if reference else (BundleState.MISSING, None)
+
+
+def _reference(member: PoolSnapshot) -> str | None:
+    """The bundle that a snapshot names, if it is that of its own run."""
+    reference = member.properties.get("bundle")
+    own = "/".join(member.properties.get(key, "") for key in ("uuid", "run"))
+    return reference if reference == own else None
 
 
 def one_per_dataset(
@@ -371,8 +392,10 @@ def _record(
     state: BundleState,
     manifest: Manifest | None,
 ) -> SnapshotRecord:
-    marks = next((m.properties for m in members if marked_by(m, run)), {})
-    reference = marks.get("bundle") or (f"{manifest.uuid}/{run}" if manifest else None)
+    marked = [member for member in members if marked_by(member, run)]
+    marks = marked[0].properties if marked else {}
+    own = f"{manifest.uuid}/{run}" if manifest else None
+    reference = next(filter(None, map(_reference, marked)), own)
     members = one_per_dataset(manifest, members, name)
     if (
         manifest is not None

@@ -31,6 +31,7 @@ def receive_command(
 
     from snaporch.errors import UsageError
     from snaporch.output.terminal import print_result
+    from snaporch.replication.receive_limits import LimitedStream, limited_requests
     from snaporch.replication.receive_request import parse_request
     from snaporch.replication.received_bundles import ReceivedBundles
     from snaporch.replication.receiver import Receiver
@@ -40,8 +41,8 @@ def receive_command(
     if not is_dataset(dataset):
         raise UsageError("--dataset", f"{dataset!r} cannot be the name of a dataset")
     request = parse_request(os.environ.get("SSH_ORIGINAL_COMMAND"))
-    receiver = Receiver(
-        dataset, ReceivedBundles(bundles, dataset), ReceivedZfs.open(), sys.stdin.buffer
-    )
-    print_result(json.dumps(receiver.answer(request)))
+    stream = LimitedStream(sys.stdin.buffer)
+    receiver = Receiver(dataset, ReceivedBundles(bundles, dataset), ReceivedZfs.open(), stream)
+    with limited_requests(bundles):
+        print_result(json.dumps(receiver.answer(request)))
     return 0

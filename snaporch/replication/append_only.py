@@ -7,30 +7,30 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snaporch.bundle.store import copy_name
 from snaporch.config import Replica
 from snaporch.interrupt import Interrupt
-from snaporch.model import PoolSnapshot
+from snaporch.model import PoolSnapshot, moment_at
 from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
 from snaporch.replication.protection import weakness
 from snaporch.replication.receive_request import (
     MAX_ARGUMENT_BYTES,
-    SentFile,
     Verb,
+    is_mark,
     request_command,
 )
 from snaporch.replication.stream_sender import CopyState, StreamSender
 from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver
-from snaporch.zfs import Pool
+from snaporch.replication.unsent_files import unsent_files
+from snaporch.zfs import PREFIX, Pool
 
 _CHECK_SECONDS = 60
 
@@ -154,7 +154,16 @@ class AppendOnlyDestination:
         return found
 
     def send(self, dataset: str, *, raw: bool, until: int) -> None:
-        """See :class:`~snaporch.replication.interface.Destination`."""
+        """See :class:`~snaporch.replication.interface.Destination`.
+
+        A raw stream replaces the key of the whole copy, which then loses its old snapshots, too.
+        """
+        if raw:
+            raise ReplicaError(
+                f"{self._name}: {dataset}",
+                "is encrypted, and an append-only replica cannot protect the key of its copy",
+                "replicate it to a replica without append_only",
+            )
         self._sender.send(dataset, raw=raw, until=until)
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
@@ -185,19 +194,27 @@ class AppendOnlyDestination:
         """See :class:`~snaporch.replication.stream_sender.Copies`."""
         return f"{' && '.join(map(shlex.join, commands))} (as root on {self._host.label})"
 
-    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> Collection[str]:
         """See :class:`~snaporch.replication.interface.Destination`.
 
-        A mark that has a value keeps it; see ``mark_rules``.
+        A mark that has a value keeps it; see ``mark_rules``. An impossible one is left out.
         """
-        wanted = {copy_name(name): dict(values) for name, values in properties.items()}
+        wanted = {
+            copy_name(name): {key: value for key, value in values.items() if is_mark(key, value)}
+            for name, values in properties.items()
+        }
+        late = []
         for some in _parts(wanted):
             answer = self._receiving.ask(Verb.MARK, marks=some)
             with readable(self._name, self._host.label):
-                late = [_text(each) for each in list(answer["late"])]
-            for name in late:
-                text = "gets no properties on the replica any more: a newer snapshot has its own"
-                self._progress.note(f"{self._name}: {name}", text)
+                late += [each for each in map(_text, list(answer["late"])) if each in some]
+        names = {copy_name(name): name for name in properties}
+        for each in late:
+            pairs = [f"{PREFIX}{key}={value}" for key, value in wanted[each].items()]
+            command = self.commands(["zfs", "set", *pairs, f"{self._replica.dataset}/{each}"])
+            text = f"gets no properties any more, since a newer snapshot has its own: {command}"
+            self._progress.note(f"{self._name}: {each}", text)
+        return [names[each] for each in late]
 
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See :class:`~snaporch.replication.interface.Destination`."""
@@ -238,7 +255,7 @@ class AppendOnlyDestination:
         begun = self._receiving.ask(Verb.BEGUN, uuid=uuid, run=run)
         with readable(self._name, self._host.label):
             there = {_text(name): int(size) for name, size in dict(begun["sizes"]).items()}
-        plan = _plan({name: present[name] for name in sums}, sums, there)
+        plan = unsent_files({name: present[name] for name in sums}, sums, there)
         described = [
             {"name": e.name, "bytes": e.bytes, "sha256": e.sha256, "offset": e.offset}
             for e in plan.files
@@ -256,7 +273,7 @@ class AppendOnlyDestination:
                 buffer_words(self._replica.rate),
                 self._host.words(command),
                 through=1,
-                size=sum(each.bytes - each.offset for each in plan.files),
+                size=plan.bytes,
                 source=source,
             )
         if status != 0:
@@ -284,40 +301,6 @@ def check_append_only(replica: Replica) -> str:
         return weakness(_text(found["release"]), permissions, is_root=bool(found["root"]))
 
 
-class _Plan(NamedTuple):
-    """Which bytes of a bundle to send."""
-
-    files: list[SentFile]
-    """All files, in the order of the stream."""
-    partial: SentFile | None
-    """The file whose end is sent first."""
-    whole: list[str]
-    """The files that are sent from their beginning, after it."""
-
-
-def _plan(sizes: Mapping[str, int], sums: Mapping[str, str], there: Mapping[str, int]) -> _Plan:
-    """Continue where an interrupted transfer stopped; the sums show whether that was right.
-
-    Args:
-        sizes: the bytes of each file.
-        sums: the SHA-256 of each file.
-        there: the bytes of each file that the replica has.
-    """
-    files: list[SentFile] = []
-    partial: SentFile | None = None
-    whole: list[str] = []
-    for name in sorted(sizes):
-        size, has = sizes[name], there.get(name, 0)
-        can_continue = has == size or (0 < has < size and not whole and partial is None)
-        sent = SentFile(name, size, sums[name], has if can_continue else 0)
-        files.append(sent)
-        if 0 < sent.offset < size:
-            partial = sent
-        elif sent.offset < size:
-            whole.append(name)
-    return _Plan(files, partial, whole)
-
-
 def _parts(values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Values in parts that a request has room for, in their order."""
     part: dict[str, Any] = {}
@@ -340,7 +323,7 @@ def _snapshot(value: Mapping[str, Any], names: Mapping[str, str]) -> PoolSnapsho
         name=_text(value["name"]),
         guid=int(value["guid"]),
         createtxg=int(value["createtxg"]),
-        created=datetime.fromtimestamp(float(value["created"]), UTC),
+        created=moment_at(float(value["created"])),
         properties=properties,
     )
 

@@ -9,7 +9,7 @@ A copy is never rolled back (``zfs receive -F``): data that only the replica has
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -130,7 +130,7 @@ class ReplicaDestination:
         script = " && ".join(map(shlex.join, commands))
         return shlex.join(["ssh", self._replica.host, script]) if self._replica.host else script
 
-    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> Collection[str]:
         """See :class:`Destination`."""
         self._pool.mark(
             {
@@ -138,6 +138,7 @@ class ReplicaDestination:
                 for name, values in properties.items()
             }
         )
+        return ()
 
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See :class:`Destination`."""

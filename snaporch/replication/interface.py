@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +71,12 @@ class Destination(Protocol):
             only_there: the names of the copy's snapshots that are newer than all common ones.
         """
 
-    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
-        """Set properties on copies of snapshots; the keys are this host's snapshot names."""
+    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> Collection[str]:
+        """Set properties on copies of snapshots; the keys are this host's snapshot names.
+
+        Returns:
+            The names of those that cannot get properties any more, which was noted.
+        """
 
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """Set ``snaporch:policy`` on copies, so that it comes back with them.

@@ -8,10 +8,8 @@ from snaporch.known_faults import parse_release
 
 _APPENDING = (2, 3, 2)
 """The first OpenZFS with the permission ``receive:append``."""
-_HARMFUL = frozenset(
-    {"clone", "destroy", "mountpoint", "promote", "readonly", "receive", "rename", "rollback"}
-)
-"""Permissions of ``zfs allow`` that append-only copies do not need, and that can change copies."""
+_NEEDED = frozenset({"create", "mount", "receive:append", "userprop"})
+"""Permissions of ``zfs allow`` that append-only copies need. Others may change copies."""
 
 
 def weakness(release: str, permissions: Collection[str], *, is_root: bool) -> str:
@@ -25,11 +23,12 @@ def weakness(release: str, permissions: Collection[str], *, is_root: bool) -> st
     if is_root:
         return "its receiving user is root, whom ZFS permits everything"
     found = parse_release(release)
-    if found is not None and found < _APPENDING and "receive" in permissions:
+    is_old = found is not None and found < _APPENDING
+    if more := sorted(set(permissions) - _NEEDED - ({"receive"} if is_old else set())):
+        return f"zfs allow there permits more than is needed: {', '.join(more)}"
+    if is_old and "receive" in permissions:
         return (
             f"OpenZFS {release} there is older than 2.3.2 and has no permission receive:append; "
             "receive permits zfs receive -F, too"
         )
-    if harmful := sorted(_HARMFUL.intersection(permissions)):
-        return f"zfs allow there permits more than is needed: {', '.join(harmful)}"
     return ""

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from snaporch.bundle.store import COPY_NAME, RUN_NAME, UUID_NAME
@@ -29,8 +30,8 @@ _MAX_COMMAND = 100_000
 _COMMAND = re.compile(rf"{PROTOCOL} ([a-z]{{1,16}})(?: ([A-Za-z0-9_-]+={{0,2}}))?")
 _MAX_FILES = 64
 _MAX_FILE_BYTES = 1 << 50
-_MAX_VALUE = 4096
-"""Characters of the value of a property; ZFS permits 8191 bytes."""
+_MAX_VALUE = 1024
+"""Bytes of the value of a property, as of a note; ZFS permits 8191."""
 _FILE_NAME = re.compile(r"[a-z0-9][a-z0-9.-]{0,99}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -225,7 +226,7 @@ def _files(value: object) -> tuple[SentFile, ...]:
 
 
 def _is_value(text: str) -> bool:
-    return len(text) <= _MAX_VALUE and text.isprintable()
+    return len(text.encode("utf-8", "surrogatepass")) <= _MAX_VALUE and text.isprintable()
 
 
 def _value_rules() -> dict[str, Callable[[str], object]]:
@@ -241,14 +242,20 @@ def _value_rules() -> dict[str, Callable[[str], object]]:
     }
 
 
+def is_mark(key: str, value: str) -> bool:
+    """Whether a property of a copy's snapshot can have this value."""
+    rule = _value_rules().get(key, bool)
+    return key in MARKS and _is_value(value) and bool(rule(value))
+
+
 def _mark(values: object) -> dict[str, str]:
-    rules = _value_rules()
     found = {}
     for key, value in _table(values).items():
         if key not in MARKS:
             raise _refused(f"{quoted(key)} is no mark of a copy")
-        text = _text(value, _is_value, f"value of {key}")
-        found[key] = _text(text, rules.get(key, bool), f"value of {key}")
+        found[key] = _text(value, partial(is_mark, key), f"value of {key}")
+    if "bundle" in found and found["bundle"] != f"{found.get('uuid')}/{found.get('run')}":
+        raise _refused("the bundle is not that of the domain's run")
     return found
 
 

@@ -8,6 +8,7 @@ one is moved to :data:`REPLACED_NAME`; nothing deletes it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -26,6 +27,7 @@ from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME
 from snaporch.errors import BusyError, RefusedError, UnavailableError
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_request import SentFile
+from snaporch.zfs.received import Readable
 
 REPLACED_NAME = ".replaced"
 """The directory of bundles that were found damaged, and got a successor."""
@@ -34,6 +36,8 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_RECORD_BYTES = 1 << 20
+_NO_ROOM = "make room there, or raise the quota, and try again"
+_UNUSABLE = "it must exist, and belong to the receiving user"
 
 
 class ReceivedBundles:
@@ -41,7 +45,8 @@ class ReceivedBundles:
 
     Args:
         root: the directory, which must exist.
-        dataset: the dataset of the copies, which each bundle's record names.
+        dataset: the dataset of the copies, which each bundle's record names; empty where bundles
+            come back to the host of the originals, which get no record and replace none.
     """
 
     def __init__(self, root: Path, dataset: str) -> None:
@@ -126,7 +131,7 @@ class ReceivedBundles:
             return dict(_described(partial, 0).sizes)
         return {}
 
-    def store(self, uuid: str, run: str, files: Sequence[SentFile], stream: BinaryIO) -> list[str]:
+    def store(self, uuid: str, run: str, files: Sequence[SentFile], stream: Readable) -> list[str]:
         """Store a bundle; the replica has all of it or none.
 
         Args:
@@ -139,7 +144,7 @@ class ReceivedBundles:
             The files that differ from their SHA-256; if there are any, what arrived was discarded.
 
         Raises:
-            RefusedError: the bundle exists, and is as its record says.
+            RefusedError: the bundle exists, and is as its record says, or this is no replica.
             BusyError: another bundle of the domain is being stored.
             ReplicaError: the stream ended early; what arrived stays for the next try.
             UnavailableError: the directory of all bundles is missing.
@@ -150,23 +155,22 @@ class ReceivedBundles:
                 os.mkdir(uuid, 0o700, dir_fd=root)
             with _directory(uuid, root) as domain, _locked(domain, reference):
                 replaced = self._must_be_replaced(run, domain, reference)
+                _remove_partials(domain, except_for=_partial(run))
                 with suppress(FileExistsError):
                     os.mkdir(_partial(run), 0o700, dir_fd=domain)
                 with _directory(_partial(run), domain) as partial:
                     for name in set(os.listdir(partial)) - {each.name for each in files}:
                         os.unlink(name, dir_fd=partial)
                     wrong = [each.name for each in files if not _take(each, partial, stream)]
-                    if not wrong:
+                    if not wrong and self._dataset:
                         self._record(files, partial)
+                    os.fsync(partial)
                 if wrong:
                     _remove(_partial(run), domain)
                     return wrong
                 if replaced:
                     self._keep(uuid, run, domain, root)
                 os.rename(_partial(run), run, src_dir_fd=domain, dst_dir_fd=domain)
-                for name in os.listdir(domain):
-                    if name.startswith(".") and name.endswith(COPYING_SUFFIX):
-                        _remove(name, domain)
                 os.fsync(domain)
                 os.fsync(root)
         return []
@@ -184,7 +188,7 @@ class ReceivedBundles:
             raise UnavailableError(
                 str(self._root),
                 f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}",
-                "it must exist on the replica, and belong to the receiving user",
+                _NO_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else _UNUSABLE,
             ) from error
 
     def _must_be_replaced(self, run: str, domain: int, reference: str) -> bool:
@@ -195,6 +199,9 @@ class ReceivedBundles:
         """
         try:
             with _directory(run, domain) as bundle:
+                if not self._dataset:
+                    step = f"move it away: {self._root}/{reference}"
+                    raise RefusedError(reference, "there is a bundle of this run already", step)
                 recorded = _recorded(bundle)
                 if recorded is None:
                     return True
@@ -221,7 +228,6 @@ class ReceivedBundles:
             stream.write(json.dumps(document).encode())
             stream.flush()
             os.fsync(stream.fileno())
-        os.fsync(partial)
 
     def _keep(self, uuid: str, run: str, domain: int, root: int) -> None:
         """Move a damaged bundle away, under a name with the time."""
@@ -307,18 +313,24 @@ def _recorded(bundle: int) -> dict[str, str] | None:
 
 
 def _digest(name: str, bundle: int) -> str:
-    """The SHA-256 of a file; empty if it cannot be read."""
+    """The SHA-256 of a file; empty if there is none, or it cannot be read from the disks.
+
+    Raises:
+        OSError: another reason, such as no permission, which says nothing about its content.
+    """
     digest = hashlib.sha256()
     try:
         with _file(name, bundle) as stream:
             while block := stream.read(_BLOCK):
                 digest.update(block)
-    except OSError:
+    except OSError as error:
+        if error.errno not in (None, errno.ENOENT, errno.ELOOP, errno.EIO, errno.ENXIO):
+            raise
         return ""
     return digest.hexdigest()
 
 
-def _take(file: SentFile, partial: int, stream: BinaryIO) -> bool:
+def _take(file: SentFile, partial: int, stream: Readable) -> bool:
     """Write a file from the stream, and sync it; whether it has its SHA-256.
 
     Raises:
@@ -341,6 +353,13 @@ def _take(file: SentFile, partial: int, stream: BinaryIO) -> bool:
         target.flush()
         os.fsync(target.fileno())
     return digest.hexdigest() == file.sha256
+
+
+def _remove_partials(domain: int, *, except_for: str) -> None:
+    """Remove what abandoned transfers of a domain left: the next one may need the room."""
+    for name in os.listdir(domain):
+        if name.startswith(".") and name.endswith(COPYING_SUFFIX) and name != except_for:
+            _remove(name, domain)
 
 
 def _remove(name: str, above: int) -> None:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.replication.mark_rules import decide_marks
 from snaporch.replication.needed_streams import NO_TOKEN
+from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receive_request import Request, Verb
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
+from snaporch.zfs.received import Readable
 from snaporch.zfs_names import is_dataset, is_snapshot
 
+_CLOCK_SECONDS = 86_400
+"""How far the clock of a sender may be ahead."""
 INHERITED = {"readonly": "on", "mountpoint": "none", "volmode": "none"}
 """What the copies inherit from the dataset above them."""
 
@@ -37,7 +42,7 @@ class Received(Protocol):
     def copies(self, root: str, datasets: list[str]) -> list[PoolSnapshot]:
         """The snapshots of those of the datasets that exist, oldest first."""
 
-    def append(self, snapshot: str, header: bytes, rest: BinaryIO) -> None:
+    def append(self, snapshot: str, header: bytes, rest: Readable) -> None:
         """Receive a snapshot."""
 
     def discard_partial(self, dataset: str) -> None:
@@ -61,11 +66,18 @@ class Receiver:
         bundles: the directory of the bundles.
         zfs: ZFS on this machine.
         stream: what the host sends with a request.
+        now: the seconds since the epoch.
     """
 
     def __init__(
-        self, dataset: str, bundles: ReceivedBundles, zfs: Received, stream: BinaryIO
+        self,
+        dataset: str,
+        bundles: ReceivedBundles,
+        zfs: Received,
+        stream: LimitedStream,
+        now: Callable[[], float] = time.time,
     ) -> None:
+        self._now = now
         self._dataset = dataset
         self._bundles = bundles
         self._zfs = zfs
@@ -158,8 +170,25 @@ class Receiver:
 
     def _receive(self, request: Request) -> dict[str, object]:
         name = self._full_name(request.copy)
-        header = self._stream.read(HEADER_BYTES)
-        self._zfs.append(f"{name}@{sent_snapshot(header)}", header, self._stream)
+        header = self._stream.exactly(HEADER_BYTES)
+        sent = sent_snapshot(header)
+        full = f"{name}@{sent.name}"
+        if sent.is_raw:
+            raise RefusedError(
+                full,
+                "is encrypted: the next raw stream could replace the key of the whole copy",
+                "use a replica without append_only for encrypted datasets",
+            )
+        if sent.created > self._now() + _CLOCK_SECONDS:
+            raise RefusedError(full, "was taken in the future", "check the clocks of both machines")
+        there = self._zfs.copies(self._dataset, [name])
+        guids = {each.guid: each.name for each in there if each.dataset == name}
+        if sent.guid in guids:
+            reason = f"has the GUID of @{guids[sent.guid]}, which is there already"
+            raise RefusedError(full, reason)
+        if sent.guid == 0:
+            raise RefusedError(full, "has no GUID")
+        self._zfs.append(full, header, self._stream)
         return {}
 
     def _discard(self, request: Request) -> dict[str, object]:

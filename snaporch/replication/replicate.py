@@ -137,6 +137,10 @@ class _Transfer:
         self._unmarked: set[str] = set()
         """Snapshots of this host whose copies may lack properties."""
         self._read = 0
+        self._marks_stay = context.config.replica[name].append_only
+        """The replica never changes a property that it has set."""
+        self._is_held_back = False
+        """Snapshots were not sent because of an unfinished run."""
         self._under_way: frozenset[str] = frozenset()
         """Runs that were under way before this host's snapshots were listed."""
 
@@ -311,6 +315,8 @@ class _Transfer:
         found = self._from_newest(dataset, copies)
         with self._collect_failure():
             self._bookmarks.keep(dataset, found)
+        if self._marks_stay:
+            found = self._before_unfinished(found)
         if {each.guid for each in found} <= {each.guid for each in copies[-1:]}:
             return False
         self._context.progress.step(self._name, f"sending {dataset}")
@@ -319,6 +325,16 @@ class _Transfer:
             raw = dataset in self._context.pool.encrypted()
             self._destination.send(dataset, raw=raw, until=found[-1].createtxg)
         return True
+
+    def _before_unfinished(self, found: Sequence[PoolSnapshot]) -> list[PoolSnapshot]:
+        """The snapshots before the first one of an unfinished run, which gets other marks later.
+
+        An append-only replica sets no marks on a snapshot once a newer one has its marks.
+        """
+        unfinished = _runs_under_way(self._context)
+        begun = [e.createtxg for e in found if e.properties.get("run") in unfinished]
+        self._is_held_back |= bool(begun)
+        return [each for each in found if not begun or each.createtxg < min(begun)]
 
     def _tidy_bookmarks(self, copies: Mapping[str, Sequence[PoolSnapshot]]) -> None:
         """Bookmark the replica's newest snapshots, and destroy the bookmarks of older ones."""
@@ -349,6 +365,10 @@ class _Transfer:
             names = ", ".join(sorted(each[0][0] for each in gone))
             reason = f"its ZFS snapshot of {names} does not exist any more"
             self._failures.append(ReplicaError(thing, reason, "take another snapshot"))
+        elif self._is_held_back:
+            reason = "was not sent, because a run before it has not ended"
+            step = "try again later; or, if that run was interrupted: snaporch recover"
+            self._failures.append(ReplicaError(thing, reason, step))
         else:
             step = f"try again: snaporch replicate {shlex.quote(newest.domain)}"
             self._failures.append(ReplicaError(thing, "did not arrive", step))
@@ -417,14 +437,19 @@ class _Transfer:
             }
             if wanted:
                 wanted[COPY] = self._name
-            if other is not None and not wanted.items() <= other.properties.items():
+            if other is None:
+                continue
+            if self._marks_stay:
+                missing = wanted.keys() - other.properties.keys()
+                with_bundle = {"uuid", "run"} if "bundle" in missing else set()  # go together
+                wanted = {k: v for k, v in wanted.items() if k in missing | with_bundle}
+            if not wanted.items() <= other.properties.items():
                 marks[other.full_name] = wanted
         if not marks:
             return
         self._unmarked = {*marks}
         with self._collect_failure():
-            self._destination.mark(marks)
-            self._unmarked = set()
+            self._unmarked = {*self._destination.mark(marks)}
 
     def _set_policies(self, datasets: Collection[str]) -> None:
         """Set the policies of the datasets on their copies: a stream does not carry properties."""

@@ -1,4 +1,4 @@
-"""The first record of a stream of ``zfs send``, which an append-only replica checks.
+"""The first record of a stream of ``zfs send``, which is checked before ZFS gets it.
 
 Only a stream of one snapshot is accepted. A package of streams (``zfs send -p``, ``-R``, ``-I``)
 can contain properties, renames and a list of what to destroy. A clone would pin its origin, which
@@ -8,6 +8,7 @@ then cannot be pruned. The rest of a stream is checked by ZFS.
 from __future__ import annotations
 
 import struct
+from typing import NamedTuple
 
 from snaporch.errors import RefusedError
 from snaporch.zfs_names import is_snapshot, quoted
@@ -25,8 +26,24 @@ _CLONE = 1
 """``DRR_FLAG_CLONE``"""
 
 
-def sent_snapshot(header: bytes) -> str:
-    """The name of the snapshot that a stream contains, without its dataset.
+_RAW = 1 << 24
+"""``DMU_BACKUP_FEATURE_RAW``, of the 30 bits above the two lowest ones of the version."""
+
+
+class SentSnapshot(NamedTuple):
+    """The snapshot that a stream contains."""
+
+    name: str
+    """Without its dataset."""
+    guid: int
+    created: int
+    """Seconds since the epoch, by the clock of the sender."""
+    is_raw: bool
+    """Its blocks are encrypted, and it sets the key of the dataset that receives it."""
+
+
+def sent_snapshot(header: bytes) -> SentSnapshot:
+    """The snapshot that a stream contains.
 
     Args:
         header: the first :data:`HEADER_BYTES` bytes of the stream.
@@ -37,7 +54,8 @@ def sent_snapshot(header: bytes) -> str:
     if len(header) != HEADER_BYTES:
         raise _refused("the stream is too short")
     for order in "<>":
-        kind, _, magic, version, _, _, flags, _, _, name = struct.unpack(order + _LAYOUT, header)
+        found = struct.unpack(order + _LAYOUT, header)
+        kind, _, magic, version, created, _, flags, guid, _, name = found
         if (kind, magic) == (_BEGIN, _MAGIC):
             break
     else:
@@ -49,7 +67,7 @@ def sent_snapshot(header: bytes) -> str:
     text, end, rest = name.partition(b"\0")
     snapshot: str = text.decode("ascii", "replace").partition("@")[2]
     if end and not rest.strip(b"\0") and is_snapshot(snapshot):
-        return snapshot
+        return SentSnapshot(snapshot, guid, created, bool(version >> 2 & _RAW))
     raise _refused(f"{quoted(snapshot)} is no name of a snapshot")
 
 

@@ -7,14 +7,20 @@ import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 from snaporch.command_log import LoggedCommand
 from snaporch.default_paths import HOST
 from snaporch.errors import UnavailableError
-from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
+from snaporch.model import (
+    Dataset,
+    DatasetKind,
+    PolicyView,
+    PoolSnapshot,
+    SnapshotListing,
+    moment_at,
+)
 from snaporch.zfs.interface import POLICY_PROPERTY, PREFIX, Bookmark, MountedError, PoolError
 from snaporch.zfs.mount_users import BlockingMount, blocking_mounts
 from snaporch.zfs.property_listing import COLUMNS, Listing
@@ -494,6 +500,6 @@ def _snapshot(full_name: str, values: Mapping[str, str]) -> PoolSnapshot:
         name=name,
         guid=int(values["guid"]),
         createtxg=int(values["createtxg"]),
-        created=datetime.fromtimestamp(int(values["creation"]), UTC),
+        created=moment_at(int(values["creation"])),
         properties={key: values[PREFIX + key] for key in PROPERTIES if PREFIX + key in values},
     )

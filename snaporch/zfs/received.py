@@ -8,13 +8,12 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import re
 import subprocess
 import tempfile
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Protocol
 
 from snaporch.command_log import LoggedCommand
 from snaporch.zfs.copies import CopiesZfs
@@ -22,8 +21,14 @@ from snaporch.zfs.interface import PoolError
 
 _BLOCK = 1 << 20
 _ERROR_BYTES = 1 << 16
-_GRANT = re.compile(r"\t(user|group) (\S+) (\S+)|\teveryone (\S+)")
 _RELEASE = Path("/sys/module/zfs/version")
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """Some of the next bytes, at most ``size``; empty at the end."""
 
 
 class ReceivedZfs(CopiesZfs):
@@ -37,7 +42,9 @@ class ReceivedZfs(CopiesZfs):
             return ""
 
     def permissions(self, dataset: str) -> frozenset[str]:
-        """What ``zfs allow`` permits to this user on a dataset.
+        """What ``zfs allow`` permits to this user on a dataset and on those directly below it.
+
+        Permissions that creating a dataset gives count, too. A set has its name, with an ``@``.
 
         Raises:
             PoolError: the dataset does not exist.
@@ -47,11 +54,10 @@ class ReceivedZfs(CopiesZfs):
         for number in {os.getegid(), *os.getgroups()}:
             with suppress(KeyError):
                 groups.add(grp.getgrgid(number).gr_name)
-        found: set[str] = set()
-        for kind, name, permitted, of_all in _GRANT.findall(self._run("allow", dataset)):
-            if of_all or name in ({user} if kind == "user" else groups):
-                found |= {*(permitted or of_all).split(",")}
-        return frozenset(found)
+        own = {f"user {user}", "everyone", *(f"group {each}" for each in groups)}
+        kinds = ("-t", "filesystem,volume", "-d", "1", "-o", "name")
+        names = self._run("list", "-H", *kinds, dataset).splitlines()
+        return frozenset().union(*(_permitted(self._run("allow", name), own) for name in names))
 
     def values(self, dataset: str, properties: Collection[str]) -> dict[str, str]:
         """The values of properties of ZFS's own.
@@ -62,7 +68,7 @@ class ReceivedZfs(CopiesZfs):
         listing = self._run("get", "-Hp", "-o", "property,value", ",".join(properties), dataset)
         return dict(line.split("\t", 1) for line in listing.splitlines())
 
-    def append(self, snapshot: str, header: bytes, rest: BinaryIO) -> None:
+    def append(self, snapshot: str, header: bytes, rest: Readable) -> None:
         """Receive a snapshot that follows the newest one of its dataset, or makes the dataset.
 
         An interrupted transfer can be continued. Never ``-F``: that discards what is there.
@@ -102,3 +108,22 @@ class ReceivedZfs(CopiesZfs):
             PoolError: there is none, or ``zfs allow`` does not permit it.
         """
         self._run("receive", "-A", dataset)
+
+
+def _permitted(listing: str, own: Collection[str]) -> set[str]:
+    """The permissions in the output of ``zfs allow``.
+
+    Args:
+        listing: sections with a line for each grant: to whom, and which permissions.
+        own: to whom grants count.
+    """
+    found: set[str] = set()
+    section = ""
+    for line in listing.splitlines():
+        if not line.startswith("\t"):
+            section = line
+            continue
+        whom, _, permissions = line.strip().rpartition(" ")
+        if section.startswith("Create time") or whom in own:
+            found |= {*permissions.split(",")}
+    return found

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import os
+import struct
 import subprocess
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from guests.guest import Guest
 from lab_ssh import sshd_here
 from outcome import Outcome
 from pages import blocks
-from support import PATIENCE_SECONDS, must, run, snaporch
+from support import PATIENCE_SECONDS, must, run, snaporch, wait_for
 from vault import same_bytes
+
+from snaporch.replication.receive_limits import MAX_REQUESTS
 
 PAGE = "docs/how-to/replication.md"
 USER, ROOT = "snaporch-vm1", "backup/vm1"
@@ -298,7 +301,7 @@ def test_no_stream_changes_what_is_there(forged, unharmed):
     ):
         refused(ask("receive", receive, stream), reason, status=8)
     again = sent("-i", f"tank/web@{first}", f"tank/web@{last}")
-    assert ask("receive", receive, again).status == 0  # ZFS ignores a snapshot that is there
+    refused(ask("receive", receive, again), "which is there already")
     refused(ask("discard", receive), "does not have any resumable", status=8)
     assert guids(copy("tank/web")).keys() == {f"{copy('tank/web')}@{name}" for name in forged}
 
@@ -315,6 +318,52 @@ def test_a_cut_stream_is_a_part_that_cannot_take_snapshots_along(unharmed, taken
         must("zfs", "destroy", "tank/web@cut")
         Path("/tank/web/noise").unlink()
         run("zfs", "receive", "-A", copy("tank/web"))
+
+
+GUID, CREATED = slice(40, 48), slice(24, 32)
+"""In the first record of a stream; see stream_header.py."""
+
+
+def test_no_stream_has_the_guid_or_the_key_of_what_is_there(unharmed, taken, tmp_path):
+    """A restore by GUID would find the forged snapshot, and a raw stream replaces the key."""
+    last = list(guids("tank/web"))[-1]
+    must("zfs", "snapshot", "tank/web@forged")
+    key = tmp_path / "key"
+    key.write_text("open sesame, please\n")
+    words = ("-o", "encryption=on", "-o", "keyformat=passphrase", "-o", f"keylocation=file://{key}")
+    must("zfs", "create", *words, "tank/secret")
+    must("zfs", "snapshot", "tank/secret@raw")
+    try:
+        stream = bytearray(sent("-i", last, "tank/web@forged"))
+        raw = sent("-w", "tank/secret@raw")
+        for place, number, reason in (
+            (GUID, int(guids("tank/web")[last]), "which is there already"),
+            (GUID, 0, "has no GUID"),
+            (CREATED, 1 << 62, "in the future"),
+        ):
+            forged = bytearray(stream)
+            forged[place] = struct.pack("<Q", number)
+            refused(ask("receive", {"copy": "tank:web"}, bytes(forged)), reason)
+        refused(ask("receive", {"copy": "tank:secret"}, raw), "the key of the whole copy")
+    finally:
+        must("zfs", "destroy", "tank/web@forged")
+        must("zfs", "destroy", "-r", "tank/secret")
+
+
+def test_requests_are_limited(unharmed):
+    request = base64.urlsafe_b64encode(b'{"copy":"idle"}').decode()
+    words = ["ssh", "-o", "BatchMode=yes", HOST, f"snaporch-replica 1 receive {request}"]
+    silent = []
+    try:
+        while (outcome := ask("check")).status == 0 and len(silent) < 2 * MAX_REQUESTS:
+            pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            silent.append(subprocess.Popen(words, **pipes))
+        refused(outcome, f"{MAX_REQUESTS} requests are carried out already", status=6)
+        assert len(silent) >= MAX_REQUESTS
+    finally:
+        for process in silent:
+            process.communicate()
+    wait_for(lambda: ask("check").status == 0, "none of them is carried out any more")
 
 
 def described(content):
@@ -351,9 +400,10 @@ def test_no_mark_is_changed(unharmed, taken):
     last = list(guids("tank/web"))[-1].partition("@")[2]
     name = f"tank:web@{last}"
     uuid = next(iter(taken.values()))["bundle"].split("/")[-2]
+    refused(ask("mark", {"marks": {name: {"bundle": f"{uuid}/other"}}}), "that of the domain's run")
     for key, wanted in {
         "run": "other", "uuid": uuid[:-1] + "0", "level": "crash", "domain": "other",
-        "bundle": f"{uuid}/other", "retention": "none", "group": "x", "copy": "x", "verified": "x",
+        "retention": "none", "group": "x", "copy": "x", "verified": "x",
     }.items():  # fmt: skip
         before = value(f"snaporch:{key}", f"{ROOT}/{name}")
         assert ask("mark", {"marks": {name: {key: wanted}}}).status == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -28,6 +28,8 @@ class FakeReplica:
         self._pool = pool
         self._copies: dict[str, list[PoolSnapshot]] = {}
         self.policies: dict[str, str] = {}
+        self.late: list[str] = []
+        """What :meth:`mark` returns."""
         self.is_there = False
         """Its pool is imported, and has the dataset of the copies."""
 
@@ -82,7 +84,7 @@ class FakeReplica:
         """See the protocol."""
         return ReplicaError(dataset, f"has diverged: {', '.join(only_there)}", "see the docs")
 
-    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> None:
+    def mark(self, properties: Mapping[str, Mapping[str, str]]) -> Collection[str]:
         """See the protocol."""
         self.hooks.act("replica.mark", *properties)
         for name, values in properties.items():
@@ -91,6 +93,7 @@ class FakeReplica:
             copies[place] = replace(
                 copies[place], properties={**copies[place].properties, **values}
             )
+        return self.late
 
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""

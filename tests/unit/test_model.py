@@ -19,6 +19,7 @@ from snaporch.model import (
     VerifyDepth,
     VerifyStep,
     iso,
+    moment_at,
 )
 
 VDA = Disk("vda", "/tank/web/a.img", "file", "disk", "raw", readonly=False)
@@ -164,3 +165,9 @@ def test_a_verification_result_is_parsed_as_written(passed, disks, reached, step
 )
 def test_other_text_is_no_verification_result(text):
     assert VerificationResult.parse(text) is None
+
+
+@pytest.mark.parametrize("seconds", [1 << 62, -(1 << 62), 1e99, float("nan")])
+def test_a_number_that_is_no_time_is_the_epoch(seconds):
+    assert moment_at(seconds) == datetime(1970, 1, 1, tzinfo=UTC)
+    assert moment_at(60) == datetime(1970, 1, 1, 0, 1, tzinfo=UTC)

@@ -5,7 +5,7 @@ import pytest
 
 from snaporch.bundle.manifest import Manifest, Role, SnapshotEntry, VersionsEntry
 from snaporch.bundle.store import BundleStore
-from snaporch.catalog.records import all_records, marked_records, record_of
+from snaporch.catalog.records import all_records, marked_records, record_of, run_members
 from snaporch.model import BundleState, Level, PoolSnapshot, VerificationResult, VerifyDepth
 
 NOON = datetime(2025, 6, 1, 12, tzinfo=UTC)
@@ -314,3 +314,33 @@ def test_a_manifest_without_existing_snapshots_makes_no_record(store, bundle):
     bundle(snapshot("tank/own", guid=6))
     assert all_records(store, [by_another("tank/own", 8)])[0].domain == "db"
     assert len(all_records(store, [by_another("tank/own", 8)])) == 1
+
+
+def test_a_forged_snapshot_with_the_guid_of_a_true_one_counts_for_nothing(store, bundle):
+    true = named("s1", "tank/web", 7)
+    bundle(true)
+    forged = replace(named("evil", "tank/web", 7), createtxg=9)
+    for order in ([true, forged], [forged, true]):
+        (record,) = all_records(store, order)
+        assert (record.snapshot, record.level) == ("s1", Level.RAM)
+        assert [each.name for each in run_members(None, "r1", order)] == ["s1"]
+
+
+def test_a_copy_that_claims_the_run_of_another_domain_hides_nothing(store, bundle):
+    true = snapshot("tank/web")
+    bundle(true)
+    other = "4b1d2f0e-0000-4000-8000-00000000000f"
+    liar = snapshot("flash/aaa", guid=2, uuid=other, bundle=f"{other}/r1")
+    for order in ([true, liar], [liar, true]):
+        found = {each.uuid: each for each in all_records(store, order)}
+        assert found[true.properties["uuid"]].state is BundleState.COMPLETE
+
+
+def test_a_bundle_of_another_run_is_not_believed(store, bundle):
+    true = snapshot("tank/web")
+    bundle(true)
+    uuid = true.properties["uuid"]
+    liar = snapshot("flash/aaa", guid=2, bundle=f"{uuid}/r2")
+    for order in ([true, liar], [liar, true]):
+        (record,) = [e for e in all_records(store, order) if e.state is BundleState.COMPLETE]
+        assert record.datasets == ("tank/web",)

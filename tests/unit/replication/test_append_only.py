@@ -121,8 +121,6 @@ def test_snapshots_have_the_names_of_this_host(machine):
         ' "properties": {}}]}'),
         ('{"snapshots": [{"copy": "tank:web", "name": 7, "guid": 1, "createtxg": 1, "created": 1,'
         ' "properties": {}}]}'),
-        ('{"snapshots": [{"copy": "tank:web", "name": "s", "guid": 1, "createtxg": 1,'
-        ' "created": 1e99, "properties": {}}]}'),
         ('{"snapshots": [{"copy": "tank:web", "name": "s", "guid": 1, "createtxg": 1, "created": 1,'
         ' "properties": {"run": 7}}]}'),
     ],
@@ -198,13 +196,34 @@ def test_a_machine_that_cannot_be_reached_is_an_error(machine):
 def test_marks_are_asked_for_in_requests_of_bounded_size_in_their_order(machine):
     marks = {f"tank/web@s{n}": {"note": "x" * 1000} for n in range(200)}
     machine.answer("mark", {"late": ["tank:web@s3"]})
-    machine.there.mark(marks)
+    assert machine.there.mark(marks) == ["tank/web@s3"]
     asked = machine.asked()
     assert 3 < len(asked) < 10
     assert [name for each in asked for name in each.marks] == [f"tank:web@s{n}" for n in range(200)]
     words = (machine.place / "asked").read_text().splitlines()
     assert max(len(json.loads(line)[-1]) for line in words) < MAX_ARGUMENT_BYTES * 4 / 3 + 100
-    assert "a newer snapshot has its own" in machine.heard.notes[0]
+    (note,) = machine.heard.notes
+    assert "a newer snapshot has its own: zfs set snaporch:note=xx" in note
+    assert "tank:web@s3 (as root on " in note
+
+
+def test_a_snapshot_that_was_not_asked_for_is_no_part_of_a_command(machine):
+    machine.answer("mark", {"late": ["tank:web@s2", "x; reboot"]})
+    assert machine.there.mark({"tank/web@s1": {"level": "ram"}}) == []
+    assert machine.heard.notes == []
+
+
+def test_an_impossible_mark_is_not_sent(machine):
+    machine.answer("mark", {"late": []})
+    machine.there.mark({"tank/web@s1": {"domain": "a\nb", "level": "ram"}})
+    assert [each.marks for each in machine.asked()] == [{"tank:web@s1": {"level": "ram"}}]
+
+
+def test_an_encrypted_dataset_is_not_sent(machine):
+    take(machine, "s1")
+    with pytest.raises(ReplicaError, match="cannot protect the key"):
+        machine.there.send("tank/web", raw=True, until=ALL)
+    assert not (machine.place / "asked").exists()
 
 
 def test_policies_are_asked_for_all_at_once(machine):

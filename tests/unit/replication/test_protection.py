@@ -23,6 +23,7 @@ def test_an_older_openzfs_permits_to_overwrite(release):
     "permission",
     [
         "clone", "destroy", "mountpoint", "promote", "readonly", "receive", "rename", "rollback",
+        "@bad", "allow", "change-key", "load-key", "hold", "anything",
     ],
 )  # fmt: skip
 def test_a_permission_that_can_change_copies_is_named(permission):

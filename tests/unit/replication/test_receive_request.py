@@ -35,7 +35,7 @@ def test_the_largest_values_are_accepted():
     assert len(asked("store", uuid=UUID, run="r", files=files).files) == 64
     whole = FILE | {"bytes": 1 << 50, "offset": 1 << 50}
     assert asked("store", uuid=UUID, run="r", files=[whole]).files[0].offset == 1 << 50
-    marks = {"a@s": {"note": "x" * 4096, "torn": "yes"}}
+    marks = {"a@s": {"note": "x" * 1024, "torn": "yes"}}
     assert asked("mark", marks=marks).marks == marks
 
 

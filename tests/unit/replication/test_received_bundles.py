@@ -1,5 +1,6 @@
 """The directory of bundles on an append-only replica, and what a hostile host tries there."""
 
+import errno
 import fcntl
 import hashlib
 import io
@@ -9,6 +10,7 @@ import time
 from math import inf
 
 import pytest
+from fakes.hooks import failing
 
 from snaporch.errors import BusyError, RefusedError, UnavailableError
 from snaporch.replication import received_bundles
@@ -291,7 +293,7 @@ def test_a_missing_directory_is_not_made(tmp_path):
         lambda: there.damaged(UUID, "r-1", sums()),
         lambda: there.manifest(UUID, "r-1"),
     ):
-        with pytest.raises(UnavailableError, match="it must exist on the replica"):
+        with pytest.raises(UnavailableError, match="it must exist, and belong"):
             act()
     assert not (tmp_path / "away").exists()
 
@@ -301,6 +303,60 @@ def test_a_directory_that_cannot_be_written_is_reported(there, monkeypatch):
     monkeypatch.setattr(os, "access", lambda _path, _mode: False)
     with pytest.raises(UnavailableError, match=r"cannot write.*chown"):
         there.check()
+
+
+def test_what_an_abandoned_transfer_left_makes_room_for_the_next_one(there, root, monkeypatch):
+    with pytest.raises(ReplicaError, match="ended early"):
+        send(there, run="r-1", sent=b"x")
+    full = OSError(errno.EDQUOT, "Disk quota exceeded")
+    take = received_bundles._take
+
+    def limited(*given):
+        if (root / UUID / ".r-1.copying").exists():
+            raise full
+        return take(*given)
+
+    monkeypatch.setattr(received_bundles, "_take", limited)
+    assert send(there, run="r-2") == []
+    assert sorted(path.name for path in (root / UUID).iterdir()) == ["r-2"]
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.ENOSPC])
+def test_a_full_directory_is_called_full(there, monkeypatch, number):
+    fail = failing(OSError(number, "no room"))
+    monkeypatch.setattr(received_bundles, "_take", lambda *_given: fail())
+    with pytest.raises(UnavailableError) as raised:
+        send(there)
+    assert raised.value.step == "make room there, or raise the quota, and try again"
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE, errno.ENOMEM])
+def test_a_bundle_that_cannot_be_judged_is_not_replaced(there, root, monkeypatch, number):
+    send(there)
+    monkeypatch.setattr(received_bundles, "_file", failing_for("ram.save", number))
+    for act in (lambda: send(there), lambda: there.damaged(UUID, "r-1", sums())):
+        with pytest.raises(UnavailableError):
+            act()
+    assert not (root / ".replaced").exists()
+
+
+def failing_for(wanted, number):
+    real = received_bundles._file
+
+    def opened(name, *given):
+        if name == wanted:
+            raise OSError(number, "no")
+        return real(name, *given)
+
+    return opened
+
+
+def test_bundles_that_come_back_have_no_record_and_replace_none(root):
+    here = ReceivedBundles(root, "")
+    assert send(here) == []
+    assert not (root / UUID / "r-1" / "copy.json").exists()
+    with pytest.raises(RefusedError, match="already"):
+        send(here)
 
 
 def test_a_bundle_gets_its_name_when_it_is_on_stable_storage(there, root, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 from snaporch.errors import RefusedError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
+from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receive_request import Verb, parse_request, request_command
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.receiver import Receiver
@@ -45,7 +46,7 @@ class Zfs:
         return [each for each in self.found if each.dataset in (root, *datasets)]
 
     def append(self, snapshot, header, rest):
-        self.done.append(("append", snapshot, header + rest.read()))
+        self.done.append(("append", snapshot, header + rest.read(1 << 20)))
 
     def discard_partial(self, dataset):
         if self.denied:
@@ -72,7 +73,10 @@ def ask(zfs, tmp_path):
     def ask(verb, stream=b"", **values):
         bundles = ReceivedBundles(tmp_path, ROOT)
         request = parse_request(request_command(Verb(verb), values))
-        return Receiver(ROOT, bundles, zfs, io.BytesIO(stream)).answer(request)
+        path = tmp_path.parent / f"{tmp_path.name}.stream"
+        path.write_bytes(stream)
+        with path.open("rb", buffering=0) as sent:
+            return Receiver(ROOT, bundles, zfs, LimitedStream(sent), lambda: NOW).answer(request)
 
     return ask
 
@@ -82,8 +86,12 @@ def snapshot(name, txg, properties=(), dataset=f"{ROOT}/tank:a"):
     return PoolSnapshot(dataset, name, txg + 70, txg, moment, dict(properties))
 
 
-def header(name="tank/a@s1", version=1):
-    return struct.pack("<IIQQQIIQQ256s", 0, 0, 0x2F5BACBAC, version, 0, 2, 0, 7, 0, name.encode())
+NOW = 1_800_000_000.0
+
+
+def header(name="tank/a@s1", version=1, *, guid=7, created=int(NOW)):
+    given = 0, 0, 0x2F5BACBAC, version, created, 2, 0, guid, 0, name.encode()
+    return struct.pack("<IIQQQIIQQ256s", *given)
 
 
 def test_the_replica_describes_itself(ask):
@@ -148,6 +156,33 @@ def test_another_stream_reaches_zfs_never(ask, zfs, stream):
     with pytest.raises(RefusedError, match="the stream is refused"):
         ask("receive", stream, copy="tank:a")
     assert zfs.done == []
+
+
+RAW = 1 | 1 << 24 + 2
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (header(version=RAW), "could replace the key of the whole copy"),
+        (header(guid=0), "has no GUID"),
+        (header(guid=71), "has the GUID of @old"),
+        (header(created=int(NOW) + 86_401), "was taken in the future"),
+        (header(created=1 << 62), "was taken in the future"),
+    ],
+)
+def test_a_stream_that_would_harm_older_snapshots_reaches_zfs_never(ask, zfs, stream, reason):
+    zfs.found = [snapshot("old", 1), snapshot("other", 2, dataset=f"{ROOT}/tank:b")]
+    with pytest.raises(RefusedError, match=reason):
+        ask("receive", stream, copy="tank:a")
+    assert zfs.done == []
+
+
+@pytest.mark.parametrize("stream", [header(guid=72), header(created=int(NOW) + 86_400)])
+def test_a_guid_of_another_copy_and_a_clock_that_is_ahead_are_accepted(ask, zfs, stream):
+    zfs.found = [snapshot("old", 1), snapshot("other", 2, dataset=f"{ROOT}/tank:b")]
+    assert ask("receive", stream, copy="tank:a") == {}
+    assert [act for act, *_ in zfs.done] == ["append"]
 
 
 @pytest.mark.parametrize("verb", ["state", "receive", "discard"])
@@ -256,11 +291,14 @@ def test_the_permissions_are_those_of_this_user(real, tmp_path):
 
     user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
     (tmp_path / "answer").write_text(
-        "---- Permissions on backup/vm1 ----\nLocal+Descendent permissions:\n"
-        f"\tuser {user} create,mount\n\tuser other destroy\n\tgroup {group} userprop\n"
+        "---- Permissions on backup/vm1 ----\nPermission sets:\n\t@bad rename\n"
+        "Create time permissions:\n\tpromote,clone\nLocal+Descendent permissions:\n"
+        f"\tuser {user} create,mount,@bad\n\tuser other destroy\n\tgroup {group} userprop\n"
         "\tgroup others rollback\n\teveryone receive\n"
     )
-    assert real.permissions("backup/vm1") == {"create", "mount", "userprop", "receive"}
+    own = {"create", "mount", "@bad", "userprop", "receive"}
+    assert real.permissions("backup/vm1") == own | {"promote", "clone"}
+    assert "allow" in (tmp_path / "words").read_text()
 
 
 def test_values_of_properties(real, tmp_path):

@@ -133,6 +133,64 @@ def test_the_marks_of_a_run_under_way_are_left_to_the_next_replication(shop, end
     assert marked == {"tank/web@s1"} | ({"tank/web@s2"} if ends == "before" else set())
 
 
+def test_an_append_only_replica_gets_nothing_from_an_unfinished_run_on(shop):
+    """What it gets without its marks would never have them: a newer one would have its own."""
+    first, second, third = shop.take("s1", "s2", "s3")
+    shop.configure(append_only=True)
+    run = RunFacts(
+        second.run, "web", second.uuid, DomainState.RUNNING, "", Strategy.OVERLAY, "s2",
+        second.datasets, "", (), "",
+    )  # fmt: skip
+    journal = Journal(shop.world.paths.journal, run)
+    with pytest.raises(ReplicaError, match="a run before it has not ended") as raised:
+        replicate(shop.context, [first, third], "nas", shop.there)
+    assert raised.value.step.endswith("snaporch recover")
+    assert sorted(shop.there.names()) == ["flash/web@s1", "tank/web@s1"]
+    journal.close(settled=True)
+    assert names(replicate(shop.context, shop.records(), "nas", shop.there)) == ["s2", "s3"]
+
+
+def test_a_snapshot_that_gets_no_marks_any_more_is_not_called_replicated(shop):
+    shop.configure(append_only=True)
+    shop.take("s1", "s2")
+    shop.there.late = ["tank/web@s1"]
+    assert names(shop.ship()) == ["s2"]
+    assert shop.replicated() == {"s1": (), "s2": ("nas",)}
+
+
+def test_a_bundle_is_marked_with_its_domain_and_run(shop):
+    """The replica refuses the one without the others."""
+    shop.configure(append_only=True)
+    (taken,) = shop.take("s1")
+    shop.ship()
+    copies = shop.there.snapshots(["tank/web"])
+    without = {k: v for k, v in copies[0].properties.items() if k != "bundle"}
+    shop.there.put([replace(copies[0], properties=without)])
+    given = []
+    mark = shop.there.mark
+    shop.there.mark = lambda marks: (given.append(marks), mark(marks))[1]
+    shop.ship()
+    assert given == [
+        {
+            "tank/web@s1": {
+                "bundle": f"{taken.uuid}/{taken.run}",
+                "uuid": taken.uuid,
+                "run": taken.run,
+            }
+        }
+    ]
+
+
+def test_an_append_only_replica_is_not_asked_to_change_a_mark(shop):
+    shop.configure(append_only=True)
+    shop.take("s1")
+    shop.ship()
+    shop.world.pool.set_properties(["tank/web@s1"], {f"{PREFIX}level": "crash"})
+    shop.there.hooks.log.clear()
+    shop.ship()
+    assert "replica.mark" not in shop.there.hooks.acts()
+
+
 def test_a_guest_is_not_rolled_back_while_it_is_sent(shop):
     """ZFS could not destroy what is being sent, and the guest would stay off."""
     taken, runtime = shop.take("s1")[0], shop.context.config.paths.runtime

@@ -8,8 +8,11 @@ from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
 MAGIC = 0x2F5BACBAC
 
 
+RAW = 1 << 24
+
+
 def header(name=b"tank/web@s1", *, kind=0, magic=MAGIC, version=1, flags=0, order="<", features=0):
-    given = kind, 0, magic, version | features << 2, 0, 2, flags, 7, 0, name
+    given = kind, 0, magic, version | features << 2, 99, 2, flags, 7, 5, name
     return struct.pack(order + "IIQQQIIQQ256s", *given)
 
 
@@ -17,11 +20,17 @@ def header(name=b"tank/web@s1", *, kind=0, magic=MAGIC, version=1, flags=0, orde
 @pytest.mark.parametrize("features", [0, 0x1000, 0x3FFFFFFF])
 @pytest.mark.parametrize("flags", [0, 2, 4, 14])
 def test_a_stream_of_one_snapshot_is_named(order, features, flags):
-    assert sent_snapshot(header(order=order, features=features, flags=flags)) == "s1"
+    found = sent_snapshot(header(order=order, features=features, flags=flags))
+    assert found == ("s1", 7, 99, bool(features & RAW))
+
+
+def test_an_encrypted_stream_is_recognized():
+    assert sent_snapshot(header(features=RAW)).is_raw
+    assert not sent_snapshot(header(features=~RAW & 0x3FFFFFFF)).is_raw
 
 
 def test_a_dataset_with_a_blank_is_no_obstacle():
-    assert sent_snapshot(header(b"tank/my web@a b")) == "a b"
+    assert sent_snapshot(header(b"tank/my web@a b")).name == "a b"
 
 
 @pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1, HEADER_BYTES + 1])
