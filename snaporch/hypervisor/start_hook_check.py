@@ -19,16 +19,30 @@ PLACE = Path("/etc/libvirt/hooks/qemu.d/snaporch")
 """Read by libvirt 6.5 and later."""
 CALLED = Path("/run/snaporch-hook")
 """The hook creates this file whenever it is called."""
-_INSTALL = "snaporch install"
+PACKAGED = Path("/usr/lib/systemd/system/snaporch.slice")
+"""A unit of the package, whose hook dpkg installs."""
+_VENDORED = Path("/usr/lib/snaporch/site")
+"""What only the package with its libraries inside has."""
+_MISSING = "-o Dpkg::Options::=--force-confmiss"
+"""dpkg installs a missing conffile again only with it."""
 
 
 def find_hook_problem(
-    *, may_have_called: bool, place: Path = PLACE, called: Path = CALLED, host: HostPaths = HOST
+    *,
+    may_have_called: bool,
+    place: Path = PLACE,
+    called: Path = CALLED,
+    host: HostPaths = HOST,
+    packaged: Path = PACKAGED,
 ) -> StartHookProblem | None:
     """Check the hook: its problem and the remedy, or ``None``.
 
     Args:
         may_have_called: guests run, so libvirt has called its hooks.
+        place: the hook.
+        called: what it creates.
+        host: where the host has what the check reads.
+        packaged: exists if snaporch is a package.
 
     Raises:
         UnavailableError: snaporch's own copy of the hook is not installed.
@@ -36,12 +50,22 @@ def find_hook_problem(
     try:
         text = place.read_text("utf-8", "replace")
     except OSError:
-        return StartHookProblem(f"{place} does not exist", _INSTALL)
+        return StartHookProblem(f"{place} does not exist", _install_command(packaged))
     _, _, body = shared_file(SOURCE).read_text("utf-8").partition("\n")
     if not text.endswith(body) or not os.access(place, os.X_OK):
-        return StartHookProblem(f"{place} is not the hook of this version of snaporch", _INSTALL)
+        install = _install_command(packaged)
+        step = f"rm {place} && {install}" if packaged.exists() else install
+        return StartHookProblem(f"{place} is not the hook of this version of snaporch", step)
     if may_have_called and not called.exists():
         daemon = "virtqemud" if (host.run / "virtqemud.pid").exists() else "libvirtd"
         restart = f"systemctl try-restart {daemon}"
         return StartHookProblem(f"libvirt has not loaded {place} yet", restart)
     return None
+
+
+def _install_command(packaged: Path) -> str:
+    """The command that installs the hook. `snaporch install` also writes units, as dpkg does."""
+    if not packaged.exists():
+        return "snaporch install"
+    name = "snaporch-vendored" if _VENDORED.exists() else "snaporch"
+    return f"apt-get install --reinstall {_MISSING} {name}"

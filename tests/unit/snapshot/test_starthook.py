@@ -87,7 +87,7 @@ def test_the_hook_writes_a_mark_and_works_if_it_cannot(call, tmp_path):
 def find(tmp_path):
     """Return what is found of a hook in a directory."""
     places = {"place": tmp_path / "snaporch", "called": tmp_path / "called"}
-    places["host"] = HostPaths(run=tmp_path)
+    places["host"], places["packaged"] = HostPaths(run=tmp_path), tmp_path / "slice"
     places["place"].write_text(shared_file(SOURCE).read_text())
     places["place"].chmod(0o755)
     places["called"].touch()
@@ -111,6 +111,15 @@ def test_a_hook_that_libvirt_would_not_call_is_reported(find, tmp_path):
 def test_a_hook_of_another_version_is_reported(find, tmp_path):
     (tmp_path / "snaporch").write_text("#!/bin/sh\nexit 0\n")
     assert find().step == "snaporch install"
+
+
+def test_a_hook_of_the_package_is_installed_by_the_package(find, tmp_path):
+    (tmp_path / "slice").touch()
+    command = "apt-get install --reinstall -o Dpkg::Options::=--force-confmiss snaporch"
+    (tmp_path / "snaporch").write_text("#!/bin/sh\nexit 0\n")
+    assert find().step == f"rm {tmp_path / 'snaporch'} && {command}"
+    (tmp_path / "snaporch").unlink()
+    assert find().step == command
 
 
 def test_a_hook_that_libvirt_has_not_called_is_reported(find, tmp_path):
