@@ -69,6 +69,7 @@ _BY_OPTION: Mapping[str, Callable[[Mapping[str, Any]], Iterable[str]]] = {
     "--group": partial(_section, "group"),
     "--policy": partial(_section, "policy"),
     "--to": partial(_section, "replica"),
+    "--from": partial(_section, "replica"),
 }
 
 

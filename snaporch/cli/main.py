@@ -23,6 +23,7 @@ from snaporch.cli.note import note_command
 from snaporch.cli.options import Command, ConfigOption, VerboseOption
 from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
+from snaporch.cli.rebuild import rebuild_command
 from snaporch.cli.receive import receive_command
 from snaporch.cli.recover import recover_command
 from snaporch.cli.render import render_app
@@ -68,6 +69,7 @@ app.command("undo", cls=Command)(undo_command)
 app.command("clone", cls=CloneCommand)(clone_command)
 app.command("verify", cls=Command)(verify_command)
 app.command("replicate", cls=Command)(replicate_command)
+app.command("rebuild", cls=Command)(rebuild_command)
 app.command("receive", cls=Command)(receive_command)
 app.command("extract", cls=Command)(extract_command)
 app.command("recover", cls=Command)(recover_command)

@@ -114,6 +114,7 @@ NOT_RUN = {
         "for d in $(zfs list -H -o name -r backup/kvm); do": "test_replicate has the commands",
         "user=snaporch-vm1 dataset=backup/vm1": "test_append_only runs it",
         "[replica.nas]": "test_append_only has it as its configuration",
+        "snaporch rebuild web --from offsite": "test_rebuild runs it, without the question",
         "dataset=backup/vm1 limit=": "test_append_only runs it",
         "zfs list -H -o name -t bookmark -r tank/vm": _PLACES + "test_replicate_faults",
     },

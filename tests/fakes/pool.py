@@ -50,6 +50,13 @@ class _Dataset:
     """For a snapshot, if anything is reserved."""
 
 
+@dataclass
+class Taken:
+    """A dataset that a host has lost."""
+
+    dataset: _Dataset
+
+
 class FakePool:
     """A :class:`~snaporch.zfs.interface.Pool` whose datasets hold one value each."""
 
@@ -136,6 +143,23 @@ class FakePool:
         holder.bookmarks.clear()
         for each in _after(holder, 0):
             holder.snapshots[each.name] = replace(each, txg=next(self._txg))
+
+    def take_out(self, dataset: str) -> Taken:
+        """Lose a dataset, which a replica has: :meth:`put_in` brings its snapshots back."""
+        return Taken(self._datasets.pop(dataset))
+
+    def put_in(self, taken: Taken, dataset: str, name: str, base: str) -> None:
+        """``zfs receive`` of one snapshot: into a new dataset, or after the snapshot ``base``."""
+        source = taken.dataset
+        holder = self._datasets.get(dataset)
+        newest = next(reversed(holder.snapshots), "") if holder else ""
+        if newest != base or (holder and not base):
+            raise PoolError(dataset, "most recent snapshot does not match incremental source")
+        found = source.snapshots[name]
+        if holder is None:
+            holder = self._datasets[dataset] = _Dataset(dataset, source.kind)
+        holder.content = found.content
+        holder.snapshots[name] = replace(found, txg=next(self._txg), properties={}, holds=set())
 
     def names(self) -> list[str]:
         """Every snapshot's full name."""

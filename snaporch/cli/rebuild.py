@@ -1,0 +1,167 @@
+"""``snaporch rebuild``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, YesOption
+
+if TYPE_CHECKING:
+    from snaporch.context import Context
+    from snaporch.rebuild.plan import Copies, RebuildPlan
+    from snaporch.restore.run import Restored
+
+
+def rebuild_command(
+    context: typer.Context,
+    replica: Annotated[
+        str,
+        typer.Option("--from", metavar="REPLICA", help="The replica's name.", show_default=False),
+    ],
+    domains: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DOMAIN[@SNAPSHOT]]...",
+            help="Names or UUIDs; the newest snapshot of which the replica has all, if none is "
+            "named.",
+            show_default=False,
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All guests that the replica has snapshots of.")
+    ] = False,
+    history: Annotated[
+        bool,
+        typer.Option("--history", help="Also bring back the older snapshots and their bundles."),
+    ] = False,
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Boot from the disks instead of resuming from RAM.")
+    ] = False,
+    no_restore: Annotated[
+        bool,
+        typer.Option("--no-restore", help="Bring the data back, and define and start nothing."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Make the checks, and print what would come back.")
+    ] = False,
+    yes: YesOption = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """Bring guests back from a replica, to a host that has lost them.
+
+    Receives the datasets of a snapshot under their old names, fetches its bundle, defines the guest
+    and restores it: RAM included, it goes on where it was. A dataset that exists on this host is
+    not touched. If it was interrupted, the same command continues.
+    """
+    from snaporch.cli.session import session
+
+    if bool(domains) == everything:
+        raise typer.BadParameter("expected DOMAIN... or --all")
+    if cold and no_restore:
+        raise typer.BadParameter("--cold and --no-restore exclude one another")
+    with session(context, config, quiet=quiet or json) as opened:
+        run = _Rebuild(opened, replica, history=history, cold=cold, restores=not no_restore)
+        return run.all(domains or [], dry_run=dry_run, yes=yes, json=json)
+
+
+class _Rebuild:
+    """One call of the command."""
+
+    def __init__(
+        self, context: Context, replica: str, *, history: bool, cold: bool, restores: bool
+    ) -> None:
+        from snaporch.rebuild.open_source import open_source
+
+        self._context = context
+        self._source, self._local = open_source(context, replica)
+        self._history = history
+        self._cold = cold
+        self._restores = restores
+
+    def all(self, domains: list[str], *, dry_run: bool, yes: bool, json: bool) -> int:
+        from snaporch.cli.result_printer import ResultPrinter
+        from snaporch.errors import InterruptedRunError, SnaporchError
+        from snaporch.output.terminal import print_result
+        from snaporch.rebuild.plan import copies_of, find_domains
+
+        snapshots = self._source.snapshots()
+        copies = copies_of(snapshots)
+        outcomes = ResultPrinter(json=json)
+        for domain in domains or list(find_domains(snapshots)):
+            try:
+                document, lines = self._one(copies, domain, dry_run=dry_run, yes=yes)
+            except InterruptedRunError:
+                raise
+            except SnaporchError as error:
+                outcomes.fail(error)
+                continue
+            outcomes.add(document, lines[0])
+            for line in () if json else lines[1:]:
+                print_result(line)
+        outcomes.print_documents()
+        return outcomes.code
+
+    def _one(
+        self, copies: Copies, domain: str, *, dry_run: bool, yes: bool
+    ) -> tuple[dict[str, object], list[str]]:
+        """Rebuild one guest; the document and the lines of its result."""
+        from snaporch.rebuild.run import bring_back, plan_guest, runs_to_fetch, why_not_here
+
+        plan = plan_guest(
+            self._context, self._source, self._local, copies, domain, history=self._history
+        )
+        obstacle = "" if self._cold else why_not_here(self._context, self._source, plan)
+        document = _document(plan, obstacle)
+        if dry_run:
+            return document, _lines(plan, obstacle)
+        if not yes:
+            self._ask(plan, obstacle)
+        runs = runs_to_fetch(self._source, copies, plan, history=self._history)
+        bring_back(self._context, self._source, self._local, plan, runs)
+        if not self._restores:
+            return document, [f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"]
+        restored = self._restore(plan)
+        document |= {"state": str(restored.state), "resumed": restored.resumed}
+        how = "resumed from RAM" if restored.resumed else "booted from its disks"
+        return document, [f"{plan.thing}  rebuilt, {restored.state}, {how}"]
+
+    def _ask(self, plan: RebuildPlan, obstacle: str) -> None:
+        from snaporch.cli.confirm import confirm
+        from snaporch.output.terminal import print_error
+
+        for line in _lines(plan, obstacle):
+            print_error(line)
+        confirm(plan.thing)
+
+    def _restore(self, plan: RebuildPlan) -> Restored:
+        from snaporch.restore.confirm_and_restore import RestoreRequest, run_restore
+
+        request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=self._cold)
+        return run_restore(self._context, request, confirm=None, wait=None)
+
+
+def _lines(plan: RebuildPlan, obstacle: str) -> list[str]:
+    """What comes back, for a reader."""
+    lines = [f"{plan.thing} comes back ({plan.manifest.level}):"]
+    for each in plan.incoming:
+        count = len(each.snapshots)
+        what = f"{count} snapshots" if count > 1 else f"@{each.snapshots[0].name}"
+        lines.append(f"  dataset {each.dataset}: {what}{', encrypted' if each.raw else ''}")
+    if obstacle:
+        lines.append(f"  this host cannot run it: {obstacle}; see --cold and --no-restore")
+    return lines
+
+
+def _document(plan: RebuildPlan, obstacle: str) -> dict[str, object]:
+    return {
+        "domain": plan.manifest.domain,
+        "uuid": plan.manifest.uuid,
+        "snapshot": plan.name,
+        "level": str(plan.manifest.level),
+        "datasets": [each.dataset for each in plan.incoming],
+        "obstacle": obstacle,
+    }

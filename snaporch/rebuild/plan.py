@@ -1,0 +1,305 @@
+"""Which snapshot a guest is rebuilt from, and what has to come from the replica for it.
+
+The manifest there names the guest's datasets and the GUIDs of their snapshots. A snapshot counts
+only if the replica has all of them, the pages of RAM, and each file of the bundle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from snaporch.bundle.manifest import Manifest, ManifestError, parse_manifest
+from snaporch.bundle.store import COPY_NAME, copy_name
+from snaporch.catalog.records import by_dataset, one_per_dataset
+from snaporch.errors import NotFoundError, RefusedError, UnavailableError
+from snaporch.model import Level, PoolSnapshot
+from snaporch.rebuild.local_datasets import Local, LocalState
+from snaporch.rebuild.replica_source import Source
+from snaporch.replication.interface import BundleCopy
+from snaporch.replication.needed_streams import NO_TOKEN
+from snaporch.zfs_names import is_dataset
+
+Copies = Mapping[str, Sequence[PoolSnapshot]]
+"""The snapshots of each copy, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A dataset of the guest, and the snapshots that come back."""
+
+    dataset: str
+    copy: str
+    snapshots: tuple[PoolSnapshot, ...]
+    """Of the copy, oldest first; the last one belongs to the chosen snapshot."""
+    mountpoint: str
+    """Where its images must be; empty for a volume, pages, or if that is not known."""
+    raw: bool
+    """The copy is encrypted, so its blocks come as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildPlan:
+    """How a guest is brought back."""
+
+    manifest: Manifest
+    name: str
+    """Of the chosen snapshot."""
+    incoming: tuple[Incoming, ...]
+
+    @property
+    def thing(self) -> str:
+        """``DOMAIN@SNAPSHOT``."""
+        return f"{self.manifest.domain}@{self.name}"
+
+    @property
+    def reference(self) -> str:
+        """Of the bundle: ``uuid/run``."""
+        return f"{self.manifest.uuid}/{self.manifest.run}"
+
+
+def find_domains(snapshots: Sequence[PoolSnapshot]) -> dict[str, str]:
+    """The domains that a replica has snapshots of: their newest names, by UUID."""
+    found = {}
+    for each in snapshots:
+        if (uuid := each.properties.get("uuid")) and (name := each.properties.get("domain")):
+            found[uuid] = name
+    return found
+
+
+def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) -> str:
+    """The UUID of a domain that a replica has snapshots of.
+
+    Args:
+        source: the replica.
+        snapshots: all of its copies.
+        domain: a name, also a former one, or a UUID.
+
+    Raises:
+        NotFoundError: the replica has no snapshot of it.
+        RefusedError: several domains had this name.
+    """
+    marks = [each.properties for each in snapshots]
+    named = sorted({e["uuid"] for e in marks if domain in (e.get("domain"), e.get("uuid"))})
+    if not named:
+        known = ", ".join(sorted(find_domains(snapshots).values())) or "none"
+        reason = f"replica {source.name} has no snapshot of it, but of: {known}"
+        raise NotFoundError(domain, reason)
+    if len(named) > 1:
+        step = f"name one by its UUID: {', '.join(named)}"
+        reason = f"replica {source.name} has snapshots of {len(named)} guests of this name"
+        raise RefusedError(domain, reason, step)
+    return named[0]
+
+
+def choose_snapshot(
+    source: Source, copies: Copies, uuid: str, name: str = ""
+) -> tuple[Manifest, str]:
+    """The manifest and the name of the snapshot to bring back.
+
+    Args:
+        source: the replica.
+        copies: all snapshots of its copies.
+        uuid: of the domain.
+        name: of the snapshot; empty for the newest one of which nothing is missing.
+
+    Raises:
+        NotFoundError: there is none.
+        UnavailableError: the replica lacks a part of the named one, or of all.
+    """
+    bundles = source.bundles(uuid)
+    reasons = []
+    for run in reversed(in_order(copies, bundles)):
+        if name and not _may_be(copies, uuid, run, name):
+            continue
+        manifest = _manifest(source, uuid, run)
+        if manifest is None:
+            reasons.append(f"the manifest of {run} is damaged")
+            continue
+        chosen = name or manifest.snapshot
+        if name and name not in {each.name for each in manifest.snapshots}:
+            continue
+        if reason := lacking(manifest, chosen, copies, bundles[run]):
+            reasons.append(f"@{chosen}: {reason}")
+            continue
+        return manifest, chosen
+    what = f"@{name}" if name else "any snapshot"
+    if not reasons:
+        raise NotFoundError(uuid, f"replica {source.name} has no bundle of {what}")
+    reason = f"replica {source.name} does not have all of {what}: {reasons[0]}"
+    raise UnavailableError(uuid, reason, "name an older snapshot: DOMAIN@SNAPSHOT")
+
+
+def in_order(copies: Copies, runs: Iterable[str]) -> list[str]:
+    """Runs, oldest first: by the second in their names, then as their snapshots have arrived."""
+    arrived = {
+        each.properties.get("run", ""): each.createtxg
+        for snapshots in copies.values()
+        for each in snapshots
+    }
+    return sorted(runs, key=lambda run: (run.partition("-")[0], arrived.get(run, 0), run))
+
+
+def _may_be(copies: Copies, uuid: str, run: str, name: str) -> bool:
+    """Whether a run may have the named snapshot: by its mark, or it has none on the replica."""
+    marks = [
+        (each.name, each.properties.get("run"))
+        for snapshots in copies.values()
+        for each in snapshots
+        if each.properties.get("uuid") == uuid
+    ]
+    return (name, run) in marks or name not in {each for each, _ in marks}
+
+
+def _manifest(source: Source, uuid: str, run: str) -> Manifest | None:
+    """The valid manifest of a bundle; None if it is damaged, or names datasets that cannot be."""
+    text = source.manifest(f"{uuid}/{run}").encode("utf-8", "surrogateescape")
+    try:
+        manifest = parse_manifest(text, f"{uuid}/{run}")
+    except ManifestError:
+        return None
+    names = [each.dataset for each in manifest.snapshots]
+    names += [manifest.pages.dataset] if manifest.pages else []
+    known = (manifest.uuid, manifest.run) == (uuid, run)
+    return manifest if known and all(map(is_dataset, names)) else None
+
+
+def lacking(manifest: Manifest, name: str, copies: Copies, bundle: BundleCopy) -> str:
+    """What a replica lacks of a snapshot; empty if it has all.
+
+    Args:
+        manifest: of its bundle.
+        name: of the snapshot.
+        copies: what the replica has.
+        bundle: the files of the bundle that it has.
+    """
+    if manifest.level is Level.TORN:
+        return "it is torn"
+    wanted = {part.name: part.bytes for part in manifest.parts}
+    for part, size in wanted.items():
+        if bundle.sizes.get(part) != size:
+            return f"{part} of its bundle is missing"
+    if COPY_NAME not in bundle.sizes:
+        return "its bundle was not copied whole"
+    chosen = {each.dataset for each in _members(manifest, name, copies)}
+    absent = sorted({each.dataset for each in manifest.snapshots} - chosen)
+    if absent:
+        return f"the snapshot of {absent[0]} is missing"
+    pages = manifest.pages
+    if pages and pages.guid not in _guids(copies, pages.dataset):
+        return f"the pages of its RAM are missing ({pages.full_name})"
+    return ""
+
+
+def _guids(copies: Copies, dataset: str) -> set[int]:
+    return {each.guid for each in copies.get(copy_name(dataset), ())}
+
+
+def _members(manifest: Manifest, name: str, copies: Copies) -> list[PoolSnapshot]:
+    """The snapshots that make up the chosen one, with this host's dataset names."""
+    known = {(each.dataset, each.guid) for each in manifest.snapshots}
+    members = [
+        replace(each, dataset=dataset)
+        for dataset in {dataset for dataset, _ in known}
+        for each in copies.get(copy_name(dataset), ())
+        if (dataset, each.guid) in known
+    ]
+    return one_per_dataset(manifest, members, name)
+
+
+def make_plan(
+    source: Source, copies: Copies, manifest: Manifest, name: str, *, history: bool
+) -> RebuildPlan:
+    """Plan how a snapshot comes back; :func:`lacking` says that the replica has all of it.
+
+    Args:
+        source: the replica.
+        copies: what the replica has.
+        manifest: of the bundle.
+        name: of the snapshot.
+        history: the older snapshots of the datasets come back, too.
+    """
+    wanted = {each.dataset: each.guid for each in _members(manifest, name, copies)}
+    if manifest.pages:
+        wanted[manifest.pages.dataset] = manifest.pages.guid
+    encrypted = source.encrypted()
+    incoming = []
+    for dataset, guid in sorted(wanted.items()):
+        copy = copy_name(dataset)
+        found = list(copies[copy])
+        last = next(number for number, each in enumerate(found) if each.guid == guid)
+        chain = found[: last + 1] if history else [found[last]]
+        place = (
+            ""
+            if manifest.pages and dataset == manifest.pages.dataset
+            else (_mountpoint(manifest, dataset))
+        )
+        incoming.append(Incoming(dataset, copy, tuple(chain), place, copy in encrypted))
+    return RebuildPlan(manifest, name, tuple(incoming))
+
+
+def _mountpoint(manifest: Manifest, dataset: str) -> str:
+    """Where a file system was mounted: the path of an image without its part inside; or empty."""
+    for disk in manifest.disks:
+        if disk.dataset == dataset and disk.inside and disk.source:
+            above = disk.source.removesuffix(f"/{disk.inside.lstrip('/')}")
+            path = PurePosixPath(above)
+            if above != disk.source and path.is_absolute() and ".." not in path.parts:
+                return str(path)
+    return ""
+
+
+def remaining(each: Incoming, state: LocalState) -> list[tuple[PoolSnapshot, str]]:
+    """The snapshots of a dataset that have yet to come, each with the name of its base.
+
+    Args:
+        each: the dataset.
+        state: what this host has of it.
+
+    Raises:
+        RefusedError: the dataset exists, and is not what an interrupted rebuild left.
+    """
+    guids = [snapshot.guid for snapshot in each.snapshots]
+    if not state.exists:
+        return list(_with_bases(each.snapshots))
+    has = [guid for guid in state.guids if guid in guids]
+    if each.snapshots[-1].guid in has:
+        return []
+    if list(state.guids) == guids[: len(has)] and (has or state.token != NO_TOKEN):
+        return list(_with_bases(each.snapshots))[len(has) :]
+    rename = f"zfs rename {each.dataset} {each.dataset}-old, if it is in the way"
+    if not state.guids:
+        rename = f"if it is still being received, wait for its end; or {rename}"
+    raise RefusedError(each.dataset, "exists on this host, and is not received into", rename)
+
+
+def _with_bases(snapshots: Sequence[PoolSnapshot]) -> Iterator[tuple[PoolSnapshot, str]]:
+    base = ""
+    for each in snapshots:
+        yield each, base
+        base = each.name
+
+
+def check_local(plan: RebuildPlan, local: Local, pools: set[str]) -> None:
+    """Refuse what cannot come back to this host, before anything is received.
+
+    Args:
+        plan: the plan.
+        local: the datasets of this host.
+        pools: the names of its pools.
+
+    Raises:
+        RefusedError: a dataset exists, or its pool does not.
+    """
+    for each in plan.incoming:
+        pool = each.dataset.partition("/")[0]
+        if pool not in pools:
+            step = f"zpool import {pool}, or create it"
+            raise RefusedError(each.dataset, f"this host has no pool {pool}", step)
+        remaining(each, local.state(each.dataset))
+
+
+def copies_of(snapshots: Sequence[PoolSnapshot]) -> Copies:
+    """The snapshots of each copy, oldest first."""
+    return by_dataset(snapshots)

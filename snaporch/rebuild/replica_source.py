@@ -1,0 +1,317 @@
+"""A replica that guests are brought back from: read by ``zfs send`` and ``cat``, over ssh.
+
+What it answers is input. Only a stream of one snapshot is received: a package (``zfs send -R``)
+could also create datasets, and set properties of them, such as where they are mounted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import IO, Protocol, cast
+
+from snaporch.bundle.manifest import Part
+from snaporch.command_log import LoggedCommand
+from snaporch.config import Replica
+from snaporch.errors import RefusedError
+from snaporch.interrupt import Interrupt
+from snaporch.model import PoolSnapshot
+from snaporch.progress import Progress
+from snaporch.remote_host import Host, check_installed
+from snaporch.replication.interface import BundleCopy, ReplicaError, readable
+from snaporch.replication.needed_streams import NO_TOKEN, RAW, is_token
+from snaporch.replication.receive_limits import LimitedStream
+from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.replica_bundles import ReplicaBundles
+from snaporch.replication.stall_detector import STALL_SECONDS
+from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
+from snaporch.replication.transfer import Transfers, buffer_words
+from snaporch.replication.unsent_files import UnsentFiles
+from snaporch.zfs.remote import RemoteZfs
+from snaporch.zfs_names import is_snapshot
+
+_POLL_SECONDS = 0.5
+_END_SECONDS = 10
+_ERROR_BYTES = 1 << 13
+_AGAIN = "try again; it continues where it stopped"
+
+
+class Source(Protocol):
+    """A replica that guests are brought back from."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+
+    def snapshots(self) -> list[PoolSnapshot]:
+        """The snapshots of all copies, oldest first; copies are named without the dataset above.
+
+        Raises:
+            SnaporchError: they cannot be listed.
+        """
+
+    def bundles(self, uuid: str) -> Mapping[str, BundleCopy]:
+        """The bundles of a domain, by run."""
+
+    def manifest(self, reference: str) -> str:
+        """The text of the manifest of a bundle; any text, or none."""
+
+    def text(self, reference: str, part: Part) -> str:
+        """The text of a small part of a bundle."""
+
+    def policies(self, copies: Collection[str]) -> Mapping[str, str]:
+        """The value of ``snaporch:policy`` of those copies that have one."""
+
+    def encrypted(self) -> frozenset[str]:
+        """The copies that are encrypted."""
+
+    def receive(
+        self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
+    ) -> None:
+        """Receive a snapshot.
+
+        Args:
+            snapshot: of a copy.
+            base: the name of the copy's snapshot that the receiver has; empty for none.
+            token: continues an interrupted transfer.
+            receiver: the command that receives.
+            raw: send encrypted blocks as they are.
+
+        Raises:
+            ReplicaError: the transfer failed.
+            RefusedError: something else came than this snapshot.
+        """
+
+    def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
+        """Fetch a bundle.
+
+        Returns:
+            The files that are damaged.
+
+        Raises:
+            ReplicaError: the transfer failed.
+        """
+
+
+class ReplicaSource:
+    """:class:`Source` by ssh, or a pool of this host.
+
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+        interrupt: a signal ends a transfer.
+        progress: gets the bytes.
+
+    Raises:
+        RefusedError: the replica is append-only, so this host may not read from it.
+    """
+
+    def __init__(
+        self, name: str, replica: Replica, interrupt: Interrupt, progress: Progress
+    ) -> None:
+        if replica.append_only:
+            raise RefusedError(
+                f"replica {name}",
+                "is append-only: this host's key may not read from it",
+                "configure it as another replica without append_only, with an admin's access to it",
+            )
+        self._name = name
+        self._replica = replica
+        self._interrupt = interrupt
+        self._progress = progress
+        self._host = Host(replica.host, lambda: interrupt.check(name))
+        self._pool = RemoteZfs(self._host)
+        self._transfers = Transfers(name, self._host.label, interrupt, progress)
+        self._bundles = ReplicaBundles(name, replica, self._host, self._transfers)
+
+    @property
+    def name(self) -> str:
+        """See :class:`Source`."""
+        return self._name
+
+    def snapshots(self) -> list[PoolSnapshot]:
+        """See :class:`Source`."""
+        root = f"{self._replica.dataset}/"
+        with readable(self._name, self._host.label):
+            names = [e.name for e in self._pool.datasets() if e.name.startswith(root)]
+            copies = [each for each in names if "/" not in each.removeprefix(root)]
+            found = self._pool.copies(self._replica.dataset, copies)
+        return [
+            PoolSnapshot(
+                dataset=each.dataset.removeprefix(root),
+                name=each.name,
+                guid=each.guid,
+                createtxg=each.createtxg,
+                created=each.created,
+                properties=each.properties,
+            )
+            for each in found
+            if each.dataset.startswith(root) and is_snapshot(each.name)
+        ]
+
+    def bundles(self, uuid: str) -> Mapping[str, BundleCopy]:
+        """See :class:`Source`."""
+        return self._bundles.bundles(uuid)
+
+    def manifest(self, reference: str) -> str:
+        """See :class:`Source`."""
+        return self._bundles.manifest(reference)
+
+    def text(self, reference: str, part: Part) -> str:
+        """See :class:`Source`."""
+        path = shlex.quote(f"{self._replica.bundles}/{reference}/{part.name}")
+        return self._host.script(f"head -c {part.bytes} {path}", what=part.name)
+
+    def policies(self, copies: Collection[str]) -> Mapping[str, str]:
+        """See :class:`Source`."""
+        root = f"{self._replica.dataset}/"
+        with readable(self._name, self._host.label):
+            found = self._pool.policies([f"{root}{each}" for each in copies])
+        return {name.removeprefix(root): policy for name, policy in found.items()}
+
+    def encrypted(self) -> frozenset[str]:
+        """See :class:`Source`."""
+        root = f"{self._replica.dataset}/"
+        with readable(self._name, self._host.label):
+            return frozenset(name.removeprefix(root) for name in self._pool.encrypted())
+
+    def receive(
+        self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
+    ) -> None:
+        """See :class:`Source`."""
+        full = f"{self._replica.dataset}/{snapshot.full_name}"
+        options = f"-{RAW}" if raw else "-Lc"
+        begin = ["-i", f"@{base}"] if base else []
+        words = ["zfs", "send", options, *begin, full]
+        if token != NO_TOKEN:
+            if not is_token(token):
+                raise RefusedError(full, "the token of its interrupted transfer has no valid form")
+            words = ["zfs", "send", *(["-w"] if raw else []), "-t", token]
+        size = self._size(words)
+        thing = f"{self._name}: {full}"
+        with self._reading(shlex.join(words), thing) as stream:
+            header = self._limited(stream).exactly(HEADER_BYTES)
+            if len(header) < HEADER_BYTES:
+                return  # its exit status says why
+            if sent_snapshot(header)[:2] != (snapshot.name, snapshot.guid):
+                raise RefusedError(thing, "another snapshot was sent")
+            with tempfile.NamedTemporaryFile() as begun:
+                begun.write(header)
+                begun.flush()
+                status, lines = self._transfers.run(
+                    ["cat", begun.name, "-"],
+                    buffer_words(self._replica.rate),
+                    receiver,
+                    through=1,
+                    size=size,
+                    source=stream,
+                )
+            if status != 0:
+                reason = next((line for line in lines if line.startswith("cannot ")), "")
+                reason = reason or (lines or ["zfs receive failed without output"])[-1]
+                raise ReplicaError(thing, reason, _AGAIN)
+
+    def _size(self, words: Sequence[str]) -> int:
+        """The expected bytes of a stream; 0 if ``zfs send`` does not say."""
+        report = self._host.run(*words[:2], "-nP", *words[2:])
+        sizes = re.findall(r"^size\t([0-9]{1,20})$", report, re.MULTILINE)
+        return int(sizes[-1]) if sizes else 0
+
+    def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
+        """See :class:`Source`."""
+        directory = shlex.quote(f"{self._replica.bundles}/{reference}")
+        commands = []
+        if unsent.partial is not None:
+            skipped = unsent.partial.offset
+            commands.append(f"tail -c +{skipped + 1} -- {shlex.quote(unsent.partial.name)}")
+        if unsent.whole:
+            commands.append(shlex.join(["cat", "--", *unsent.whole]))
+        script = " && ".join([f"cd {directory}", *commands])
+        uuid, _, run = reference.partition("/")
+        thing = f"{self._name}: bundle {reference}"
+        with self._reading(script, thing) as stream:
+            limited = self._limited(stream, unsent.bytes)
+            return received.store(uuid, run, unsent.files, limited)
+
+    def _limited(self, stream: IO[bytes], size: int = 0) -> LimitedStream:
+        """A stream that waits for the replica as long as other transfers do; with progress."""
+
+        def check() -> None:
+            self._interrupt.check(self._name)
+
+        def report(done: int) -> None:
+            if size:
+                self._progress.amount(self._name, done, size)
+
+        return LimitedStream(stream, check, report, STALL_SECONDS)
+
+    @contextmanager
+    def _reading(self, script: str, thing: str) -> Iterator[IO[bytes]]:
+        """The output of a script on the replica, which is ended with the block.
+
+        Raises:
+            ReplicaError: the script failed.
+        """
+        words = self._host.words(script)
+        check_installed(words[0])
+        with (
+            LoggedCommand(*(["ssh", self._host.name] if self._host.name else []), script) as log,
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+                process_group=0,
+            ) as process,
+        ):
+            stream = cast("IO[bytes]", process.stdout)
+            try:
+                yield stream
+            except ReplicaError as error:
+                said = _last_line(errors)
+                _end(process)
+                reason = f"{error.reason} ({said})" if said else error.reason
+                raise ReplicaError(thing, reason, error.step) from error
+            except BaseException:
+                _end(process)
+                raise
+            stream.close()
+            status = self._wait(process)
+            log.exited(status)
+            # SIGPIPE: it had more to send than was asked for, which the receiver has checked.
+            if status not in (0, -signal.SIGPIPE, 128 + signal.SIGPIPE):
+                reason = _last_line(errors) or f"exit status {status}"
+                raise ReplicaError(thing, reason, _AGAIN)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(_POLL_SECONDS)
+            self._interrupt.check(self._name)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and what it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_SECONDS)
+        return
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    """The last line of an error output."""
+    size = errors.seek(0, os.SEEK_END)
+    errors.seek(max(0, size - _ERROR_BYTES))
+    lines = errors.read().decode("utf-8", "replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,227 @@
+"""Bring a guest's datasets and bundles back from a replica; each step can be repeated.
+
+Order: all datasets, then the properties of their snapshots, then the bundles, then mounting. Until
+a snapshot has its properties, neither retention nor ``prune`` knows it, and then ``copy`` protects
+it. Nothing here destroys, rolls back or overwrites anything on this host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from snaporch import default_paths
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Role, parse_manifest
+from snaporch.bundle.store import MARKER
+from snaporch.catalog.records import COPY, check_store
+from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.locks import domain_lock
+from snaporch.model import BundleState, PoolSnapshot
+from snaporch.private_files import private_directory
+from snaporch.rebuild.local_datasets import Local
+from snaporch.rebuild.plan import (
+    Copies,
+    Incoming,
+    RebuildPlan,
+    check_local,
+    choose_snapshot,
+    find_uuid,
+    in_order,
+    make_plan,
+    remaining,
+)
+from snaporch.rebuild.replica_source import Source
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.marks import COPIED, OF_PAGES
+from snaporch.replication.receive_request import is_mark
+from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.replicate import REPLICATION
+from snaporch.replication.unsent_files import unsent_files
+from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
+
+_MAX_XML = 1 << 20
+
+
+def check_guest(context: Context, manifest: Manifest) -> None:
+    """Refuse to bring back a guest that this host has.
+
+    Raises:
+        RefusedError: it runs, or another guest has its name.
+    """
+    for domain in context.hypervisor.domains():
+        if domain.uuid == manifest.uuid and domain.active:
+            raise RefusedError(domain.name, "runs on this host", "shut it down first")
+        if domain.name == manifest.domain and domain.uuid != manifest.uuid:
+            step = f"virsh domrename {domain.name} NEW, or rebuild on another host"
+            raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
+
+
+def bring_back(
+    context: Context, source: Source, local: Local, plan: RebuildPlan, runs: Sequence[str]
+) -> None:
+    """Bring the datasets and bundles of a plan to this host.
+
+    Args:
+        context: the configuration, the pools and the store of this host.
+        source: the replica.
+        local: the datasets of this host.
+        plan: what comes.
+        runs: those whose bundles come.
+
+    Raises:
+        SnaporchError: a step failed; the same call continues.
+    """
+    manifest, paths = plan.manifest, context.config.paths
+    check_guest(context, manifest)
+    check_store(context.store, context.pool, context.hypervisor)
+    lock = partial(domain_lock, doing="rebuild", wait=0, interrupt=context.interrupt)
+    with (
+        lock(paths.runtime, REPLICATION, REPLICATION),  # no replication of what is half here
+        lock(default_paths.LOCKS, manifest.domain, manifest.uuid),
+    ):
+        private_directory(paths.bundles)
+        (paths.bundles / MARKER).touch(mode=0o600)
+        places = {
+            e.dataset: local.mountpoint_to_set(e.dataset, e.mountpoint) for e in plan.incoming
+        }
+        for each in plan.incoming:
+            _receive(context, source, local, each)
+        for each in plan.incoming:
+            _mark(context, source, each)
+        _set_dataset_properties(context, source, plan)
+        for run in runs:
+            _fetch(context, source, f"{manifest.uuid}/{run}", needed=run == manifest.run)
+        for dataset, place in places.items():
+            local.mount(dataset, place)
+
+
+def _receive(context: Context, source: Source, local: Local, each: Incoming) -> None:
+    """Receive the snapshots of a dataset that have yet to come."""
+    for snapshot, base in remaining(each, local.state(each.dataset)):
+        context.progress.step(
+            each.dataset, f"receiving @{snapshot.name} from replica {source.name}"
+        )
+        local.make_parent(each.dataset)
+        state = local.state(each.dataset)
+        receiver = local.receiver(each.dataset, snapshot.name)
+        source.receive(snapshot, base, state.token, receiver, raw=each.raw)
+        if snapshot.guid not in local.state(each.dataset).guids:
+            raise ReplicaError(
+                f"{each.dataset}@{snapshot.name}",
+                f"did not arrive from replica {source.name}: it sent another snapshot, or none",
+                f"zfs list -t snapshot {each.dataset}",
+            )
+
+
+def _mark(context: Context, source: Source, each: Incoming) -> None:
+    """Set the properties of the snapshots of a dataset, as the copies have them."""
+    there = {e.guid: e.properties for e in context.pool.snapshots([each.dataset])}
+    for snapshot in each.snapshots:
+        wanted = _wanted(snapshot, source.name)
+        has = there.get(snapshot.guid, {})
+        new = {PREFIX + k: v for k, v in wanted.items() if has.get(k) != v}
+        if new:
+            context.pool.set_properties([f"{each.dataset}@{snapshot.name}"], new)
+
+
+def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
+    """The properties that a snapshot gets: those of its copy that are possible."""
+    keys = (*COPIED, *OF_PAGES)
+    found = {k: v for k, v in snapshot.properties.items() if k in keys and is_mark(k, v)}
+    return {**found, COPY: replica} if found else {}
+
+
+def _set_dataset_properties(context: Context, source: Source, plan: RebuildPlan) -> None:
+    """Set ``snaporch:policy`` of datasets, and the owner of the page dataset."""
+    policies = source.policies([each.copy for each in plan.incoming])
+    for each in plan.incoming:
+        policy = policies.get(each.copy, "")
+        if policy and policy.isprintable():
+            context.pool.set_properties([each.dataset], {POLICY_PROPERTY: policy})
+        if plan.manifest.pages and each.dataset == plan.manifest.pages.dataset:
+            context.pool.set_properties([each.dataset], {RAM_PROPERTY: plan.manifest.uuid})
+
+
+def _fetch(context: Context, source: Source, reference: str, *, needed: bool) -> None:
+    """Fetch a bundle, unless it is here; one that is not needed may fail, with a note.
+
+    Raises:
+        SnaporchError: it is damaged on the replica, or the transfer failed.
+    """
+    if context.store.state(reference)[0] is BundleState.COMPLETE:
+        return
+    context.progress.step(reference, f"fetching the bundle from {source.name}")
+    try:
+        _fetch_whole(source, reference, ReceivedBundles(context.store.root, ""))
+    except InterruptedRunError:
+        raise
+    except SnaporchError as error:
+        if needed:
+            raise
+        context.progress.note(reference, f"its bundle did not come back: {error.line()}")
+
+
+def _fetch_whole(source: Source, reference: str, received: ReceivedBundles) -> None:
+    """Fetch all files of a bundle."""
+    text = source.manifest(reference).encode("utf-8", "surrogateescape")
+    manifest = parse_manifest(text, reference)
+    sums = {part.name: part.sha256 for part in manifest.parts}
+    sizes = {part.name: part.bytes for part in manifest.parts}
+    sums[MANIFEST_NAME], sizes[MANIFEST_NAME] = hashlib.sha256(text).hexdigest(), len(text)
+    uuid, _, run = reference.partition("/")
+    unsent = unsent_files(sizes, sums, received.begun(uuid, run))
+    damaged = source.fetch(reference, unsent, received)
+    if damaged:  # maybe only what an interrupted transfer left, which is discarded by now
+        damaged = source.fetch(reference, unsent_files(sizes, sums, {}), received)
+    if damaged:
+        reason = f"is damaged on the replica: {', '.join(damaged)}"
+        raise ReplicaError(reference, reason, "name an older snapshot: DOMAIN@SNAPSHOT")
+
+
+def plan_guest(
+    context: Context, source: Source, local: Local, copies: Copies, words: str, *, history: bool
+) -> RebuildPlan:
+    """Plan how to bring back one guest, and make the checks that need no transfer.
+
+    Args:
+        context: the pools and the guests of this host.
+        source: the replica.
+        local: the datasets of this host.
+        copies: all snapshots of its copies.
+        words: the guest's name or UUID, or ``DOMAIN@SNAPSHOT``.
+        history: the older snapshots and their bundles come back, too.
+
+    Raises:
+        SnaporchError: the replica does not have all of it, or this host is in the way.
+    """
+    everything = [each for snapshots in copies.values() for each in snapshots]
+    names = {e.properties.get(key) for e in everything for key in ("domain", "uuid")}
+    domain, _, snapshot = (words, "", "") if words in names else words.rpartition("@")
+    uuid = find_uuid(source, everything, domain or snapshot)
+    manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
+    plan = make_plan(source, copies, manifest, name, history=history)
+    check_guest(context, manifest)
+    check_local(plan, local, {each.pool for each in context.pool.datasets()})
+    for each in plan.incoming:
+        local.mountpoint_to_set(each.dataset, each.mountpoint)
+    return plan
+
+
+def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history: bool) -> list[str]:
+    """The runs whose bundles come: the chosen one's, with ``history`` the older ones', too."""
+    run = plan.manifest.run
+    runs = in_order(copies, source.bundles(plan.manifest.uuid)) if history else [run]
+    return runs[: runs.index(run) + 1]
+
+
+def why_not_here(context: Context, source: Source, plan: RebuildPlan) -> str:
+    """Why the guest cannot resume on this host, as libvirt says; empty if it can."""
+    manifest = plan.manifest
+    roles = (Role.LIVE_XML, Role.INACTIVE_XML)
+    part = next((found for role in roles if (found := manifest.part(role))), None)
+    if part is None or part.bytes > _MAX_XML:
+        return ""
+    xml = source.text(plan.reference, part)
+    return context.hypervisor.incompatibility(xml, manifest.versions.cpu)

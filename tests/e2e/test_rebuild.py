@@ -1,0 +1,229 @@
+"""Guests that are rebuilt from a replica, by one command, after everything here is lost."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk, destroy
+from guests.guest import Guest
+from lab_ssh import sshd_here
+from support import (
+    BUNDLES,
+    assert_clean,
+    assert_restored,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+    started,
+    wait_for,
+    zfs_snapshots,
+)
+
+DISKS = {
+    "plain": [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")],
+    "paged": [Disk("file", "tank/paged")],
+}
+CONFIG = """
+[ram_pages]
+dataset = "tank/ram"
+
+[domain.paged]
+ram_store = "pages"
+
+[policy.hourly]
+every = "1h"
+domains = ["plain", "paged"]
+replicate = ["offsite"]
+
+[replica.offsite]
+host = "{host}"
+dataset = "backup/kvm"
+bundles = "{bundles}"
+"""
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory):
+    """The other machine's directory of bundles; its pool is ``backup``."""
+    place = tmp_path_factory.mktemp("there")
+    with (place / "vdev").open("wb") as stream:
+        stream.truncate(2 << 30)
+    must("zpool", "create", "-O", "mountpoint=none", "backup", str(place / "vdev"))
+    (place / "bundles").mkdir()
+    yield place / "bundles"
+    must("zpool", "destroy", "backup")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def configuration(there, tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "snaporch.toml"
+    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
+        path.write_text(CONFIG.format(host=host, bundles=there))
+        patch.setenv("SNAPORCH_CONFIG", str(path))
+        yield path
+
+
+@pytest.fixture(params=list(DISKS))
+def guest(request, there):
+    made = Guest.create(request.param, disks=DISKS[request.param])
+    UUIDS[made.name] = must("virsh", "domuuid", made.name).strip()
+    yield made
+    made.remove()
+    for dataset in datasets(made):
+        run("zfs", "destroy", "-r", f"backup/kvm/{dataset.replace('/', ':')}")
+    shutil.rmtree(there / uuid_of(made), ignore_errors=True)
+
+
+UUIDS = {}
+
+
+def uuid_of(guest):
+    return UUIDS[guest.name]
+
+
+def datasets(guest):
+    pages = [f"tank/ram/{uuid_of(guest)}"] if guest.name == "paged" else []
+    return [*(disk.where for disk in DISKS[guest.name]), *pages]
+
+
+def take(guest):
+    outcome = snaporch("snapshot", guest.name, "--policy", "hourly", "--json")
+    assert outcome.status == 0, outcome.err
+    guest.wait_count(beyond=guest.snapshot_count(outcome.json["snapshot"]) + 5)
+    return outcome.json
+
+
+def listed(guest):
+    return {each["snapshot"]: each for each in snaporch("list", guest.name, "--json").json}
+
+
+def lose(guest):
+    """Destroy all that this host has of a guest; return its datasets."""
+    lost, uuid = datasets(guest), uuid_of(guest)
+    guest.destroy()
+    must("virsh", "undefine", "--nvram", guest.name)
+    for dataset in lost:
+        destroy(dataset)
+    shutil.rmtree(BUNDLES / uuid)
+    return lost
+
+
+WORDS = ("--from", "offsite", "--yes", "--quiet")
+
+
+def rebuild(guest, *options):
+    return snaporch("rebuild", guest.name, *WORDS, "--json", *options)
+
+
+def assert_refused(guest, code, *words):
+    one_line_error(snaporch("rebuild", guest.name, *WORDS), code, *words)
+
+
+def test_a_lost_guest_goes_on_where_it_was(guest):
+    first, last = take(guest), take(guest)
+    must("snaporch", "replicate", guest.name)
+    expected, mark = guest.snapshot_count(last["snapshot"]), guest.mark()
+    lost = lose(guest)
+    shown = snaporch("rebuild", guest.name, "--from", "offsite", "--dry-run")
+    assert shown.status == 0, shown.err
+    assert all(dataset in shown.out for dataset in lost)
+    assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost)
+    outcome = rebuild(guest)
+    assert outcome.status == 0, outcome.err
+    (document,) = outcome.json
+    assert (document["snapshot"], document["resumed"]) == (last["snapshot"], True)
+    assert_restored(guest, mark, expected)
+    assert_clean(guest)
+    assert listed(guest)[last["snapshot"]]["level"] == "ram"
+    here = [run("zfs", "list", f"{dataset}@{first['snapshot']}").status for dataset in lost]
+    assert 0 not in here  # it stays there
+    assert_refused(guest, 5, "runs on this host")
+    again = take(guest)
+    outcome = snaporch("replicate", guest.name, "--json")
+    assert (outcome.status, outcome.json[0]["arrived"][-1:]) == (0, [again["snapshot"]])
+    copies = [zfs_snapshots(f"{each.replace('/', ':')}@{first['snapshot']}") for each in lost]
+    assert all(copies)
+
+
+@pytest.mark.daily(1)
+def test_the_history_comes_back_too(guest):
+    taken = [take(guest)["snapshot"] for _ in range(3)]
+    must("snaporch", "replicate", guest.name)
+    expected, mark = guest.snapshot_count(taken[1]), guest.mark()
+    lose(guest)
+    where = f"{guest.name}@{taken[1]}"
+    outcome = snaporch("rebuild", where, "--from", "offsite", "--yes", "--history", "--json")
+    assert outcome.status == 0, outcome.err
+    assert_restored(guest, mark, expected)
+    back = listed(guest)
+    assert [back[name]["level"] for name in taken[:2]] == ["ram", "ram"]
+    assert snaporch("verify", f"{guest.name}@{taken[0]}").status == 0
+
+
+@pytest.mark.daily(1)
+def test_what_is_killed_goes_on(guest, there, configuration):
+    image = Path(guest.sources()["vda"])
+    (image.parent / "noise").write_bytes(os.urandom(24 << 20))
+    last = take(guest)["snapshot"]
+    must("snaporch", "replicate", guest.name)
+    expected, mark = guest.snapshot_count(last), guest.mark()
+    lost = lose(guest)
+    text = configuration.read_text()
+    configuration.write_text(f"{text}rate = 4\n")
+    words = ("rebuild", guest.name, "--from", "offsite", "--yes")
+    with started(*words, env={}) as process:
+        receiving = ("-f", f"zfs receive.*tank/{guest.name}@")
+        wait_for(lambda: run("pgrep", *receiving).status == 0, "something is received")
+        assert process.poll() is None
+        process.kill()
+        process.wait()
+    # What it started goes on by itself, and would bring all of the dataset.
+    wait_for(lambda: run("pkill", "-KILL", "-f", "zfs (send|receive)").status == 1, "their end")
+    configuration.write_text(text)
+    here = [run("zfs", "list", f"{dataset}@{last}").status for dataset in lost]
+    assert here != [0] * len(lost), must("zfs", "list", "-t", "all", "-r", "tank", "flash")
+    outcome = rebuild(guest)
+    assert outcome.status == 0, outcome.err
+    assert_restored(guest, mark, expected)
+    assert_clean(guest)
+
+
+@pytest.mark.daily(1)
+def test_what_exists_here_is_not_touched(guest):
+    last = take(guest)["snapshot"]
+    must("snaporch", "replicate", guest.name)
+    lost = lose(guest)
+    must("zfs", "create", "-p", lost[0])
+    must("zfs", "snapshot", f"{lost[0]}@own")
+    assert_refused(guest, 5, "exists on this host", "zfs rename")
+    assert zfs_snapshots(f"{lost[0]}@own")
+    assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost[1:])
+    must("zfs", "destroy", "-r", lost[0])
+    assert rebuild(guest, "--no-restore").status == 0
+    assert run("virsh", "domstate", guest.name).status != 0
+    assert snaporch("restore", f"{guest.name}@{last}", "--yes").status == 0
+
+
+@pytest.mark.daily(1)
+def test_a_damaged_copy_is_found_before_the_guest_is_defined(guest, there):
+    older, last = take(guest)["snapshot"], take(guest)
+    must("snaporch", "replicate", guest.name)
+    expected, mark = guest.snapshot_count(older), guest.mark()
+    bundle = there / uuid_of(guest) / last["run"]
+    part = max(bundle.iterdir(), key=lambda path: path.stat().st_size)
+    with part.open("r+b") as stream:
+        stream.seek(100)
+        stream.write(b"damage")
+    lose(guest)
+    assert_refused(guest, 8, "is damaged on the replica", part.name)
+    assert run("virsh", "domstate", guest.name).status != 0
+    part.unlink()
+    for dataset in datasets(guest):
+        must("zfs", "destroy", "-r", dataset)
+    outcome = rebuild(guest)
+    assert outcome.status == 0, outcome.err
+    assert json.loads(outcome.out)[0]["snapshot"] == older
+    assert_restored(guest, mark, expected)

@@ -1,0 +1,108 @@
+import json
+import shutil
+
+import pytest
+from fakes.rebuild_source import FakeLocal, FakeSource
+from fakes.replica import FakeReplica
+
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.errors import ExitCode
+from snaporch.model import DomainState
+from snaporch.replication.replicate import replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+
+REPLICA = '[replica.nas]\nhost = "nas"\ndataset = "backup/kvm"\nbundles = "/backup/nas"\n'
+
+
+@pytest.fixture
+def lost(host, monkeypatch):
+    """A guest that this host has lost, and a replica has."""
+    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
+    host.pool.create("tank")
+    uuid = host.add_guest().uuid
+    with host.config_file.open("a") as stream:
+        stream.write(REPLICA)
+    nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+    document = host.context.config.model_dump() | {"replica": {"nas": nas}}
+    host.context.config = Config.model_validate(document)
+    there = FakeReplica(host.pool, host.root / "there")
+    there.create()
+    take_snapshot(host.context, host.hypervisor.domain("web"), SnapshotRequest("s1"))
+    replicate(host.context, all_records(host.context.store, host.pool.snapshots()), "nas", there)
+    source = FakeSource(host.pool, there, host.hooks)
+    host.hypervisor.destroy(uuid)
+    host.hypervisor.undefine(uuid)
+    source.lose("tank/web")
+    shutil.rmtree(host.paths.bundles)
+    local = FakeLocal(host.pool, host.hooks)
+    monkeypatch.setattr(
+        "snaporch.rebuild.open_source.open_source", lambda _context, _name: (source, local)
+    )
+    host.hooks.log.clear()
+    return host
+
+
+def rebuild(snaporch, *words):
+    return snaporch("rebuild", *words, "--from", "nas")
+
+
+def test_a_guest_is_rebuilt_and_runs(lost, snaporch):
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+    assert lost.hypervisor.domain("web").state is DomainState.RUNNING
+
+
+def test_without_a_yes_nothing_moves(lost, snaporch):
+    answer = rebuild(snaporch, "web")
+    assert answer.code == ExitCode.REFUSED
+    assert "web@s1 comes back (ram):\nsnaporch: dataset tank/web: @s1\n" in answer.err
+    assert "no terminal to ask on; use --yes" in answer.err
+    assert lost.hooks.log == []
+
+
+def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):
+    monkeypatch.setattr(lost.hypervisor, "incompatibility", lambda *_words: "no such CPU")
+    answer = rebuild(snaporch, "web", "--dry-run")
+    assert answer.code == 0
+    assert "  dataset tank/web: @s1\n  this host cannot run it: no such CPU" in answer.out
+    (document,) = rebuild(snaporch, "--all", "--dry-run", "--json").json
+    assert (document["datasets"], document["obstacle"]) == (["tank/web"], "no such CPU")
+    assert lost.hooks.log == []
+
+
+def test_the_data_alone_comes_back(lost, snaporch):
+    answer = rebuild(snaporch, "web", "--yes", "--no-restore", "--quiet")
+    assert answer.out == "web@s1  came back; snaporch restore web@s1 starts it\n"
+    assert lost.hypervisor.domains() == []
+    assert json.loads(snaporch("list", "--json").out)[0]["level"] == "ram"
+
+
+def test_a_guest_that_cannot_come_does_not_keep_the_others_away(lost, snaporch):
+    answer = rebuild(snaporch, "mail", "web", "--yes", "--quiet")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "mail: replica nas has no snapshot of it, but of: web" in answer.err
+    assert "web@s1  rebuilt" in answer.out
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("web", "--all"), ("web", "--cold", "--no-restore")], ids=" ".join
+)
+def test_a_call_that_makes_no_sense_is_refused(lost, snaporch, words):
+    assert rebuild(snaporch, *words).code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "code", "reason"),
+    [
+        ("tape", "", ExitCode.NOT_FOUND, "no such replica (nas)"),
+        ("nas", "append_only = true\n", ExitCode.REFUSED, "this host's key may not read from it"),
+    ],
+)
+def test_a_replica_that_cannot_be_read_is_named(host, snaporch, name, more, code, reason):
+    with host.config_file.open("a") as stream:
+        stream.write(REPLICA + more)
+    answer = snaporch("rebuild", "web", "--from", name)
+    assert answer.code == code
+    assert reason in answer.err

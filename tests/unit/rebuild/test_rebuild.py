@@ -1,0 +1,463 @@
+"""A guest is lost with its datasets and bundles, and comes back from a replica."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+from fakes.hooks import failing, failing_once
+from fakes.rebuild_source import FakeLocal, FakeSource
+from fakes.replica import FakeReplica
+
+from snaporch import default_paths
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    PagesEntry,
+    Role,
+    manifest_bytes,
+    parse_manifest,
+)
+from snaporch.bundle.store import MARKER
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.errors import BusyError, NotFoundError, RefusedError, SnaporchError, UnavailableError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import domain_lock
+from snaporch.model import Level
+from snaporch.rebuild.plan import _mountpoint, copies_of
+from snaporch.rebuild.run import bring_back, plan_guest, runs_to_fetch, why_not_here
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import REPLICATION, replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PREFIX
+
+DATASETS = ("flash/web", "tank/web")
+
+
+class Loss:
+    """A guest with two disks and the snapshots s1 and s2, which are on a replica."""
+
+    def __init__(self, world):
+        self.world = world
+        world.pool.create("tank"), world.pool.create("flash")
+        self.uuid = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}).uuid
+        self.context = world.context
+        nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+        document = self.context.config.model_dump() | {"replica": {"nas": nas}}
+        self.context.config = Config.model_validate(document)
+        self.replica = FakeReplica(world.pool, world.root / "there")
+        self.replica.create()
+        self.source = FakeSource(world.pool, self.replica, world.hooks)
+        self.local = FakeLocal(world.pool, world.hooks)
+        self.taken = {}
+
+    def take(self, name):
+        domain = self.world.hypervisor.domain("web")
+        self.taken[name] = take_snapshot(self.context, domain, SnapshotRequest(name))
+        return self.taken[name]
+
+    def ship(self):
+        replicate(self.context, self.records(), "nas", self.replica)
+
+    def records(self):
+        return all_records(self.context.store, self.world.pool.snapshots())
+
+    def lose(self):
+        self.source.lose(*DATASETS)
+        shutil.rmtree(self.world.paths.bundles)
+        self.world.hypervisor.destroy(self.uuid)
+        self.world.hypervisor.undefine(self.uuid)
+        for dataset in DATASETS:
+            self.local.inherited[dataset] = ""
+        self.world.hooks.log.clear()
+
+    def plan(self, words="web", *, history=False):
+        copies = copies_of(self.source.snapshots())
+        return plan_guest(self.context, self.source, self.local, copies, words, history=history)
+
+    def rebuild(self, words="web", *, history=False):
+        plan = self.plan(words, history=history)
+        copies = copies_of(self.source.snapshots())
+        runs = runs_to_fetch(self.source, copies, plan, history=history)
+        bring_back(self.context, self.source, self.local, plan, runs)
+        return plan
+
+    def part(self, name, kind):
+        """A file of a bundle on the replica."""
+        return self.replica.root / self.uuid / self.taken[name].run / kind
+
+
+@pytest.fixture
+def loss(world, monkeypatch):
+    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
+    made = Loss(world)
+    made.take("s1"), made.take("s2")
+    made.ship()
+    made.lose()
+    return made
+
+
+def test_the_newest_snapshot_comes_back_with_its_bundle_and_properties(loss):
+    plan = loss.rebuild()
+    assert plan.thing == "web@s2"
+    assert sorted(loss.world.pool.names()) == ["flash/web@s2", "tank/web@s2"]
+    (record,) = loss.records()
+    assert (record.snapshot, str(record.level), str(record.state)) == ("s2", "ram", "complete")
+    assert record.run == loss.taken["s2"].run
+    properties = [each.properties for each in loss.world.pool.snapshots(["tank/web"])]
+    assert [(each["copy"], each["domain"]) for each in properties] == [("nas", "web")]
+    store = loss.world.paths.bundles
+    assert not (store / loss.uuid / record.run / "copy.json").exists()
+    assert [path.name for path in (store / loss.uuid).iterdir()] == [record.run]
+
+
+def test_nothing_is_mounted_before_all_is_here(loss):
+    loss.rebuild()
+    acts = [line.split()[0] for line in map(str, loss.world.hooks.log)]
+    of_rebuild = [act for act in acts if act.startswith(("source.", "local.mount"))]
+    assert of_rebuild == ["source.receive"] * 2 + ["source.fetch"] + ["local.mount"] * 2
+
+
+def test_the_history_comes_in_order_with_all_bundles(loss):
+    loss.rebuild(history=True)
+    names = ["flash/web@s1", "flash/web@s2", "tank/web@s1", "tank/web@s2"]
+    assert sorted(loss.world.pool.names()) == names
+    assert [str(each.level) for each in loss.records()] == ["ram", "ram"]
+
+
+@pytest.mark.parametrize("words", ["web@s1", "UUID@s1"])
+def test_a_named_snapshot_comes_back(loss, words):
+    plan = loss.rebuild(words.replace("UUID", loss.uuid))
+    assert plan.name == "s1"
+    assert [each.snapshot for each in loss.records()] == ["s1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        ("mail", NotFoundError, "has no snapshot of it, but of: web"),
+        ("web@s3", NotFoundError, "has no bundle of @s3"),
+    ],
+)
+def test_what_the_replica_does_not_have_is_not_found(loss, words, error, match):
+    with pytest.raises(error, match=match):
+        loss.plan(words)
+
+
+def test_two_guests_of_one_name_are_named_by_their_uuids(loss):
+    other = "4b1d2f0e-0000-4000-8000-00000000000f"
+    (newest,) = loss.replica.snapshots(["tank/web"])[-1:]
+    stranger = replace(newest, dataset="tank/old", properties={**newest.properties, "uuid": other})
+    loss.replica.put([stranger])
+    with pytest.raises(RefusedError, match="2 guests of this name") as raised:
+        loss.plan()
+    assert loss.uuid in raised.value.step
+    assert loss.plan(loss.uuid).name == "s2"
+
+
+def damage_manifest(loss):
+    loss.part("s2", MANIFEST_NAME).write_text("{}")
+
+
+def drop_snapshot(loss):
+    loss.replica.drop("tank/web@s2")
+
+
+def drop_part(loss):
+    next(path for path in loss.part("s2", "").iterdir() if "ram" in path.name).unlink()
+
+
+def shorten_part(loss):
+    path = next(path for path in loss.part("s2", "").iterdir() if "ram" in path.name)
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def drop_record(loss):
+    loss.part("s2", "copy.json").unlink()
+
+
+def name_another_guest(loss):
+    change_manifest(loss, uuid="4b1d2f0e-0000-4000-8000-00000000000f")
+
+
+def name_an_option(loss):
+    """As a dataset, which ``zfs receive`` would take for options."""
+    path = loss.part("s2", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s2")
+    entry = manifest.snapshots[0]
+    (copy,) = [e for e in loss.replica.snapshots([entry.dataset]) if e.guid == entry.guid]
+    loss.replica.put([replace(copy, dataset="-F")])
+    bad = entry.model_copy(update={"dataset": "-F"})
+    change_manifest(loss, snapshots=(bad, *manifest.snapshots[1:]))
+
+
+def change_manifest(loss, **changes):
+    path = loss.part("s2", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s2")
+    path.write_bytes(manifest_bytes(manifest.model_copy(update=changes)))
+
+
+LACKING = [
+    damage_manifest,
+    drop_snapshot,
+    drop_part,
+    shorten_part,
+    drop_record,
+    name_another_guest,
+    name_an_option,
+]
+
+
+@pytest.mark.parametrize("harm", LACKING)
+def test_of_what_the_replica_lacks_a_part_an_older_one_is_chosen(loss, harm):
+    harm(loss)
+    assert loss.rebuild().name == "s1"
+    assert [str(each.level) for each in loss.records()] == ["ram"]
+
+
+@pytest.mark.parametrize("harm", LACKING)
+def test_a_named_snapshot_that_lacks_a_part_is_refused(loss, harm):
+    harm(loss)
+    with pytest.raises(UnavailableError, match="does not have all of"):
+        loss.plan("web@s2")
+
+
+def test_a_torn_snapshot_is_not_chosen(loss):
+    change_manifest(loss, level=Level.TORN)
+    assert loss.plan().name == "s1"
+
+
+def test_a_forged_snapshot_with_the_guid_of_the_true_one_does_not_come(loss):
+    copies = loss.replica.snapshots(["tank/web"])
+    forged = replace(copies[-1], name="evil", createtxg=copies[-1].createtxg + 9)
+    loss.replica.put([*copies, forged])
+    for words in ("web", "web@s2"):
+        names = [each.full_name for part in loss.plan(words).incoming for each in part.snapshots]
+        assert names == ["flash:web@s2", "tank:web@s2"]
+
+
+PAGES = "tank/ram/web"
+
+
+@pytest.fixture
+def paged(loss):
+    """The RAM of s2 has pages."""
+    loss.world.pool.create(PAGES)
+    loss.world.pool.snapshot([f"{PAGES}@s2"], {})
+    (taken,) = loss.world.pool.snapshots([PAGES])
+    loss.replica.put([replace(taken, properties={"ram": f"{loss.uuid}/{loss.taken['s2'].run}"})])
+    loss.source.lose(PAGES)
+    path = loss.part("s2", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s2")
+    entry = PagesEntry(
+        dataset=PAGES, name="s2", guid=taken.guid, createtxg=1, bytes=1, sha256="0" * 64, split=1,
+        stored_bytes=0,
+    )  # fmt: skip
+    parts = [
+        each.model_copy(update={"pages": entry}) if each.role is Role.RAM else each
+        for each in manifest.parts
+    ]
+    change_manifest(loss, parts=tuple(parts))
+    return loss
+
+
+def test_the_pages_of_its_ram_come_too(paged):
+    paged.rebuild()
+    assert f"{PAGES}@s2" in paged.world.pool.names()
+    assert paged.world.pool.local_properties([f"{PREFIX}ram"]) == {
+        PAGES: {f"{PREFIX}ram": paged.uuid}
+    }
+    (snapshot,) = paged.world.pool.snapshots([PAGES])
+    assert snapshot.properties["ram"] == f"{paged.uuid}/{paged.taken['s2'].run}"
+
+
+def test_without_the_pages_of_its_ram_a_snapshot_is_not_chosen(paged):
+    paged.replica.drop(f"{PAGES}@s2")
+    assert paged.plan().name == "s1"
+
+
+def test_what_was_taken_here_meanwhile_is_no_obstacle(loss):
+    loss.rebuild()
+    loss.world.pool.snapshot(["tank/web@autosnap"], {})
+    loss.world.hooks.log.clear()
+    loss.rebuild()
+    assert not any("source.receive" in str(line) for line in loss.world.hooks.log)
+
+
+def test_a_store_that_may_not_be_mounted_is_not_begun_anew(loss):
+    loss.world.pool.create("tank/mail")
+    uuid = loss.world.add_guest("mail").uuid
+    properties = {f"{PREFIX}uuid": uuid, f"{PREFIX}bundle": f"{uuid}/r"}
+    loss.world.pool.snapshot(["tank/mail@s"], properties)
+    with pytest.raises(RefusedError, match="is no bundle store"):
+        loss.rebuild()
+    assert not any("source." in str(line) for line in loss.world.hooks.log)
+
+
+def test_the_store_is_known_as_one(loss):
+    loss.rebuild()
+    assert (loss.world.paths.bundles / MARKER).exists()
+
+
+def test_the_history_ends_with_the_chosen_snapshot(loss):
+    loss.rebuild("web@s1", history=True)
+    store = loss.world.paths.bundles / loss.uuid
+    assert [path.name for path in store.iterdir()] == [loss.taken["s1"].run]
+
+
+@pytest.mark.parametrize(
+    ("source", "inside", "expected"),
+    [
+        ("/srv/web/disk.img", "disk.img", "/srv/web"),
+        ("/srv/web/a/disk.img", "/a/disk.img", "/srv/web"),
+        ("/srv/link.img", "disk.img", ""),
+        ("/srv/../etc/disk.img", "disk.img", ""),
+        ("srv/disk.img", "disk.img", ""),
+        ("/dev/zvol/tank/web", None, ""),
+    ],
+)
+def test_where_a_file_system_was_mounted(loss, source, inside, expected):
+    manifest = loss.plan().manifest
+    disk = manifest.disks[0].model_copy(
+        update={"dataset": "tank/web", "source": source, "inside": inside}
+    )
+    changed = manifest.model_copy(update={"disks": (disk,)})
+    assert _mountpoint(changed, "tank/web") == expected
+
+
+def test_a_policy_with_control_characters_does_not_come_back(loss):
+    loss.replica.policies |= {"tank/web": "a\x1bb"}
+    loss.rebuild()
+    assert loss.world.pool.policies(DATASETS) == {}
+
+
+def test_a_definition_of_an_impossible_size_is_not_read(loss, monkeypatch):
+    plan = loss.plan()
+    parts = [each.model_copy(update={"bytes": (1 << 20) + 1}) for each in plan.manifest.parts]
+    manifest = plan.manifest.model_copy(update={"parts": tuple(parts)})
+    monkeypatch.setattr(FakeSource, "text", None)
+    assert why_not_here(loss.context, loss.source, replace(plan, manifest=manifest)) == ""
+
+
+def test_a_dataset_that_exists_is_refused_before_anything_is_received(loss):
+    loss.world.pool.create("tank/web")
+    with pytest.raises(RefusedError, match="exists on this host") as raised:
+        loss.plan()
+    assert "wait for its end; or zfs rename tank/web" in raised.value.step
+    assert loss.world.hooks.log == []
+
+
+def test_a_pool_that_is_missing_is_named(loss):
+    loss.world.pool.take_out("flash")
+    with pytest.raises(RefusedError, match="this host has no pool"):
+        loss.plan()
+
+
+def test_a_guest_that_runs_here_is_left_alone(loss):
+    guest = loss.world.add_guest("other")
+    plan = loss.plan()
+    renamed = plan.manifest.model_copy(update={"domain": "other"})
+    with pytest.raises(RefusedError, match="another guest of this host"):
+        bring_back(loss.context, loss.source, loss.local, replace(plan, manifest=renamed), [])
+    running = plan.manifest.model_copy(update={"uuid": guest.uuid})
+    with pytest.raises(RefusedError, match="runs on this host"):
+        bring_back(loss.context, loss.source, loss.local, replace(plan, manifest=running), [])
+    assert loss.world.hooks.log == []
+
+
+@pytest.mark.parametrize("name", [REPLICATION, "web"])
+def test_it_does_not_run_beside_others(loss, name):
+    runtime = default_paths.LOCKS if name == "web" else loss.world.paths.runtime
+    uuid = loss.uuid if name == "web" else name
+    plan = loss.plan()
+    with (
+        domain_lock(runtime, name, uuid, "work", wait=0, interrupt=Interrupt()),
+        pytest.raises(BusyError),
+    ):
+        bring_back(loss.context, loss.source, loss.local, plan, [])
+
+
+@pytest.mark.parametrize("act", ["source.receive", "source.fetch", "local.mount"])
+def test_what_was_interrupted_goes_on(loss, act):
+    loss.world.hooks.at[act] = failing_once(ReplicaError("nas", "the line was cut"))
+    history = act != "source.fetch"  # of the older bundles a failure is a note
+    with pytest.raises(ReplicaError):
+        loss.rebuild(history=history)
+    loss.rebuild(history=history)
+    assert [str(each.level) for each in loss.records()] == ["ram", "ram"][not history :]
+
+
+def test_a_part_of_a_stream_is_continued_by_its_token(loss):
+    loss.local.tokens["flash/web"] = "1-abc-1-def"
+    loss.world.pool.create("flash/web")
+    loss.world.pool.take_out("flash/web")
+    plan = loss.plan()
+    bring_back(loss.context, loss.source, loss.local, plan, [])
+    log = [str(each) for each in loss.world.hooks.log]
+    assert any("1-abc-1-def" in line for line in log)
+
+
+def test_what_else_arrived_is_not_called_the_snapshot(loss, monkeypatch):
+    monkeypatch.setattr(FakeSource, "receive", lambda *_words, **_more: None)
+    with pytest.raises(ReplicaError, match="did not arrive"):
+        loss.rebuild()
+    assert loss.records() == []
+
+
+def test_an_encrypted_copy_comes_raw(loss):
+    loss.source.ciphers = {"tank:web"}
+    loss.rebuild()
+    log = [str(each) for each in loss.world.hooks.log if "source.receive" in str(each)]
+    assert ["raw" in line for line in log] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("level", "best"), ("bundle", "../../etc"), ("domain", "a\nb")]
+)
+def test_impossible_properties_do_not_come(loss, key, value):
+    found = loss.replica.snapshots(["tank/web"])
+    loss.replica.put([replace(each, properties={**each.properties, key: value}) for each in found])
+    loss.rebuild("web@s2") if key != "domain" else loss.rebuild(f"{loss.uuid}@s2")
+    (snapshot,) = loss.world.pool.snapshots(["tank/web"])
+    assert key not in snapshot.properties
+
+
+def test_the_policy_of_a_dataset_comes_back(loss):
+    loss.replica.policies["tank/web"] = "hourly"
+    loss.rebuild()
+    assert loss.world.pool.policies(DATASETS) == {"tank/web": "hourly"}
+
+
+def test_a_bundle_that_is_damaged_there_is_fetched_twice_and_refused(loss):
+    part = next(path for path in loss.part("s2", "").iterdir() if "ram" in path.name)
+    data = part.read_bytes()
+    part.write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    with pytest.raises(ReplicaError, match="is damaged on the replica"):
+        loss.rebuild()
+    assert sum("source.fetch" in str(each) for each in loss.world.hooks.log) == 2
+    assert not (loss.world.paths.bundles / loss.uuid / loss.taken["s2"].run).exists()
+
+
+def test_an_older_bundle_that_is_damaged_is_a_note(loss):
+    part = next(path for path in loss.part("s1", "").iterdir() if "ram" in path.name)
+    part.write_bytes(bytes(part.stat().st_size))
+    loss.rebuild(history=True)
+    assert any("did not come back" in note for note in loss.world.heard.notes)
+    assert [str(each.level) for each in loss.records()] == ["crash", "ram"]
+
+
+def test_the_reason_why_it_cannot_run_here_is_that_of_libvirt(loss, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        loss.world.hypervisor, "incompatibility", lambda xml, cpu: seen.append(xml) or "no such CPU"
+    )
+    assert why_not_here(loss.context, loss.source, loss.plan()) == "no such CPU"
+    assert "<domain" in seen[0]
+
+
+def test_errors_of_the_replica_are_its_own(loss):
+    loss.world.hooks.at["source.receive"] = failing(ReplicaError("nas", "cannot be reached"))
+    with pytest.raises(SnaporchError, match="cannot be reached"):
+        loss.rebuild()
+    assert json.loads(json.dumps(loss.world.pool.names())) == []

@@ -1,0 +1,153 @@
+"""What comes from a replica is checked before ZFS gets it; ``zfs send`` is a script here."""
+
+import hashlib
+import os
+import struct
+from datetime import UTC, datetime
+
+import pytest
+from fakes.world import Heard
+
+from snaporch.config import Replica
+from snaporch.errors import InterruptedRunError, RefusedError
+from snaporch.interrupt import Interrupt
+from snaporch.model import PoolSnapshot
+from snaporch.rebuild.replica_source import ReplicaSource
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.needed_streams import NO_TOKEN
+from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.unsent_files import unsent_files
+
+ZFS = """#!/bin/sh
+echo "$@" >>{place}/words
+case " $* " in *" -nP "*) printf 'size\\t500\\n'; exit 0;; esac
+cat {place}/stream
+cat {place}/errors >&2
+exit $(cat {place}/status)
+"""
+SNAPSHOT = PoolSnapshot("tank:web", "s1", 7, 1, datetime(2026, 1, 1, tzinfo=UTC), {})
+REST = b"the rest of the stream" * 1000
+
+
+def header(name=b"tank/web@s1", *, guid=7, version=1):
+    given = 0, 0, 0x2F5BACBAC, version, 0, 2, 0, guid, 0, name
+    return struct.pack("<IIQQQIIQQ256s", *given)
+
+
+class Machine:
+    """This machine, whose pool is the replica."""
+
+    def __init__(self, place):
+        self.place = place
+        self.interrupt = Interrupt()
+        section = Replica(dataset="backup/kvm", bundles=place / "bundles")
+        self.source = ReplicaSource("nas", section, self.interrupt, Heard())
+        self.sends(header() + REST)
+
+    def sends(self, stream, status=0, errors=""):
+        (self.place / "stream").write_bytes(stream)
+        (self.place / "status").write_text(str(status))
+        (self.place / "errors").write_text(errors)
+
+    def receive(self, base="", token=NO_TOKEN, *, raw=False, receiver="cat >got"):
+        words = ["sh", "-c", f"cd {self.place} && {receiver}"]
+        self.source.receive(SNAPSHOT, base, token, words, raw=raw)
+
+    @property
+    def got(self):
+        path = self.place / "got"
+        return path.read_bytes() if path.exists() else None
+
+    @property
+    def words(self):
+        return (self.place / "words").read_text().splitlines()[-1]
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "zfs"
+    program.parent.mkdir()
+    program.write_text(ZFS.format(place=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return Machine(tmp_path)
+
+
+def test_a_snapshot_is_received_byte_by_byte(machine):
+    machine.receive()
+    assert machine.got == header() + REST
+    assert machine.words == "send -Lc backup/kvm/tank:web@s1"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"base": "s0"}, "send -Lc -i @s0 backup/kvm/tank:web@s1"),
+        ({"raw": True}, "send -w backup/kvm/tank:web@s1"),
+        ({"token": "1-ab-cd-789c"}, "send -t 1-ab-cd-789c"),
+        ({"token": "1-ab-cd-789c", "raw": True}, "send -w -t 1-ab-cd-789c"),
+    ],
+)
+def test_what_is_asked_for(machine, options, words):
+    machine.receive(**options)
+    assert machine.words == words
+
+
+@pytest.mark.parametrize("token", ["x; rm -rf /", "-R", "1-zz-ab-78"])
+def test_a_token_without_its_form_is_not_used(machine, token):
+    with pytest.raises(RefusedError, match="no valid form"):
+        machine.receive(token=token)
+    assert machine.got is None
+
+
+@pytest.mark.parametrize(
+    "stream", [header(b"tank/web@s2"), header(guid=8), header(version=2), b"x" * 400]
+)
+def test_another_stream_reaches_zfs_never(machine, stream):
+    machine.sends(stream + REST)
+    with pytest.raises(RefusedError):
+        machine.receive()
+    assert machine.got is None
+
+
+def test_why_the_replica_cannot_send_is_reported(machine):
+    machine.sends(b"", 1, "cannot open 'backup/kvm/tank:web': dataset does not exist\n")
+    with pytest.raises(ReplicaError, match="dataset does not exist") as raised:
+        machine.receive()
+    assert raised.value.step == "try again; it continues where it stopped"
+    machine.sends(header() + REST, 1, "warning: the line was cut\n")
+    with pytest.raises(ReplicaError, match="the line was cut"):
+        machine.receive()
+
+
+def test_why_zfs_here_cannot_receive_is_reported(machine):
+    failing = "head -c 400 >/dev/null; echo 'cannot receive: out of space'; exit 1"
+    with pytest.raises(ReplicaError, match="cannot receive: out of space"):
+        machine.receive(receiver=failing)
+
+
+def test_a_signal_ends_a_transfer(machine):
+    machine.interrupt.signum = 15
+    with pytest.raises(InterruptedRunError):
+        machine.receive()
+
+
+def test_an_append_only_replica_cannot_be_read(tmp_path):
+    section = Replica(host="nas", dataset="b", bundles=tmp_path, append_only=True)
+    with pytest.raises(RefusedError, match="may not read from it"):
+        ReplicaSource("nas", section, Interrupt(), Heard())
+
+
+def test_a_bundle_that_cannot_be_read_there_is_reported(machine, tmp_path):
+    (tmp_path / "here").mkdir()
+    received = ReceivedBundles(tmp_path / "here", "")
+    content = b"{}"
+    sums = {"manifest.json": hashlib.sha256(content).hexdigest()}
+    unsent = unsent_files({"manifest.json": 2}, sums, {})
+    reference = "4b1d2f0e-0000-4000-8000-000000000001/r-1"
+    with pytest.raises(ReplicaError, match="can't cd to"):
+        machine.source.fetch(reference, unsent, received)
+    there = tmp_path / "bundles" / reference
+    there.mkdir(parents=True)
+    (there / "manifest.json").write_bytes(content)
+    assert machine.source.fetch(reference, unsent, received) == []
