@@ -1,4 +1,8 @@
-"""The datasets of this host that are received: their state, the command that receives, mounting."""
+"""The datasets of this host that are received: their state, the command that receives, mounting.
+
+A replica may be under an attacker's control, so it does not choose where file systems are mounted:
+not over anything, and never where the system finds programs or settings.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,24 @@ from typing import NamedTuple, Protocol
 
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.interrupt import Interrupt
-from snaporch.model import DatasetKind
+from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.remote_host import CommandError, Host
 from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.zfs import Pool
 
-_LIBVIRT = Path("/var/lib/libvirt")
-_SYSTEM = (
-    *("/bin", "/boot", "/dev", "/etc", "/lib", "/lib64", "/proc", "/root", "/run", "/sbin", "/sys"),
-    *("/usr", "/var/spool"),
+IMAGES = Path("/var/lib/libvirt/images")
+SYSTEM = tuple(
+    map(
+        Path,
+        (
+            *("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32"),
+            *("/proc", "/root", "/run", "/sbin", "/sys", "/tmp", "/usr", "/var"),  # noqa: S108
+        ),
+    )
 )
 """Where a file system from another machine could run programs as root; see ``hier(7)``."""
+_NOT_YET = {DatasetKind.FILESYSTEM: "canmount=noauto", DatasetKind.VOLUME: "volmode=none"}
+"""Until all is here: no boot mounts a file system, and no guest finds a volume."""
 
 
 class LocalState(NamedTuple):
@@ -29,8 +40,13 @@ class LocalState(NamedTuple):
     token: str
     """Continues an interrupted transfer; :data:`~snaporch.replication.needed_streams.NO_TOKEN`
     without one."""
-    guids: tuple[int, ...]
-    """Of its snapshots, oldest first."""
+    snapshots: tuple[PoolSnapshot, ...]
+    """Oldest first."""
+
+    @property
+    def guids(self) -> list[int]:
+        """Of its snapshots."""
+        return [each.guid for each in self.snapshots]
 
 
 class Local(Protocol):
@@ -39,11 +55,11 @@ class Local(Protocol):
     def state(self, dataset: str) -> LocalState:
         """The state of a dataset."""
 
-    def receiver(self, dataset: str, name: str) -> list[str]:
-        """The command that receives a snapshot and mounts nothing."""
+    def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
+        """The command that receives a snapshot; nothing finds the dataset before :meth:`mount`."""
 
-    def make_parent(self, dataset: str) -> None:
-        """Create what the dataset is below, unless it exists."""
+    def make_parents(self, dataset: str) -> None:
+        """Create what the dataset is below, unless it exists; what is created is never mounted."""
 
     def mountpoint_to_set(self, dataset: str, wanted: str) -> str:
         """The mount point that a file system must get; empty if it is mounted there by itself.
@@ -56,11 +72,12 @@ class Local(Protocol):
             RefusedError: a replica must not choose this directory.
         """
 
-    def mount(self, dataset: str, mountpoint: str) -> None:
-        """Mount a file system; does nothing with a volume.
+    def mount(self, dataset: str, kind: DatasetKind, mountpoint: str) -> None:
+        """Mount a file system; make a volume available.
 
         Args:
             dataset: its name.
+            kind: its kind.
             mountpoint: see :meth:`mountpoint_to_set`.
 
         Raises:
@@ -84,32 +101,30 @@ class LocalDatasets:
     def state(self, dataset: str) -> LocalState:
         """See :class:`Local`."""
         if dataset not in self._names():
-            return LocalState(exists=False, token=NO_TOKEN, guids=())
-        guids = tuple(each.guid for each in self._pool.snapshots([dataset]))
-        return LocalState(True, self._value("receive_resume_token", dataset), guids)
+            return LocalState(exists=False, token=NO_TOKEN, snapshots=())
+        token = self._value("receive_resume_token", dataset)
+        return LocalState(True, token, tuple(self._pool.snapshots([dataset])))
 
-    def receiver(self, dataset: str, name: str) -> list[str]:
+    def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
         """See :class:`Local`."""
-        return self._host.command("zfs", "receive", "-s", "-u", f"{dataset}@{name}")
+        options = ("-s", "-u", "-o", _NOT_YET[kind])
+        return self._host.command("zfs", "receive", *options, f"{dataset}@{name}")
 
-    def make_parent(self, dataset: str) -> None:
+    def make_parents(self, dataset: str) -> None:
         """See :class:`Local`."""
-        above = dataset.rpartition("/")[0]
-        if above and above not in self._names():
-            self._host.run("zfs", "create", "-p", above)
+        names, parts = self._names(), dataset.split("/")
+        for end in range(2, len(parts)):
+            if (above := "/".join(parts[:end])) not in names:
+                self._host.run("zfs", "create", "-o", "canmount=off", above)
 
     def mountpoint_to_set(self, dataset: str, wanted: str) -> str:
         """See :class:`Local`."""
-        if not wanted or self._mountpoint(dataset) == wanted:
-            return ""
-        path = Path(wanted)
-        is_system = any(path.is_relative_to(each) for each in _SYSTEM)
-        is_libvirts = path.is_relative_to(_LIBVIRT) and path.is_dir() and not any(path.iterdir())
-        if not is_system and (is_libvirts or not os.path.lexists(path)):
-            return wanted
-        reason = f"was mounted on {wanted}, which exists on this host or belongs to the system"
-        step = f"create its parent with a mount point by which it is mounted there: {path.parent}"
-        raise RefusedError(dataset, reason, step)
+        inherited = self._mountpoint(dataset)
+        place = wanted or inherited
+        exists = dataset in self._names()
+        if place and not (exists and self._value("mounted", dataset) == "yes"):
+            _check_place(dataset, Path(place))
+        return "" if place == inherited else place
 
     def _mountpoint(self, dataset: str) -> str:
         """The mount point of a dataset, or the one it will inherit; empty for none."""
@@ -120,15 +135,16 @@ class LocalDatasets:
         value = self._value("mountpoint", above) if above else "none"
         return f"{value.rstrip('/')}{inside}" if value.startswith("/") else ""
 
-    def mount(self, dataset: str, mountpoint: str) -> None:
+    def mount(self, dataset: str, kind: DatasetKind, mountpoint: str) -> None:
         """See :class:`Local`."""
-        kinds = {each.name: each.kind for each in self._pool.datasets()}
-        if kinds.get(dataset) is not DatasetKind.FILESYSTEM:
-            return
         if self._value("keystatus", dataset) == "unavailable":
             root = self._value("encryptionroot", dataset)
             step = f"zfs load-key {root}, and run this command again"
             raise UnavailableError(dataset, "came back, and its key is not loaded", step)
+        if kind is DatasetKind.VOLUME:
+            self._host.run("zfs", "inherit", "volmode", dataset)
+            return
+        self._host.run("zfs", "set", "canmount=on", dataset)
         if mountpoint:
             self._host.run("zfs", "set", f"mountpoint={mountpoint}", dataset)
         if self._value("mounted", dataset) == "yes":
@@ -145,3 +161,18 @@ class LocalDatasets:
 
     def _value(self, key: str, dataset: str) -> str:
         return self._host.run("zfs", "get", "-Hp", "-o", "value", key, dataset).strip()
+
+
+def _check_place(dataset: str, place: Path) -> None:
+    """Refuse a mount point where something is, or which belongs to the system.
+
+    Raises:
+        RefusedError: with the reason.
+    """
+    step = "bring it back by hand: see docs/how-to/replication.md, 'By hand'"
+    real = Path(os.path.realpath(place))
+    is_system = any(real.is_relative_to(each) or each.is_relative_to(real) for each in SYSTEM)
+    if is_system and not real.is_relative_to(IMAGES):
+        raise RefusedError(dataset, f"would be mounted on {place}, a directory of the system", step)
+    if os.path.lexists(place) and (not real.is_dir() or any(real.iterdir())):
+        raise RefusedError(dataset, f"would be mounted on {place}, where something is", step)

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
+from snaporch.config import Replica
 from snaporch.context import Context
-from snaporch.errors import NotFoundError
+from snaporch.errors import NotFoundError, UsageError
 from snaporch.rebuild.local_datasets import Local, LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource, Source
 
 
-def open_source(context: Context, name: str) -> tuple[Source, Local]:
+def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Local]:
     """The replica with this name in the configuration, and the datasets of this host.
+
+    Args:
+        context: has the configuration.
+        name: of the replica.
+        host: reads from this host, as ssh knows it, instead of the configured one.
 
     Raises:
         NotFoundError: there is no such replica.
         RefusedError: this host may not read from it.
+        UsageError: the host's name is invalid.
     """
     replica = context.config.replica.get(name)
     if replica is None:
         known = ", ".join(context.config.replica) or "none is configured"
         raise NotFoundError(name, f"no such replica ({known})", "see docs/how-to/replication.md")
+    if host:
+        try:
+            changes = {"host": host, "append_only": False}
+            replica = Replica.model_validate(replica.model_dump() | changes)
+        except ValidationError as error:
+            raise UsageError(repr(host), "is no host as ssh knows it") from error
     source = ReplicaSource(name, replica, context.interrupt, context.progress)
     return source, LocalDatasets(context.pool, context.interrupt)

@@ -6,15 +6,16 @@ only if the replica has all of them, the pages of RAM, and each file of the bund
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from snaporch.bundle.manifest import Manifest, ManifestError, parse_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import COPY_NAME, copy_name
-from snaporch.catalog.records import by_dataset, one_per_dataset
+from snaporch.catalog.records import COPY, by_dataset, one_per_dataset
+from snaporch.catalog.torn import is_torn
 from snaporch.errors import NotFoundError, RefusedError, UnavailableError
-from snaporch.model import Level, PoolSnapshot
+from snaporch.model import DatasetKind, Level, PoolSnapshot
 from snaporch.rebuild.local_datasets import Local, LocalState
 from snaporch.rebuild.replica_source import Source
 from snaporch.replication.interface import BundleCopy
@@ -37,6 +38,9 @@ class Incoming:
     """Where its images must be; empty for a volume, pages, or if that is not known."""
     raw: bool
     """The copy is encrypted, so its blocks come as they are."""
+    kind: DatasetKind
+    is_pages: bool
+    """It has pages of RAM, and no disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +165,10 @@ def _manifest(source: Source, uuid: str, run: str) -> Manifest | None:
         return None
     names = [each.dataset for each in manifest.snapshots]
     names += [manifest.pages.dataset] if manifest.pages else []
+    parts = {part.name for part in manifest.parts}
     known = (manifest.uuid, manifest.run) == (uuid, run)
-    return manifest if known and all(map(is_dataset, names)) else None
+    is_possible = all(map(is_dataset, names)) and parts.isdisjoint((COPY_NAME, MANIFEST_NAME))
+    return manifest if known and is_possible else None
 
 
 def lacking(manifest: Manifest, name: str, copies: Copies, bundle: BundleCopy) -> str:
@@ -182,7 +188,10 @@ def lacking(manifest: Manifest, name: str, copies: Copies, bundle: BundleCopy) -
             return f"{part} of its bundle is missing"
     if COPY_NAME not in bundle.sizes:
         return "its bundle was not copied whole"
-    chosen = {each.dataset for each in _members(manifest, name, copies)}
+    members = _members(manifest, name, copies)
+    if any(map(is_torn, members)):
+        return "it is torn"
+    chosen = {each.dataset for each in members}
     absent = sorted({each.dataset for each in manifest.snapshots} - chosen)
     if absent:
         return f"the snapshot of {absent[0]} is missing"
@@ -223,19 +232,24 @@ def make_plan(
     wanted = {each.dataset: each.guid for each in _members(manifest, name, copies)}
     if manifest.pages:
         wanted[manifest.pages.dataset] = manifest.pages.guid
-    encrypted = source.encrypted()
+    encrypted, kinds = source.encrypted(), source.kinds()
     incoming = []
     for dataset, guid in sorted(wanted.items()):
         copy = copy_name(dataset)
         found = list(copies[copy])
         last = next(number for number, each in enumerate(found) if each.guid == guid)
-        chain = found[: last + 1] if history else [found[last]]
-        place = (
-            ""
-            if manifest.pages and dataset == manifest.pages.dataset
-            else (_mountpoint(manifest, dataset))
+        is_pages = manifest.pages is not None and dataset == manifest.pages.dataset
+        incoming.append(
+            Incoming(
+                dataset,
+                copy,
+                snapshots=tuple(found[: last + 1] if history else [found[last]]),
+                mountpoint="" if is_pages else _mountpoint(manifest, dataset),
+                raw=copy in encrypted,
+                kind=kinds[copy],
+                is_pages=is_pages,
+            )
         )
-        incoming.append(Incoming(dataset, copy, tuple(chain), place, copy in encrypted))
     return RebuildPlan(manifest, name, tuple(incoming))
 
 
@@ -250,28 +264,32 @@ def _mountpoint(manifest: Manifest, dataset: str) -> str:
     return ""
 
 
-def remaining(each: Incoming, state: LocalState) -> list[tuple[PoolSnapshot, str]]:
+def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[PoolSnapshot, str]]:
     """The snapshots of a dataset that have yet to come, each with the name of its base.
 
     Args:
         each: the dataset.
         state: what this host has of it.
+        replica: the name of the replica.
 
     Raises:
-        RefusedError: the dataset exists, and is not what an interrupted rebuild left.
+        RefusedError: the dataset exists, and is not what an interrupted rebuild left: this host's
+            own snapshots have no mark of the replica.
     """
-    guids = [snapshot.guid for snapshot in each.snapshots]
     if not state.exists:
         return list(_with_bases(each.snapshots))
-    has = [guid for guid in state.guids if guid in guids]
-    if each.snapshots[-1].guid in has:
-        return []
-    if list(state.guids) == guids[: len(has)] and (has or state.token != NO_TOKEN):
+    guids = [snapshot.guid for snapshot in each.snapshots]
+    has = state.guids
+    came_back = all(
+        "run" not in snapshot.properties or snapshot.properties.get(COPY) == replica
+        for snapshot in state.snapshots
+    )
+    if came_back and has == guids[: len(has)] and (has or state.token != NO_TOKEN):
         return list(_with_bases(each.snapshots))[len(has) :]
-    rename = f"zfs rename {each.dataset} {each.dataset}-old, if it is in the way"
-    if not state.guids:
-        rename = f"if it is still being received, wait for its end; or {rename}"
-    raise RefusedError(each.dataset, "exists on this host, and is not received into", rename)
+    step = "see docs/how-to/replication.md, 'By hand'"
+    if not has:
+        step = f"if it is still being received, wait for its end; or {step}"
+    raise RefusedError(each.dataset, "exists on this host, and is not received into", step)
 
 
 def _with_bases(snapshots: Sequence[PoolSnapshot]) -> Iterator[tuple[PoolSnapshot, str]]:
@@ -281,13 +299,44 @@ def _with_bases(snapshots: Sequence[PoolSnapshot]) -> Iterator[tuple[PoolSnapsho
         base = each.name
 
 
-def check_local(plan: RebuildPlan, local: Local, pools: set[str]) -> None:
+def check_others(plan: RebuildPlan, copies: Copies, present: Collection[str]) -> None:
+    """Refuse a guest that cannot come back without other guests' data.
+
+    Args:
+        plan: the plan.
+        copies: what the replica has.
+        present: the datasets of this host.
+
+    Raises:
+        RefusedError: another guest uses one of the datasets, or one above them.
+    """
+    step = "bring them back by hand: see docs/how-to/replication.md, 'By hand'"
+    own = {each.dataset for each in plan.incoming}
+    for each in plan.incoming:
+        marks = [snapshot.properties for snapshot in copies[each.copy]]
+        others = {
+            e["domain"]
+            for e in marks
+            if e.get("uuid", plan.manifest.uuid) != (plan.manifest.uuid) and "domain" in e
+        }
+        if others:
+            reason = f"has snapshots of other guests, too ({', '.join(sorted(others))})"
+            raise RefusedError(each.dataset, reason, step)
+        parts = each.dataset.split("/")
+        for above in ("/".join(parts[:end]) for end in range(2, len(parts))):
+            if above not in {*own, *present} and copy_name(above) in copies:
+                reason = f"is below {above}, which the replica has, and this host has not"
+                raise RefusedError(each.dataset, reason, "bring back the guest on that one first")
+
+
+def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) -> None:
     """Refuse what cannot come back to this host, before anything is received.
 
     Args:
         plan: the plan.
         local: the datasets of this host.
         pools: the names of its pools.
+        replica: the name of the replica.
 
     Raises:
         RefusedError: a dataset exists, or its pool does not.
@@ -297,7 +346,7 @@ def check_local(plan: RebuildPlan, local: Local, pools: set[str]) -> None:
         if pool not in pools:
             step = f"zpool import {pool}, or create it"
             raise RefusedError(each.dataset, f"this host has no pool {pool}", step)
-        remaining(each, local.state(each.dataset))
+        remaining(each, local.state(each.dataset), replica)
 
 
 def copies_of(snapshots: Sequence[PoolSnapshot]) -> Copies:

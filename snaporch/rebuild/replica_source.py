@@ -21,7 +21,7 @@ from snaporch.command_log import LoggedCommand
 from snaporch.config import Replica
 from snaporch.errors import RefusedError
 from snaporch.interrupt import Interrupt
-from snaporch.model import PoolSnapshot
+from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.remote_host import Host, check_installed
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable
@@ -71,6 +71,9 @@ class Source(Protocol):
     def encrypted(self) -> frozenset[str]:
         """The copies that are encrypted."""
 
+    def kinds(self) -> Mapping[str, DatasetKind]:
+        """The kind of each copy."""
+
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
     ) -> None:
@@ -119,7 +122,7 @@ class ReplicaSource:
             raise RefusedError(
                 f"replica {name}",
                 "is append-only: this host's key may not read from it",
-                "configure it as another replica without append_only, with an admin's access to it",
+                "name a user who may: --host root@HOST",
             )
         self._name = name
         self._replica = replica
@@ -180,6 +183,12 @@ class ReplicaSource:
         root = f"{self._replica.dataset}/"
         with readable(self._name, self._host.label):
             return frozenset(name.removeprefix(root) for name in self._pool.encrypted())
+
+    def kinds(self) -> Mapping[str, DatasetKind]:
+        """See :class:`Source`."""
+        root = f"{self._replica.dataset}/"
+        with readable(self._name, self._host.label):
+            return {each.name.removeprefix(root): each.kind for each in self._pool.datasets()}
 
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool

@@ -8,8 +8,10 @@ it. Nothing here destroys, rolls back or overwrites anything on this host.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Role, parse_manifest
@@ -17,6 +19,7 @@ from snaporch.bundle.store import MARKER
 from snaporch.catalog.records import COPY, check_store
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.hypervisor import domain_xml
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.private_files import private_directory
@@ -26,6 +29,7 @@ from snaporch.rebuild.plan import (
     Incoming,
     RebuildPlan,
     check_local,
+    check_others,
     choose_snapshot,
     find_uuid,
     in_order,
@@ -35,6 +39,7 @@ from snaporch.rebuild.plan import (
 from snaporch.rebuild.replica_source import Source
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.marks import COPIED, OF_PAGES
+from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_request import is_mark
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replicate import REPLICATION
@@ -42,6 +47,12 @@ from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
 
 _MAX_XML = 1 << 20
+_STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
+"""Where libvirt keeps UEFI variables and TPM state."""
+
+
+class AlreadyHereError(RefusedError):
+    """The guest is on this host, so there is nothing to rebuild."""
 
 
 def check_guest(context: Context, manifest: Manifest) -> None:
@@ -84,35 +95,55 @@ def bring_back(
         private_directory(paths.bundles)
         (paths.bundles / MARKER).touch(mode=0o600)
         places = {
-            e.dataset: local.mountpoint_to_set(e.dataset, e.mountpoint) for e in plan.incoming
+            each.dataset: local.mountpoint_to_set(each.dataset, each.mountpoint)
+            for each in plan.incoming
         }
         for each in plan.incoming:
             _receive(context, source, local, each)
         for each in plan.incoming:
             _mark(context, source, each)
-        _set_dataset_properties(context, source, plan)
         for run in runs:
             _fetch(context, source, f"{manifest.uuid}/{run}", needed=run == manifest.run)
-        for dataset, place in places.items():
-            local.mount(dataset, place)
+        # Not before: `prune` would destroy pages without a bundle.
+        for pages in (each.dataset for each in plan.incoming if each.is_pages):
+            context.pool.set_properties([pages], {RAM_PROPERTY: manifest.uuid})
+        for each in sorted(plan.incoming, key=lambda each: each.mountpoint):
+            _mount(context, local, each, places[each.dataset])
+
+
+def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
+    """Mount a dataset; for pages that is not needed now, so a failure is a note."""
+    try:
+        local.mount(each.dataset, each.kind, place)
+    except RefusedError as error:
+        if not each.is_pages:
+            raise
+        context.progress.note(each.dataset, error.explanation)
 
 
 def _receive(context: Context, source: Source, local: Local, each: Incoming) -> None:
     """Receive the snapshots of a dataset that have yet to come."""
-    for snapshot, base in remaining(each, local.state(each.dataset)):
+    for snapshot, base in remaining(each, local.state(each.dataset), source.name):
+        thing = f"{each.dataset}@{snapshot.name}"
         context.progress.step(
             each.dataset, f"receiving @{snapshot.name} from replica {source.name}"
         )
-        local.make_parent(each.dataset)
-        state = local.state(each.dataset)
-        receiver = local.receiver(each.dataset, snapshot.name)
-        source.receive(snapshot, base, state.token, receiver, raw=each.raw)
+        local.make_parents(each.dataset)
+        token = local.state(each.dataset).token
+        receiver = local.receiver(each.dataset, snapshot.name, each.kind)
+        try:
+            source.receive(snapshot, base, token, receiver, raw=each.raw)
+        except InterruptedRunError:
+            raise
+        except (RefusedError, ReplicaError) as error:
+            if token == NO_TOKEN:
+                raise
+            discard = f"zfs receive -A {each.dataset}"
+            step = f"try again; if this error comes again: {discard}, and run this command again"
+            raise ReplicaError(thing, error.reason, step) from error
         if snapshot.guid not in local.state(each.dataset).guids:
-            raise ReplicaError(
-                f"{each.dataset}@{snapshot.name}",
-                f"did not arrive from replica {source.name}: it sent another snapshot, or none",
-                f"zfs list -t snapshot {each.dataset}",
-            )
+            reason = f"did not arrive from replica {source.name}: it sent another snapshot, or none"
+            raise ReplicaError(thing, reason, f"zfs list -t snapshot {each.dataset}")
 
 
 def _mark(context: Context, source: Source, each: Incoming) -> None:
@@ -121,7 +152,7 @@ def _mark(context: Context, source: Source, each: Incoming) -> None:
     for snapshot in each.snapshots:
         wanted = _wanted(snapshot, source.name)
         has = there.get(snapshot.guid, {})
-        new = {PREFIX + k: v for k, v in wanted.items() if has.get(k) != v}
+        new = {PREFIX + k: v for k, v in wanted.items() if k not in has}
         if new:
             context.pool.set_properties([f"{each.dataset}@{snapshot.name}"], new)
 
@@ -133,15 +164,13 @@ def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
     return {**found, COPY: replica} if found else {}
 
 
-def _set_dataset_properties(context: Context, source: Source, plan: RebuildPlan) -> None:
-    """Set ``snaporch:policy`` of datasets, and the owner of the page dataset."""
+def set_policies(context: Context, source: Source, plan: RebuildPlan) -> None:
+    """Set ``snaporch:policy`` of datasets that have none, so that policies apply from now on."""
     policies = source.policies([each.copy for each in plan.incoming])
     for each in plan.incoming:
         policy = policies.get(each.copy, "")
-        if policy and policy.isprintable():
+        if policy and policy.isprintable() and not context.pool.policies([each.dataset]):
             context.pool.set_properties([each.dataset], {POLICY_PROPERTY: policy})
-        if plan.manifest.pages and each.dataset == plan.manifest.pages.dataset:
-            context.pool.set_properties([each.dataset], {RAM_PROPERTY: plan.manifest.uuid})
 
 
 def _fetch(context: Context, source: Source, reference: str, *, needed: bool) -> None:
@@ -203,7 +232,14 @@ def plan_guest(
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
     check_guest(context, manifest)
-    check_local(plan, local, {each.pool for each in context.pool.datasets()})
+    present = context.pool.datasets()
+    check_local(plan, local, {each.pool for each in present}, source.name)
+    if context.hypervisor.find(uuid) and not any(
+        remaining(each, local.state(each.dataset), source.name) for each in plan.incoming
+    ):
+        step = f"snaporch restore {plan.thing}"
+        raise AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
+    check_others(plan, copies, {each.name for each in present})
     for each in plan.incoming:
         local.mountpoint_to_set(each.dataset, each.mountpoint)
     return plan
@@ -216,12 +252,38 @@ def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history:
     return runs[: runs.index(run) + 1]
 
 
-def why_not_here(context: Context, source: Source, plan: RebuildPlan) -> str:
-    """Why the guest cannot resume on this host, as libvirt says; empty if it can."""
+def check_files(plan: RebuildPlan) -> None:
+    """Refuse a bundle whose files would be written elsewhere than libvirt keeps such files.
+
+    The definition is the replica's, too, so it proves nothing.
+
+    Raises:
+        RefusedError: with the file.
+    """
+    for part in plan.manifest.parts:
+        if part.role in (Role.NVRAM, Role.TPM):
+            place = Path(os.path.realpath(part.source or "/"))
+            if not any(place.is_relative_to(each) for each in _STATE):
+                raise RefusedError(
+                    plan.thing,
+                    f"its {part.role} would be written to {part.source}",
+                    "use --no-restore, read the definition, and then: snaporch restore "
+                    f"{plan.thing}",
+                )
+
+
+def definition(source: Source, plan: RebuildPlan) -> str:
+    """The definition that the guest would get; empty if there is none of a sensible size."""
     manifest = plan.manifest
     roles = (Role.LIVE_XML, Role.INACTIVE_XML)
     part = next((found for role in roles if (found := manifest.part(role))), None)
     if part is None or part.bytes > _MAX_XML:
         return ""
-    xml = source.text(plan.reference, part)
-    return context.hypervisor.incompatibility(xml, manifest.versions.cpu)
+    return source.text(plan.reference, part)
+
+
+def host_paths(xml: str) -> list[str]:
+    """The paths of this host in a definition, for the question to the admin."""
+    root = domain_xml.parse(xml)
+    values = [text for each in root.iter() for text in (each.text or "", *each.attrib.values())]
+    return sorted({text.strip() for text in values if text.strip().startswith("/")})

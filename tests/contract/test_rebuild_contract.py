@@ -16,6 +16,7 @@ from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.config import Replica
 from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
+from snaporch.model import DatasetKind
 from snaporch.rebuild.local_datasets import LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource
 from snaporch.replication.destination import ReplicaDestination
@@ -53,7 +54,7 @@ class Place:
         (snapshot,) = [
             e for e in self.source.snapshots() if (e.dataset, e.name) == (self.copy, name)
         ]
-        receiver = self.local.receiver(self.root, name)
+        receiver = self.local.receiver(self.root, name, DatasetKind.FILESYSTEM)
         self.source.receive(snapshot, base, token, receiver, raw=False)
 
 
@@ -116,27 +117,29 @@ def test_copies_are_listed_with_their_marks_oldest_first(place):
     assert [dict(each.properties) for each in found] == [{"run": "r-1", "copy": "x"}, {}]
     assert place.source.policies([place.copy]) == {place.copy: "hourly"}
     assert place.copy not in place.source.encrypted()
+    assert place.source.kinds()[place.copy] is DatasetKind.FILESYSTEM
 
 
 def test_a_lost_dataset_comes_back_snapshot_by_snapshot(place):
     place.lose()
     assert place.local.state(place.root) == (False, NO_TOKEN, ())
     place.receive("a")
-    assert place.local.state(place.root) == (True, NO_TOKEN, tuple(place.guids[:1]))
+    assert place.local.state(place.root).guids == place.guids[:1]
     place.receive("b", base="a")
-    assert place.local.state(place.root) == (True, NO_TOKEN, tuple(place.guids))
+    assert place.local.state(place.root)[:2] == (True, NO_TOKEN)
+    assert place.local.state(place.root).guids == place.guids
 
 
 def test_the_newest_alone_comes_back(place):
     place.lose()
     place.receive("b")
-    assert place.local.state(place.root).guids == (place.guids[1],)
+    assert place.local.state(place.root).guids == [place.guids[1]]
 
 
 def test_nothing_is_received_over_what_is_here(place):
     with pytest.raises(SnaporchError):
         place.receive("a")
-    assert place.local.state(place.root).guids == tuple(place.guids)
+    assert place.local.state(place.root).guids == place.guids
 
 
 def test_a_bundle_is_fetched(place, received, tmp_path):

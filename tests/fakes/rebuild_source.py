@@ -12,7 +12,7 @@ from fakes.pool import FakePool, Taken
 from fakes.replica import FakeReplica
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
-from snaporch.model import PoolSnapshot
+from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.rebuild.local_datasets import LocalState
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.needed_streams import NO_TOKEN
@@ -67,6 +67,11 @@ class FakeSource:
         """See the protocol."""
         return frozenset(self.ciphers)
 
+    def kinds(self) -> Mapping[str, DatasetKind]:
+        """See the protocol."""
+        present = {copy_name(each.name): each.kind for each in self._pool.datasets()}
+        return present | {copy_name(n): each.dataset.kind for n, each in self._lost.items()}
+
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
     ) -> None:
@@ -102,14 +107,14 @@ class FakeLocal:
     def state(self, dataset: str) -> LocalState:
         """See the protocol."""
         exists = dataset in {each.name for each in self._pool.datasets()}
-        guids = tuple(each.guid for each in self._pool.snapshots([dataset]))
-        return LocalState(exists, self.tokens.get(dataset, NO_TOKEN), guids)
+        snapshots = tuple(self._pool.snapshots([dataset]))
+        return LocalState(exists, self.tokens.get(dataset, NO_TOKEN), snapshots)
 
-    def receiver(self, dataset: str, name: str) -> list[str]:
+    def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
         """See the protocol."""
         return ["zfs", "receive", "-s", "-u", f"{dataset}@{name}"]
 
-    def make_parent(self, dataset: str) -> None:
+    def make_parents(self, dataset: str) -> None:
         """See the protocol."""
 
     def mountpoint_to_set(self, dataset: str, wanted: str) -> str:
@@ -117,6 +122,6 @@ class FakeLocal:
         self.hooks.reach("local.mountpoint")
         return "" if self.inherited.get(dataset, "") == wanted else wanted
 
-    def mount(self, dataset: str, mountpoint: str) -> None:
+    def mount(self, dataset: str, kind: DatasetKind, mountpoint: str) -> None:
         """See the protocol."""
         self.hooks.act("local.mount", dataset, mountpoint)

@@ -1,14 +1,19 @@
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
+from fakes.pool import FakePool
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
+from fakes.world import Heard
 
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
-from snaporch.errors import ExitCode
+from snaporch.errors import ExitCode, RefusedError, UsageError
+from snaporch.interrupt import Interrupt
 from snaporch.model import DomainState
+from snaporch.rebuild.open_source import open_source
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -37,9 +42,7 @@ def lost(host, monkeypatch):
     source.lose("tank/web")
     shutil.rmtree(host.paths.bundles)
     local = FakeLocal(host.pool, host.hooks)
-    monkeypatch.setattr(
-        "snaporch.rebuild.open_source.open_source", lambda _context, _name: (source, local)
-    )
+    monkeypatch.setattr("snaporch.rebuild.open_source.open_source", lambda *_given: (source, local))
     host.hooks.log.clear()
     return host
 
@@ -58,6 +61,7 @@ def test_without_a_yes_nothing_moves(lost, snaporch):
     answer = rebuild(snaporch, "web")
     assert answer.code == ExitCode.REFUSED
     assert "web@s1 comes back (ram):\nsnaporch: dataset tank/web: @s1\n" in answer.err
+    assert "its definition, which comes from the replica, names these paths here:" in answer.err
     assert "no terminal to ask on; use --yes" in answer.err
     assert lost.hooks.log == []
 
@@ -66,9 +70,11 @@ def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):
     monkeypatch.setattr(lost.hypervisor, "incompatibility", lambda *_words: "no such CPU")
     answer = rebuild(snaporch, "web", "--dry-run")
     assert answer.code == 0
-    assert "  dataset tank/web: @s1\n  this host cannot run it: no such CPU" in answer.out
+    assert "  dataset tank/web: @s1\n  its definition, which comes" in answer.out
+    assert "\n  this host cannot run it: no such CPU" in answer.out
     (document,) = rebuild(snaporch, "--all", "--dry-run", "--json").json
     assert (document["datasets"], document["obstacle"]) == (["tank/web"], "no such CPU")
+    assert all(path.startswith("/") for path in document["paths"])
     assert lost.hooks.log == []
 
 
@@ -106,3 +112,29 @@ def test_a_replica_that_cannot_be_read_is_named(host, snaporch, name, more, code
     answer = snaporch("rebuild", "web", "--from", name)
     assert answer.code == code
     assert reason in answer.err
+
+
+def test_guests_that_are_here_are_no_failure_of_all(lost, snaporch):
+    assert rebuild(snaporch, "--all", "--yes", "--quiet").code == 0
+    lost.hypervisor.destroy(lost.hypervisor.domain("web").uuid)
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "")
+    assert "is on this host, with all its datasets" in answer.err
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "snaporch restore web@s1" in answer.err
+
+
+@pytest.mark.parametrize("given", ["root@nas", "backup"])
+def test_another_host_may_be_read_from(tmp_path, given):
+    section = {"host": "u@nas", "dataset": "b", "bundles": "/b", "append_only": True}
+    config = Config.model_validate({"replica": {"nas": section}})
+    context = SimpleNamespace(
+        config=config, interrupt=Interrupt(), progress=Heard(), pool=FakePool()
+    )
+    source, _ = open_source(context, "nas", given)
+    assert source._host.name == given
+    with pytest.raises(UsageError):
+        open_source(context, "nas", "-oProxyCommand=x")
+    with pytest.raises(RefusedError, match="--host root@HOST"):
+        open_source(context, "nas")

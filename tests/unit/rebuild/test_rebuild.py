@@ -23,9 +23,18 @@ from snaporch.config import Config
 from snaporch.errors import BusyError, NotFoundError, RefusedError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
-from snaporch.model import Level
-from snaporch.rebuild.plan import _mountpoint, copies_of
-from snaporch.rebuild.run import bring_back, plan_guest, runs_to_fetch, why_not_here
+from snaporch.model import DomainState, Level
+from snaporch.rebuild.plan import _mountpoint, check_others, copies_of
+from snaporch.rebuild.run import (
+    AlreadyHereError,
+    bring_back,
+    check_files,
+    definition,
+    host_paths,
+    plan_guest,
+    runs_to_fetch,
+    set_policies,
+)
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import REPLICATION, replicate
 from snaporch.snapshot.request import SnapshotRequest
@@ -33,6 +42,7 @@ from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX
 
 DATASETS = ("flash/web", "tank/web")
+UUID = "4b1d2f0e-0000-4000-8000-00000000000f"
 
 
 class Loss:
@@ -277,15 +287,94 @@ def test_without_the_pages_of_its_ram_a_snapshot_is_not_chosen(paged):
     assert paged.plan().name == "s1"
 
 
-def test_what_was_taken_here_meanwhile_is_no_obstacle(loss):
+def test_what_was_written_after_it_came_back_is_not_lost(loss):
     loss.rebuild()
     loss.world.pool.snapshot(["tank/web@autosnap"], {})
     loss.world.hooks.log.clear()
+    with pytest.raises(RefusedError, match="tank/web: exists on this host"):
+        loss.plan()
+
+
+@pytest.mark.parametrize("is_lost", [(), ("flash/web",)])
+def test_a_guest_that_was_not_lost_is_left_alone(kept, is_lost):
+    """Only off, and written to: a restore would discard that."""
+    kept.source.lose(*is_lost)
+    before = kept.world.pool.names()
+    with pytest.raises(RefusedError, match="exists on this host"):
+        kept.plan()
+    assert kept.world.pool.names() == before
+
+
+@pytest.fixture
+def kept(world, monkeypatch):
+    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
+    made = Loss(world)
+    made.take("s1"), made.take("s2")
+    made.ship()
+    made.world.hypervisor.destroy(made.uuid)
+    return made
+
+
+def test_a_guest_that_came_back_is_not_brought_back_again(loss):
     loss.rebuild()
-    assert not any("source.receive" in str(line) for line in loss.world.hooks.log)
+    domain = loss.world.add_guest(
+        disks={"vda": "tank/web", "vdb": "flash/web"}, state=DomainState.OFF
+    )
+    assert domain.uuid == loss.uuid
+    with pytest.raises(AlreadyHereError) as raised:
+        loss.plan()
+    assert raised.value.step == "snaporch restore web@s2"
 
 
-def test_a_store_that_may_not_be_mounted_is_not_begun_anew(loss):
+def test_marks_that_are_here_stay(loss):
+    loss.rebuild()
+    loss.world.pool.set_properties(["tank/web@s2"], {f"{PREFIX}note": "mine"})
+    copies = loss.replica.snapshots(["tank/web"])
+    loss.replica.put(
+        [replace(each, properties={**each.properties, "note": "theirs"}) for each in copies]
+    )
+    loss.rebuild()
+    (snapshot,) = loss.world.pool.snapshots(["tank/web"])
+    assert snapshot.properties["note"] == "mine"
+
+
+def test_a_dataset_that_other_guests_use_is_refused(loss):
+    copies = loss.replica.snapshots(["tank/web"])
+    stranger = {**copies[0].properties, "uuid": UUID, "domain": "mail", "bundle": f"{UUID}/x"}
+    loss.replica.put([replace(copies[0], properties=stranger), copies[1]])
+    with pytest.raises(RefusedError, match=r"has snapshots of other guests, too \(mail\)"):
+        loss.plan()
+
+
+def test_a_dataset_below_one_that_the_replica_has_waits_for_it(loss):
+    plan = loss.plan()
+    inner = replace(plan.incoming[1], dataset="tank/vm/web")
+    changed = replace(plan, incoming=(plan.incoming[0], inner))
+    copies = copies_of(loss.source.snapshots())
+    check_others(changed, copies, {"tank"})
+    copies["tank:vm"] = copies["tank:web"]
+    with pytest.raises(RefusedError, match="is below tank/vm"):
+        check_others(changed, copies, {"tank"})
+    check_others(changed, copies, {"tank", "tank/vm"})
+
+
+def test_a_snapshot_that_was_marked_torn_later_is_not_chosen(loss):
+    copies = loss.replica.snapshots(["tank/web"])
+    torn = replace(copies[1], properties={**copies[1].properties, "torn": "yes"})
+    loss.replica.put([copies[0], torn])
+    assert loss.plan().name == "s1"
+
+
+@pytest.mark.parametrize("error", [RefusedError("x", "another"), ReplicaError("x", "failed", "no")])
+def test_a_token_that_leads_nowhere_can_be_discarded(loss, error):
+    loss.local.tokens["flash/web"] = "1-abc-1-def"
+    loss.world.hooks.at["source.receive"] = failing(error)
+    with pytest.raises(ReplicaError) as raised:
+        loss.rebuild()
+    assert "zfs receive -A flash/web, and run this command again" in raised.value.step
+
+
+def test_a_store_that_may_not_be_mounted_is_not_begun_again(loss):
     loss.world.pool.create("tank/mail")
     uuid = loss.world.add_guest("mail").uuid
     properties = {f"{PREFIX}uuid": uuid, f"{PREFIX}bundle": f"{uuid}/r"}
@@ -328,7 +417,7 @@ def test_where_a_file_system_was_mounted(loss, source, inside, expected):
 
 def test_a_policy_with_control_characters_does_not_come_back(loss):
     loss.replica.policies |= {"tank/web": "a\x1bb"}
-    loss.rebuild()
+    set_policies(loss.context, loss.source, loss.rebuild())
     assert loss.world.pool.policies(DATASETS) == {}
 
 
@@ -337,14 +426,14 @@ def test_a_definition_of_an_impossible_size_is_not_read(loss, monkeypatch):
     parts = [each.model_copy(update={"bytes": (1 << 20) + 1}) for each in plan.manifest.parts]
     manifest = plan.manifest.model_copy(update={"parts": tuple(parts)})
     monkeypatch.setattr(FakeSource, "text", None)
-    assert why_not_here(loss.context, loss.source, replace(plan, manifest=manifest)) == ""
+    assert definition(loss.source, replace(plan, manifest=manifest)) == ""
 
 
 def test_a_dataset_that_exists_is_refused_before_anything_is_received(loss):
     loss.world.pool.create("tank/web")
     with pytest.raises(RefusedError, match="exists on this host") as raised:
         loss.plan()
-    assert "wait for its end; or zfs rename tank/web" in raised.value.step
+    assert "wait for its end; or see docs" in raised.value.step
     assert loss.world.hooks.log == []
 
 
@@ -424,9 +513,12 @@ def test_impossible_properties_do_not_come(loss, key, value):
 
 
 def test_the_policy_of_a_dataset_comes_back(loss):
-    loss.replica.policies["tank/web"] = "hourly"
-    loss.rebuild()
-    assert loss.world.pool.policies(DATASETS) == {"tank/web": "hourly"}
+    loss.replica.policies |= {"tank/web": "hourly", "flash/web": "old"}
+    plan = loss.rebuild()
+    assert loss.world.pool.policies(DATASETS) == {}
+    loss.world.pool.set_properties(["flash/web"], {f"{PREFIX}policy": "own"})
+    set_policies(loss.context, loss.source, plan)
+    assert loss.world.pool.policies(DATASETS) == {"tank/web": "hourly", "flash/web": "own"}
 
 
 def test_a_bundle_that_is_damaged_there_is_fetched_twice_and_refused(loss):
@@ -447,13 +539,27 @@ def test_an_older_bundle_that_is_damaged_is_a_note(loss):
     assert [str(each.level) for each in loss.records()] == ["crash", "ram"]
 
 
-def test_the_reason_why_it_cannot_run_here_is_that_of_libvirt(loss, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        loss.world.hypervisor, "incompatibility", lambda xml, cpu: seen.append(xml) or "no such CPU"
-    )
-    assert why_not_here(loss.context, loss.source, loss.plan()) == "no such CPU"
-    assert "<domain" in seen[0]
+def test_the_paths_of_its_definition_are_known_before_it_comes(loss):
+    xml = definition(loss.source, loss.plan())
+    assert "<domain" in xml
+    assert [path for path in host_paths(xml) if path.endswith((".img", ".qcow2", "/web"))]
+    hostile = "<domain><os><nvram>/etc/x</nvram></os><hostdev dev='/dev/sda' n='a/b'/></domain>"
+    assert host_paths(hostile) == ["/dev/sda", "/etc/x"]
+
+
+@pytest.mark.parametrize("place", ["/etc/cron.d/x", "/var/lib/libvirt/images/x", "relative", None])
+@pytest.mark.parametrize("role", [Role.NVRAM, Role.TPM])
+def test_a_file_that_would_be_written_elsewhere_is_refused(loss, role, place):
+    plan = loss.plan()
+    own = plan.manifest.parts[0]
+    part = own.model_copy(update={"role": role, "source": place})
+    changed = plan.manifest.model_copy(update={"parts": (part,)})
+    with pytest.raises(RefusedError, match="would be written to") as raised:
+        check_files(replace(plan, manifest=changed))
+    assert "--no-restore" in raised.value.step
+    usual = "/var/lib/libvirt/qemu/nvram/web_VARS.fd"
+    part = own.model_copy(update={"role": role, "source": usual})
+    check_files(replace(plan, manifest=plan.manifest.model_copy(update={"parts": (part,)})))
 
 
 def test_errors_of_the_replica_are_its_own(loss):
