@@ -32,6 +32,8 @@ URI = "qemu:///system"
 LEVELS = {"manual": "ram", "overlay": "ram", "paused": "paused", "quiesced": "quiesced"}
 STILL = ["manual", "paused", "quiesced"]
 
+pytestmark = pytest.mark.timeout(300)  # one with finite patience never ends
+
 
 class Recovered(BaseException):
     """The guardian began ``snaporch recover``."""
