@@ -303,6 +303,7 @@ class PartialBundle:
         sync_directory(self.directory)
         self.directory.rename(self._final)
         sync_directory(self._final.parent)
+        sync_directory(self._final.parent.parent)  # it is the domain's first bundle, maybe
         return self._final
 
 

@@ -138,6 +138,7 @@ def test_sealing_renames_after_everything_is_on_stable_storage(store, to_disk):
         f".{RUN}.partial",
         f".{RUN}.partial -> {RUN}",
         UUID,
+        store.root.name,
     ]
 
 
