@@ -44,11 +44,27 @@ from snaporch.replication.receive_request import is_mark
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.unsent_files import unsent_files
+from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
 
 _MAX_XML = 1 << 20
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
 """Where libvirt keeps UEFI variables and TPM state."""
+
+
+def check_room(context: Context, plan: RebuildPlan) -> None:
+    """Refuse a bundle that the store has no room for.
+
+    Raises:
+        RefusedError: with the bytes.
+    """
+    store = context.config.paths.bundles
+    needed = sum(part.bytes for part in plan.manifest.parts) >> 20
+    free = free_mib(existing_part(store))
+    present = context.store.state(plan.reference)[0] is BundleState.COMPLETE
+    if needed > free and not present:
+        reason = f"has {free} MiB free, and the bundle of {plan.thing} needs {needed} MiB"
+        raise RefusedError(str(store), reason, "make room, and try again")
 
 
 class AlreadyHereError(RefusedError):
@@ -240,6 +256,7 @@ def plan_guest(
         step = f"snaporch restore {plan.thing}"
         raise AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
     check_others(plan, copies, {each.name for each in present})
+    check_room(context, plan)
     for each in plan.incoming:
         local.mountpoint_to_set(each.dataset, each.mountpoint)
     return plan

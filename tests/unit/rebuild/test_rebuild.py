@@ -384,6 +384,16 @@ def test_a_store_that_may_not_be_mounted_is_not_begun_again(loss):
     assert not any("source." in str(line) for line in loss.world.hooks.log)
 
 
+def test_a_bundle_that_the_store_has_no_room_for_is_refused(loss):
+    parts = parse_manifest(loss.part("s2", MANIFEST_NAME).read_bytes(), "s2").parts
+    path = loss.part("s2", parts[0].name)
+    with path.open("r+b") as stream:
+        stream.truncate(1 << 40)
+    change_manifest(loss, parts=(parts[0].model_copy(update={"bytes": 1 << 40}), *parts[1:]))
+    with pytest.raises(RefusedError, match="MiB free, and the bundle of web@s2 needs 10"):
+        loss.plan()
+
+
 def test_the_store_is_known_as_one(loss):
     loss.rebuild()
     assert (loss.world.paths.bundles / MARKER).exists()
