@@ -372,15 +372,13 @@ class Daemon:
         inside = [f"{c.label} ({c.policy})" for c in self._subprocesses.limiter.inside]
         text = f"taking {', '.join(inside)}; " if inside else ""
         text += self._bulk_jobs.describe()
-        if self._pruning.locked():
-            text = f"prune runs since {self._prune_began:%H:%M} UTC; {text}"
+        began = f"{self._prune_began:%H:%M} UTC"
+        pruning = f"; prune runs since {began}" if self._pruning.locked() else ""
         if not jobs:
-            return f"{text}no policy has a snapshot to take"
+            return f"{text}no policy has a snapshot to take{pruning}"
         first = jobs[0]
-        at = first.next_run_time.astimezone(UTC)
-        return (
-            f"{text}{len(jobs)} scheduled, next {first.args[1]} ({first.args[2]}) {at:%H:%M:%S} UTC"
-        )
+        at = f"{first.next_run_time.astimezone(UTC):%H:%M:%S} UTC"
+        return f"{text}{len(jobs)} scheduled, next {first.args[1]} ({first.args[2]}) {at}{pruning}"
 
     # -- snapshots --------------------------------------------------------------------------
 
