@@ -79,7 +79,7 @@ def check_guest(context: Context, manifest: Manifest) -> None:
     """
     for domain in context.hypervisor.domains():
         if domain.uuid == manifest.uuid and domain.active:
-            raise RefusedError(domain.name, "runs on this host", "shut it down first")
+            raise AlreadyHereError(domain.name, "runs on this host", "shut it down first")
         if domain.name == manifest.domain and domain.uuid != manifest.uuid:
             step = f"virsh domrename {domain.name} NEW, or rebuild on another host"
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
@@ -302,5 +302,6 @@ def definition(source: Source, plan: RebuildPlan) -> str:
 def host_paths(xml: str) -> list[str]:
     """The paths of this host in a definition, for the question to the admin."""
     root = domain_xml.parse(xml)
-    values = [text for each in root.iter() for text in (each.text or "", *each.attrib.values())]
+    elements = (each for each in root.iter() if each.tag != "partition")  # of control groups
+    values = [text for each in elements for text in (each.text or "", *each.attrib.values())]
     return sorted({text.strip() for text in values if text.strip().startswith("/")})

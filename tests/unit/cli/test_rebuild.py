@@ -116,6 +116,9 @@ def test_a_replica_that_cannot_be_read_is_named(host, snaporch, name, more, code
 
 def test_guests_that_are_here_are_no_failure_of_all(lost, snaporch):
     assert rebuild(snaporch, "--all", "--yes", "--quiet").code == 0
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "")
+    assert "runs on this host" in answer.err
     lost.hypervisor.destroy(lost.hypervisor.domain("web").uuid)
     answer = rebuild(snaporch, "--all", "--yes", "--quiet")
     assert (answer.code, answer.out) == (0, "")

@@ -553,7 +553,10 @@ def test_the_paths_of_its_definition_are_known_before_it_comes(loss):
     xml = definition(loss.source, loss.plan())
     assert "<domain" in xml
     assert [path for path in host_paths(xml) if path.endswith((".img", ".qcow2", "/web"))]
-    hostile = "<domain><os><nvram>/etc/x</nvram></os><hostdev dev='/dev/sda' n='a/b'/></domain>"
+    hostile = (
+        "<domain><resource><partition>/machine</partition></resource>"
+        "<os><nvram>/etc/x</nvram></os><hostdev dev='/dev/sda' n='a/b'/></domain>"
+    )
     assert host_paths(hostile) == ["/dev/sda", "/etc/x"]
 
 
