@@ -6,9 +6,10 @@ from pydantic import ValidationError
 
 from snaporch.config import Replica
 from snaporch.context import Context
-from snaporch.errors import NotFoundError, UsageError
+from snaporch.errors import UsageError
 from snaporch.rebuild.local_datasets import Local, LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource, Source
+from snaporch.replication.interface import find_replica
 
 
 def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Local]:
@@ -24,10 +25,7 @@ def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Lo
         RefusedError: this host may not read from it.
         UsageError: the host's name is invalid.
     """
-    replica = context.config.replica.get(name)
-    if replica is None:
-        known = ", ".join(context.config.replica) or "none is configured"
-        raise NotFoundError(name, f"no such replica ({known})", "see docs/how-to/replication.md")
+    replica = find_replica(context.config, name)
     if host:
         try:
             changes = {"host": host, "append_only": False}

@@ -7,13 +7,13 @@ could also create datasets, and set properties of them, such as where they are m
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import signal
 import subprocess
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO, Protocol, cast
 
 from snaporch.bundle.manifest import Part
@@ -31,7 +31,7 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
-from snaporch.replication.transfer import Transfers, buffer_words
+from snaporch.replication.transfer import Transfers, buffer_words, expected_bytes
 from snaporch.replication.unsent_files import UnsentFiles
 from snaporch.zfs.remote import RemoteZfs
 from snaporch.zfs_names import is_snapshot
@@ -146,14 +146,7 @@ class ReplicaSource:
             copies = [each for each in names if "/" not in each.removeprefix(root)]
             found = self._pool.copies(self._replica.dataset, copies)
         return [
-            PoolSnapshot(
-                dataset=each.dataset.removeprefix(root),
-                name=each.name,
-                guid=each.guid,
-                createtxg=each.createtxg,
-                created=each.created,
-                properties=each.properties,
-            )
+            replace(each, dataset=each.dataset.removeprefix(root))
             for each in found
             if each.dataset.startswith(root) and is_snapshot(each.name)
         ]
@@ -202,7 +195,7 @@ class ReplicaSource:
             if not is_token(token):
                 raise RefusedError(full, "the token of its interrupted transfer has no valid form")
             words = ["zfs", "send", *(["-w"] if raw else []), "-t", token]
-        size = self._size(words)
+        size = expected_bytes(self._host.run(*words[:2], "-nP", *words[2:]))
         thing = f"{self._name}: {full}"
         with self._reading(shlex.join(words), thing) as stream:
             header = self._limited(stream).exactly(HEADER_BYTES)
@@ -225,12 +218,6 @@ class ReplicaSource:
                 reason = next((line for line in lines if line.startswith("cannot ")), "")
                 reason = reason or (lines or ["zfs receive failed without output"])[-1]
                 raise ReplicaError(thing, reason, _AGAIN)
-
-    def _size(self, words: Sequence[str]) -> int:
-        """The expected bytes of a stream; 0 if ``zfs send`` does not say."""
-        report = self._host.run(*words[:2], "-nP", *words[2:])
-        sizes = re.findall(r"^size\t([0-9]{1,20})$", report, re.MULTILINE)
-        return int(sizes[-1]) if sizes else 0
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See :class:`Source`."""

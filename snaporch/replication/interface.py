@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from snaporch.errors import SnaporchError
+from snaporch.config import Config, Replica
+from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import LIMIT_SECONDS
 
@@ -130,6 +131,18 @@ class Destination(Protocol):
             ReplicaError: the transfer failed.
             InterruptedRunError: a signal came.
         """
+
+
+def find_replica(config: Config, name: str) -> Replica:
+    """The replica with this name in the configuration.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    if name not in config.replica:
+        known = ", ".join(config.replica) or "none is configured"
+        raise NotFoundError(name, f"no such replica ({known})", "see docs/how-to/replication.md")
+    return config.replica[name]
 
 
 @contextmanager

@@ -24,7 +24,13 @@ from snaporch.replication.needed_streams import (
     streams,
     token_refusal,
 )
-from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver, text_lines
+from snaporch.replication.transfer import (
+    Transfers,
+    buffer_words,
+    expected_bytes,
+    reason_of_receiver,
+    text_lines,
+)
 from snaporch.zfs import Pool
 
 _NAMED = 5
@@ -231,8 +237,7 @@ class StreamSender:
     def _size(self, words: Sequence[str]) -> int:
         """The expected bytes of a stream; 0 if ``zfs send`` does not say."""
         _, report = self._transfers.output("zfs", "send", "-nP", *words, limit=LIMIT_SECONDS)
-        sizes = re.findall(r"^size\t([0-9]{1,20})$", report, re.MULTILINE)
-        return int(sizes[-1]) if sizes else 0
+        return expected_bytes(report)
 
     def _way_out(self, dataset: str) -> str:
         """What to do after a failed transfer, by the state of the copy.

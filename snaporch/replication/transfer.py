@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -169,6 +170,12 @@ def buffer_words(rate: int) -> list[str]:
     if shutil.which("mbuffer") is None:
         return ["cat"]
     return ["mbuffer", "-q", "-s", "128k", "-m", "16M", *(["-R", f"{rate}M"] if rate else [])]
+
+
+def expected_bytes(report: str) -> int:
+    """The size in the output of ``zfs send -nP``; 0 if it has none."""
+    sizes = re.findall(r"^size\t([0-9]{1,20})$", report, re.MULTILINE)
+    return int(sizes[-1]) if sizes else 0
 
 
 def reason_of_receiver(lines: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
 from snaporch.model import Domain, Level, SnapshotRecord
-from snaporch.replication.interface import Destination
+from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
 from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
 from snaporch.schedule.forecast import replicas_of
@@ -47,10 +47,7 @@ def choose_targets(
         RefusedError: a named domain has no policy that replicates, and no replica is named.
     """
     for name in replicas:
-        if name not in context.config.replica:
-            known = ", ".join(context.config.replica) or "none is configured"
-            step = "see docs/how-to/replication.md"
-            raise NotFoundError(name, f"no such replica ({known})", step)
+        find_replica(context.config, name)
     hypervisor = context.hypervisor
     chosen = [hypervisor.domain(name) for name in domains] or hypervisor.domains()
     properties = {} if replicas else context.pool.policy_view().policies
