@@ -107,14 +107,15 @@ class _Rebuild:
         self._restores = restores
 
     def all(self, domains: list[str], *, dry_run: bool, yes: bool, json: bool) -> int:
+        from snaporch.catalog.records import by_dataset
         from snaporch.cli.result_printer import ResultPrinter
         from snaporch.errors import InterruptedRunError, SnaporchError
         from snaporch.output.terminal import print_result
-        from snaporch.rebuild.plan import copies_of, find_domains
+        from snaporch.rebuild.plan import find_domains
         from snaporch.rebuild.run import AlreadyHereError
 
         snapshots = self._source.snapshots()
-        copies = copies_of(snapshots)
+        copies = by_dataset(snapshots)
         outcomes = ResultPrinter(json=json)
         for domain in domains or list(find_domains(snapshots)):
             try:

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import COPY_NAME, copy_name
-from snaporch.catalog.records import COPY, by_dataset, one_per_dataset
+from snaporch.catalog.records import COPY, one_per_dataset
 from snaporch.catalog.torn import is_torn
 from snaporch.errors import NotFoundError, RefusedError, UnavailableError
 from snaporch.model import DatasetKind, Level, PoolSnapshot
@@ -311,14 +311,11 @@ def check_others(plan: RebuildPlan, copies: Copies, present: Collection[str]) ->
         RefusedError: another guest uses one of the datasets, or one above them.
     """
     step = "bring them back by hand: see docs/how-to/replication.md, 'By hand'"
-    own = {each.dataset for each in plan.incoming}
+    own, uuid = {each.dataset for each in plan.incoming}, plan.manifest.uuid
     for each in plan.incoming:
         marks = [snapshot.properties for snapshot in copies[each.copy]]
-        others = {
-            e["domain"]
-            for e in marks
-            if e.get("uuid", plan.manifest.uuid) != (plan.manifest.uuid) and "domain" in e
-        }
+        foreign = [mark for mark in marks if mark.get("uuid", uuid) != uuid]
+        others = {mark["domain"] for mark in foreign if "domain" in mark}
         if others:
             reason = f"has snapshots of other guests, too ({', '.join(sorted(others))})"
             raise RefusedError(each.dataset, reason, step)
@@ -329,7 +326,7 @@ def check_others(plan: RebuildPlan, copies: Copies, present: Collection[str]) ->
                 raise RefusedError(each.dataset, reason, "bring back the guest on that one first")
 
 
-def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) -> None:
+def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) -> bool:
     """Refuse what cannot come back to this host, before anything is received.
 
     Args:
@@ -338,17 +335,17 @@ def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) 
         pools: the names of its pools.
         replica: the name of the replica.
 
+    Returns:
+        Whether anything has yet to come.
+
     Raises:
         RefusedError: a dataset exists, or its pool does not.
     """
+    has_to_come = False
     for each in plan.incoming:
         pool = each.dataset.partition("/")[0]
         if pool not in pools:
             step = f"zpool import {pool}, or create it"
             raise RefusedError(each.dataset, f"this host has no pool {pool}", step)
-        remaining(each, local.state(each.dataset), replica)
-
-
-def copies_of(snapshots: Sequence[PoolSnapshot]) -> Copies:
-    """The snapshots of each copy, oldest first."""
-    return by_dataset(snapshots)
+        has_to_come |= bool(remaining(each, local.state(each.dataset), replica))
+    return has_to_come

@@ -249,10 +249,8 @@ def plan_guest(
     plan = make_plan(source, copies, manifest, name, history=history)
     check_guest(context, manifest)
     present = context.pool.datasets()
-    check_local(plan, local, {each.pool for each in present}, source.name)
-    if context.hypervisor.find(uuid) and not any(
-        remaining(each, local.state(each.dataset), source.name) for each in plan.incoming
-    ):
+    has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
+    if not has_to_come and context.hypervisor.find(uuid):
         step = f"snaporch restore {plan.thing}"
         raise AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
     check_others(plan, copies, {each.name for each in present})

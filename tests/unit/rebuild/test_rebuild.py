@@ -18,13 +18,13 @@ from snaporch.bundle.manifest import (
     parse_manifest,
 )
 from snaporch.bundle.store import MARKER
-from snaporch.catalog.records import all_records
+from snaporch.catalog.records import all_records, by_dataset
 from snaporch.config import Config
 from snaporch.errors import BusyError, NotFoundError, RefusedError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
-from snaporch.rebuild.plan import _mountpoint, check_others, copies_of
+from snaporch.rebuild.plan import _mountpoint, check_others
 from snaporch.rebuild.run import (
     AlreadyHereError,
     bring_back,
@@ -83,12 +83,12 @@ class Loss:
         self.world.hooks.log.clear()
 
     def plan(self, words="web", *, history=False):
-        copies = copies_of(self.source.snapshots())
+        copies = by_dataset(self.source.snapshots())
         return plan_guest(self.context, self.source, self.local, copies, words, history=history)
 
     def rebuild(self, words="web", *, history=False):
         plan = self.plan(words, history=history)
-        copies = copies_of(self.source.snapshots())
+        copies = by_dataset(self.source.snapshots())
         runs = runs_to_fetch(self.source, copies, plan, history=history)
         bring_back(self.context, self.source, self.local, plan, runs)
         return plan
@@ -350,7 +350,7 @@ def test_a_dataset_below_one_that_the_replica_has_waits_for_it(loss):
     plan = loss.plan()
     inner = replace(plan.incoming[1], dataset="tank/vm/web")
     changed = replace(plan, incoming=(plan.incoming[0], inner))
-    copies = copies_of(loss.source.snapshots())
+    copies = by_dataset(loss.source.snapshots())
     check_others(changed, copies, {"tank"})
     copies["tank:vm"] = copies["tank:web"]
     with pytest.raises(RefusedError, match="is below tank/vm"):
