@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from snaporch.restore.run import Restored
     from snaporch.restore.safety_catalog import SafetyCopy
 
+_OTHERS = 3
+"""How many of the other safety copies are named: the newest."""
+
 
 def undo_command(
     context: typer.Context,
@@ -159,8 +162,11 @@ def _print_losses(
         output(f"  {loss}")
     if request.safety:
         output("  (a copy of the disks is kept, which can be brought back in the same way)")
-    for other in _other_copies(context, copy):
+    others = _other_copies(context, copy)
+    for other in others[-_OTHERS:]:
         output(f"  (--copy {other.name} would undo {other.thing})")
+    if len(others) > _OTHERS:
+        output(f"  ({len(others) - _OTHERS} older copies are in {copy.directory.parent})")
 
 
 def _other_copies(context: Context, copy: SafetyCopy) -> list[SafetyCopy]:

@@ -6,6 +6,7 @@ only if the replica has all of them, the pages of RAM, and each file of the bund
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
@@ -286,9 +287,10 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
     )
     if came_back and has == guids[: len(has)] and (has or state.token != NO_TOKEN):
         return list(_with_bases(each.snapshots))[len(has) :]
-    step = "see docs/how-to/replication.md, 'By hand'"
+    away = shlex.join(["zfs", "rename", each.dataset, f"{each.dataset}-before"])
+    step = f"to bring the guest back beside its data: {away}"
     if not has:
-        step = f"if it is still being received, wait for its end; or {step}"
+        step = f"if it is still being received, wait for its end; {step}"
     raise RefusedError(each.dataset, "exists on this host, and is not received into", step)
 
 

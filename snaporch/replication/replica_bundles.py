@@ -32,6 +32,7 @@ _FINISH_REPLACING = (
 A bundle was being replaced if its former directory is still there. If none has its name, the new
 one gets it, which was synced before the former one lost the name.
 """
+_MISSING = "missing"
 _BUNDLE_FILE = re.compile(rf"(\d+) (-?\d+) \./({RUN_NAME})/([^/]+)")
 
 
@@ -56,13 +57,30 @@ class ReplicaBundles:
         store, directory = self._replica.bundles, shlex.quote(f"{self._replica.bundles}/{uuid}")
         files = "find . -mindepth 2 -maxdepth 2 -type f -exec stat -c '%s %Y %n' {} +"
         settled = f"cd {directory} && {_FINISH_REPLACING} && {files}"
-        script = f"cd {shlex.quote(str(store))} && date +%s"
-        script += f" && if test -d {directory}; then {settled}; fi"
-        now, _, lines = self._host.script(script, what=str(store)).partition("\n")
+        listing = f"date +%s && if test -d {directory}; then {settled}; fi"
+        now, _, lines = self._in_store(listing).partition("\n")
         if not now.isdecimal():
             raise ReplicaError(f"{self._name}: {store}", "its bundles cannot be listed: no output")
         with readable(self._name, self._host.label):
             return self._bundle_copies(now, lines)
+
+    def _in_store(self, script: str) -> str:
+        """Run a script in the directory of all bundles; return its standard output.
+
+        Raises:
+            ReplicaError: the directory does not exist.
+        """
+        store = str(self._replica.bundles)
+        place = shlex.quote(store)
+        checked = f"test -d {place} || {{ echo {_MISSING}; exit; }}; cd {place} && {script}"
+        output = self._host.script(checked, what=store)
+        if output == f"{_MISSING}\n":
+            raise ReplicaError(
+                f"{self._name}: {store}",
+                f"does not exist on {self._host.label}",
+                f"mount its file system there; a new replica needs it, too: mkdir -m 700 {place}",
+            )
+        return output
 
     @staticmethod
     def _bundle_copies(now: str, lines: str) -> dict[str, BundleCopy]:
@@ -116,11 +134,9 @@ class ReplicaBundles:
         above = f"{self._replica.bundles}/{uuid}"
         partial, final = f"{above}/.{run}{COPYING_SUFFIX}", f"{above}/{run}"
         # Do not make the directory itself: it may be the mount point of a missing file system.
-        self._host.script(
-            f"umask 077; cd {shlex.quote(str(self._replica.bundles))}"
-            f" && mkdir -p {shlex.quote(above)} && command -v rsync"
-            f" && cd {shlex.quote(above)} && {_FINISH_REPLACING}",
-            what=str(self._replica.bundles),
+        self._in_store(
+            f"umask 077 && mkdir -p {shlex.quote(above)} && command -v rsync"
+            f" && cd {shlex.quote(above)} && {_FINISH_REPLACING}"
         )
         with self._transfers.local_errors():
             size = sum(path.stat().st_size for path in directory.iterdir())

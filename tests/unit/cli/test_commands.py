@@ -891,6 +891,12 @@ def test_an_undo_as_json_and_another_one(restored, snaporch):
     assert f"--copy {document['copy']} would undo" in snaporch("undo", "web", "--dry-run").out
     again = snaporch("undo", "web", "--yes", "--copy", document["copy"], "--json").json
     assert again["copy"] == document["copy"]
+    for _ in range(4):
+        snaporch("undo", "web", "--yes")
+    out = snaporch("undo", "web", "--dry-run").out
+    assert out.count(" would undo ") == 3
+    bundle = snaporch("show", "web@s1", "--json").json["bundle"]
+    assert f"  (3 older copies are in {bundle.rpartition('/')[0]})\n" in out
 
 
 def test_an_undo_without_a_safety_copy(taken, snaporch):

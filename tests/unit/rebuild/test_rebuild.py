@@ -443,7 +443,8 @@ def test_a_dataset_that_exists_is_refused_before_anything_is_received(loss):
     loss.world.pool.create("tank/web")
     with pytest.raises(RefusedError, match="exists on this host") as raised:
         loss.plan()
-    assert "wait for its end; or see docs" in raised.value.step
+    assert "wait for its end" in raised.value.step
+    assert raised.value.step.endswith(": zfs rename tank/web tank/web-before")
     assert loss.world.hooks.log == []
 
 

@@ -765,8 +765,10 @@ def test_only_complete_copies_are_listed_as_bundles(tmp_path):
 
 
 def test_bundles_that_cannot_be_listed_are_an_error(tmp_path, tools):
-    with pytest.raises(CommandError, match=f"{tmp_path}/away"):
+    with pytest.raises(ReplicaError, match="does not exist on this machine") as raised:
         to(tmp_path, bundles=tmp_path / "away").bundles("u")
+    assert raised.value.thing == f"nas: {tmp_path}/away"
+    assert raised.value.step.endswith(f"mkdir -m 700 {tmp_path}/away")
     tools.put("ssh", "exit 0")
     with pytest.raises(ReplicaError, match="its bundles cannot be listed: no output"):
         to(tmp_path, host="nas").bundles("u")
@@ -900,7 +902,7 @@ def test_a_directory_for_bundles_that_is_missing_is_not_made(tmp_path, tools):
     tools.put("rsync", 'for last; do :; done; mkdir -p "$last"')
     (tmp_path / "bundle").mkdir()
     there = to(tmp_path, bundles=tmp_path / "away" / "vm1")
-    with pytest.raises(CommandError, match="away/vm1"):
+    with pytest.raises(ReplicaError, match="away/vm1"):
         there.store(tmp_path / "bundle", "u/run-1", {})
     assert not (tmp_path / "away").exists()
 
