@@ -77,11 +77,13 @@ class DeleteResult:
 
 
 def preview_delete(context: Context, plan: DeletePlan) -> DeleteResult:
-    """What carrying out a plan would delete and free; only reads.
+    """What carrying out a plan would delete and free, or why it is refused; only reads.
 
     Raises:
         PoolError, RefusedError, UnavailableError: ZFS or the store cannot be read.
     """
+    if plan.refusals:
+        return _refused(plan)
     names = [name for item in plan.items for name in item.zfs_names]
     references = {item.reference for item in plan.items}
     pruned = prune(context.config, context.pool, only=references, dry_run=True, without=names)
@@ -112,7 +114,7 @@ def delete(
     """
     plan = make_delete_plan(context, request)
     if plan.refusals:
-        return DeleteResult((), 0, PruneResult(), plan.refusals)
+        return _refused(plan)
     if confirm is not None:
         confirm(plan)
     work = _Work(context, plan, also_newest=request.also_newest)
@@ -131,6 +133,10 @@ def delete(
     deleted = _deletions(work.done, pruned)
     failures = (*work.failures, *pruned.failures, *pruned.undecided_items, *_unchanged(deleted))
     return DeleteResult(deleted, work.freed, pruned, failures)
+
+
+def _refused(plan: DeletePlan) -> DeleteResult:
+    return DeleteResult((), 0, PruneResult(), plan.refusals)
 
 
 class _Work:

@@ -38,6 +38,15 @@ def test_a_dry_run_foresees_the_same_and_changes_nothing(taken, snaporch):
     assert foreseen.replace("would delete", "deleted").replace("and free ", "and freed ") == done
 
 
+def test_a_dry_run_is_refused_as_the_delete_would_be(taken, snaporch):
+    snaporch("keep", "web@s1")
+    foreseen = snaporch("delete", "web@s1", "web@s2", "--dry-run")
+    done = snaporch("delete", "web@s1", "web@s2", "--yes")
+    assert (foreseen.code, foreseen.out) == (ExitCode.REFUSED, "")
+    assert foreseen.err.splitlines() == done.err.splitlines()
+    assert len(done.err.splitlines()) == 2
+
+
 def test_json_has_the_zfs_snapshots_and_the_bundle(taken, snaporch):
     document = snaporch("delete", "web@s1", "--json", "--yes").json
     assert (document["dry_run"], document["freed_bytes"]) == (False, 5)
