@@ -23,7 +23,12 @@ look() {
     newer=$(zfs list -Hpo createtxg,name -t snapshot,bookmark -d 1 "${name%@*}" |
         awk -F'\t' -v t="$(zfs get -Hpo value createtxg "$name")" '$1 > t { print $2 }' | sort)
     [ "$newer" = "$(printf '%s\n' "$@" | sort)" ] ||
-        stop "newer than $name is not what was when this was printed: ${newer:-nothing}"
+        stop "print these commands again: newer than $name is now ${newer:-nothing}"
+    for later; do
+        case $later in *@*) ;; *) continue ;; esac
+        [ "$(zfs get -Hpo value userrefs,clones "$later" | tr -d '\n')" = 0 ] ||
+            stop "$later is held or cloned: see zfs holds $later, zfs get clones $later"
+    done
 }"""
 """Shell functions that check that nothing changed since the commands were printed.
 
@@ -97,8 +102,8 @@ def describe(context: Context, record: SnapshotRecord) -> Description:
 def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
     """Return the shell commands that restore a snapshot with ``zfs``, ``virsh`` and coreutils.
 
-    They check first that no snapshot or bookmark was made since they were printed, and stop at the
-    first that fails.
+    They check first that no snapshot or bookmark was made since they were printed, and that none
+    that they destroy is held or cloned. They stop at the first command that fails.
 
     Returns: an empty list if the snapshot is incomplete, damaged or failed its verification.
     """

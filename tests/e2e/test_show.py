@@ -45,13 +45,34 @@ def test_they_touch_nothing_when_they_are_out_of_date(guest):
     mark = guest.mark()
     outcome = run("sh", "-c", printed)
     assert outcome.status == 1
-    assert "was when this was printed: tank/more@since; nothing was touched" in outcome.err
+    assert "newer than tank/more@then is now tank/more@since; nothing was touched" in outcome.err
     must("zfs", "destroy", "tank/more@since")
     must("zfs", "destroy", "tank/more@then")
     must("zfs", "snapshot", "tank/more@then")
     outcome = run("sh", "-c", printed)
     assert outcome.status == 1
     assert "tank/more@then is another of that name; nothing was touched" in outcome.err
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+
+
+def test_they_touch_nothing_if_a_newer_snapshot_cannot_be_destroyed(guest):
+    """The first rollback would destroy snapshots, and the last one would fail."""
+    snapshot(guest, "--name", "before")
+    snapshot(guest, "--name", "later")
+    printed = commands("by hand@before")
+    mark = guest.mark()
+    for do, release in (
+        (("hold", "backup", "tank/more@later"), ("release", "backup", "tank/more@later")),
+        (("clone", "tank/more@later", "tank/copy"), ("destroy", "tank/copy")),
+    ):
+        must("zfs", *do)
+        outcome = run("sh", "-c", printed)
+        must("zfs", *release)
+        assert outcome.status == 1
+        assert "tank/more@later is held or cloned" in outcome.err
+        assert outcome.err.endswith("; nothing was touched\n")
+    assert snaporch("show", "by hand@later", "--json").json["state"] == "complete"
     guest.wait_count()
     guest.assert_undisturbed(mark)
 

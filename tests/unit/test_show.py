@@ -24,18 +24,26 @@ class Tools:
     def __init__(self, directory, world):
         self.directory, self.done = directory / "bin", directory / "done"
         self.directory.mkdir()
+        newer = self.directory / "newer"
         self._write(
             "zfs",
+            "for last; do :; done",
             "case $1 in",
             'get) case "$5" in',
             *(f"'{s.full_name}') [ $4 = guid ] && echo {s.guid};;" for s in world.pool.snapshots()),
-            "esac ;;",
-            "list) ;;",
+            f'esac; [ "$4" = guid ] || sed -n "s|^$last ||p" {newer} | tr , "\\n" ;;',
+            f"""list) sed -n "s|^\\($last@[^ ]*\\) .*|1\t\\1|p" {newer} ;;""",
             f'*) echo "zfs $*" >>{self.done} ;;',
             "esac",
             "exit 0",
         )
         self.answers("")
+        self.has_newer({})
+
+    def has_newer(self, snapshots):
+        """Set the newer snapshots, each with its number of holds and its clone."""
+        lines = (f"{name} {answer}\n" for name, answer in snapshots.items())
+        (self.directory / "newer").write_text("".join(lines))
 
     def _write(self, name, *lines):
         program = self.directory / name
@@ -100,6 +108,16 @@ def test_the_commands_change_nothing_if_a_snapshot_was_replaced(story, world, to
     world.pool.destroy_snapshots(["tank/web@s1"])
     world.pool.snapshot(["tank/web@s1"], {})
     assert tools().paste(lines) == []
+
+
+@pytest.mark.parametrize(("held", "runs"), [("0", True), ("1", False), ("0,tank/copy", False)])
+def test_the_commands_change_nothing_if_a_newer_snapshot_cannot_be_destroyed(
+    story, world, tools, held, runs
+):
+    story.snapshot("s2")
+    host = tools()
+    host.has_newer({"flash/web@s2": "0", "tank/web@s2": held})
+    assert bool(host.paste(shown(world, "web@s1").by_hand)) is runs
 
 
 def test_newer_snapshots_are_named_before_they_are_destroyed(story, world):
