@@ -87,7 +87,7 @@ QCOW2_DISCARD = Fault(
     what="a discard during another write to the same cluster of a qcow2 image, or a "
     "write of zeros with detect_zeroes='unmap', corrupts the image",
     meanwhile='its overlays are qcow2: `ram_strategy = "auto"` takes `manual` for guests with such '
-    "disks, also with several pools and for sanoid",
+    "disks, also in sanoid's hooks",
     fix="upgrade QEMU, then restart the guests; or set discard='ignore' and detect_zeroes='off'",
     sources=(
         "changes of QEMU 10.0.11 and of 11.0.2",
@@ -172,7 +172,7 @@ FAULTS: tuple[Fault, ...] = (
         harmful=False,
         what="the profile of a guest that was started on an overlay denies writing to the "
         "base: a commit fails with 'Permission denied'",
-        meanwhile="`auto` takes `manual`, which commits nothing, where all disks are in one pool; "
+        meanwhile="`auto` takes `manual`, which commits nothing, except in sanoid's hooks; "
         "a commit that is denied leaves the guest running on its overlay, and is reported",
         fix="upgrade libvirt, or avoid overlays in snaporch.toml; a guest whose commit was denied: "
         "shut it off, `snaporch recover`",

@@ -42,12 +42,11 @@ def _commits_when_it_runs(context: Context, domain: Domain, guest: GuestFacts, l
     """What is likely: blockers of a running guest, such as a device, are not known yet."""
     settings = context.config.settings(domain.name, domain.uuid)
     running = replace(domain, state=DomainState.RUNNING, live_xml=domain.inactive_xml)
-    pools = {dataset.partition("/")[0] for dataset in guest.datasets}
     avoided = risks_overlays("", domain.disks) or bool(find_other_program(context, guest.datasets))
     at_once = not context.frozen_by_hooks(guest.datasets)
     try:
         choice = choose_strategy(
-            running, settings, (), pools, level, at_once=at_once, avoid_overlays=avoided
+            running, settings, (), level, at_once=at_once, avoid_overlays=avoided
         )
     except SnaporchError:
         return False

@@ -173,9 +173,8 @@ class DomainSettings(_Section):
         description="How disks are frozen for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
-        "`auto` is `manual` when all disks are in one pool, in a consistency group, and where "
-        "another program snapshots the guest's datasets; `overlay` otherwise. In sanoid's hooks "
-        "one pool alone is no reason for `manual`.",
+        "`auto` is `manual`; in sanoid's hooks it is `overlay`, except in a consistency group and "
+        "where another program snapshots the guest's datasets.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),

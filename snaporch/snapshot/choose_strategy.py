@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from snaporch.config import DomainSettings
@@ -23,7 +23,6 @@ def choose_strategy(
     domain: Domain,
     settings: DomainSettings,
     blockers: Sequence[Blocker],
-    pools: Collection[str],
     level: str | None = None,
     *,
     at_once: bool = True,
@@ -36,7 +35,6 @@ def choose_strategy(
         domain: the domain as it is now.
         settings: its configuration.
         blockers: the reasons that rule out strategies.
-        pools: the pools of its disks.
         level: overrides the configured level.
         at_once: the run takes the snapshots, and need not wait for another program.
         together: the domain stays frozen until other domains are frozen too.
@@ -54,7 +52,7 @@ def choose_strategy(
             domain.name, "it runs, and its level is off: it is snapshotted only while it is off"
         )
     asked = Level.RAM if wanted == "auto" else Level(wanted)
-    short = avoid_overlays or together or (at_once and len(pools) == 1)
+    short = avoid_overlays or together or at_once
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)
     if found is not None:
         return StrategyChoice(found)

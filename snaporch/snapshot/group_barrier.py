@@ -21,7 +21,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import GroupRun, PoolSnapshot, Strategy
 from snaporch.progress import Progress
 from snaporch.snapshot.plan import Plan
-from snaporch.snapshot.snapshotter import LocalSnapshotter
+from snaporch.snapshot.snapshotter import LocalSnapshotter, take_in_pools
 from snaporch.zfs import PREFIX
 
 _RAM_STRATEGIES = (Strategy.OVERLAY, Strategy.MANUAL)
@@ -186,7 +186,7 @@ class GroupBarrier:
         )
 
     def _take_all(self, properties: Mapping[str, str]) -> None:
-        """Take all snapshots, one atomic call for each pool; each run sets its properties later."""
+        """Take the snapshots of all members; each run sets its properties later."""
         pools: dict[str, list[str]] = {}
         for member in self._members.values():
             assert member.plan is not None
@@ -194,8 +194,8 @@ class GroupBarrier:
                 pools.setdefault(pool, []).extend(names)
         common = {PREFIX + key for key in ("retention", "level", "group")}
         shared = {key: value for key, value in properties.items() if key in common}
-        for pool in sorted(pools):
-            self._context.pool.snapshot(sorted(pools[pool]), shared)
+        calls = [sorted(each) for each in pools.values()]
+        take_in_pools(self._context.pool, calls, shared)
 
 
 class GroupMemberSnapshotter(LocalSnapshotter):

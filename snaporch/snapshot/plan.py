@@ -170,7 +170,6 @@ def make_plan(
         domain,
         settings,
         blockers,
-        {disk.dataset.pool for disk in planned},
         request.level,
         at_once=awaited is None,
         together=group is not None,

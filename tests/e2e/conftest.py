@@ -51,6 +51,16 @@ def is_todays(item, items):
 
 
 @pytest.fixture(scope="module")
+def by_overlay(tmp_path_factory):
+    """Take overlays for snapshots with RAM, as in sanoid's hooks."""
+    path = tmp_path_factory.mktemp("configuration") / "snaporch.toml"
+    path.write_text('[defaults]\nram_strategy = "overlay"\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SNAPORCH_CONFIG", str(path))
+        yield
+
+
+@pytest.fixture(scope="module")
 def report(pytestconfig):
     """Print a line past pytest's capture, at once: a lab that is killed has printed it."""
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")

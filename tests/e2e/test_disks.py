@@ -5,6 +5,8 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import assert_clean, assert_restored, restore, snapshot
 
+pytestmark = pytest.mark.usefixtures("by_overlay")
+
 LAYOUTS = {
     "file": [Disk("file", "tank/file")],
     "zvol": [Disk("zvol", "tank/volume")],

@@ -18,6 +18,8 @@ from support import (
     wait_for,
 )
 
+pytestmark = pytest.mark.usefixtures("by_overlay")
+
 DISKS = [
     Disk("file", "tank/locked/web"),
     Disk("zvol", "tank/locked/vol"),

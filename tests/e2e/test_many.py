@@ -16,6 +16,8 @@ from support import (
     zfs_snapshots,
 )
 
+pytestmark = pytest.mark.usefixtures("by_overlay")
+
 
 @pytest.fixture(scope="module")
 def guests():

@@ -12,6 +12,8 @@ from support import (
     zfs_snapshots,
 )
 
+pytestmark = pytest.mark.usefixtures("by_overlay")
+
 NAME = "Büro $(reboot) `x` @ 'größe' \U0001f431 & <b>"
 
 

@@ -6,7 +6,7 @@ import pytest
 from faults.process import Run
 from guests.disks import Disk
 from guests.guest import Guest
-from support import JOURNAL, assert_clean, must, one_line_error, run, snaporch, wait_for
+from support import JOURNAL, assert_clean, config, must, one_line_error, run, snaporch, wait_for
 
 pytestmark = pytest.mark.timeout(300)
 UNIT = Path("/run/systemd/system/libvirt-guests.service")
@@ -37,12 +37,20 @@ def show(unit, name):
     return must("systemctl", "show", "-P", name, unit).strip()
 
 
-def test_uninstall_waits_for_recovery_and_leaves_nothing(guest):
+@pytest.fixture
+def overlays(tmp_path):
+    """An environment in which a run takes overlays."""
+    with config(tmp_path, '[defaults]\nram_strategy = "overlay"\n') as environment:
+        yield environment
+
+
+def test_uninstall_waits_for_recovery_and_leaves_nothing(guest, overlays):
     place = Path("/etc/systemd/system")
     assert snaporch("install").status == 0
     must("systemctl", "daemon-reload")
     must("systemctl", "enable", "--now", "snaporch-recover", "snaporch")
-    under_way = Run("snapshot", guest.name, "--quiet", point="before:release", guarded=False)
+    words = ("snapshot", guest.name, "--quiet")
+    under_way = Run(*words, point="before:release", guarded=False, env=overlays)
     try:
         under_way.wait_stopped()
         one_line_error(snaporch("uninstall"), 5, "its guest may be on overlays", "snaporch recover")
@@ -60,12 +68,12 @@ def test_uninstall_waits_for_recovery_and_leaves_nothing(guest):
 
 
 @pytest.mark.parametrize("end", ["SIGCONT", "SIGKILL"])
-def test_libvirt_guests_saves_a_guest_that_is_back_on_its_bases(guest, end):
+def test_libvirt_guests_saves_a_guest_that_is_back_on_its_bases(guest, end, overlays):
     """Whether the run, started by hand, goes on or is killed: its guardian is waited for."""
     must("systemctl", "start", "libvirt-guests")
     mark = guest.mark()
     guest.wait_count()
-    under_way = Run("snapshot", guest.name, "--quiet", point="before:release")
+    under_way = Run("snapshot", guest.name, "--quiet", point="before:release", env=overlays)
     try:
         under_way.wait_stopped()
         (journal,) = JOURNAL.glob("*.jsonl")

@@ -18,7 +18,7 @@ from support import (
 
 @pytest.fixture(scope="module")
 def guest():
-    """One pool: `auto` is manual."""
+    """In one pool."""
     made = Guest.create("one pool", disks=[Disk("file", "tank/one"), Disk("zvol", "tank/one-data")])
     yield made
     made.remove()
@@ -47,17 +47,17 @@ def test_ram_by_either_way_and_back(guest, tmp_path, strategy):
 
 
 @pytest.mark.parametrize(("strategy", "taken"), [("auto", "manual"), ("overlay", "overlay")])
-def test_auto_is_manual_in_one_pool(guest, tmp_path, strategy, taken):
+def test_auto_is_manual(guest, tmp_path, strategy, taken):
     with config(tmp_path, f'[defaults]\nram_strategy = "{strategy}"\n') as environment:
         outcome = snaporch("snapshot", guest.name, env=environment)
     assert f"({taken})" in outcome.err
 
 
-def test_manual_over_two_pools(tmp_path):
+def test_over_two_pools():
     two = Guest.create("two pools", disks=[Disk("file", "tank/two"), Disk("zvol", "flash/two")])
     outcome = snaporch("snapshot", two.name, "--dry-run")
-    assert "by overlay" in outcome.out
-    taken = taken_with(two, tmp_path, 'ram_strategy = "manual"')
+    assert "by manual" in outcome.out
+    taken = snapshot(two)
     count = two.snapshot_count(taken["snapshot"])
     mark = two.mark()
     restore(two, taken["snapshot"])

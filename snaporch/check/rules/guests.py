@@ -85,8 +85,8 @@ def excluded_disk(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 def other_snapshots(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """Another program snapshots the guest's datasets without freezing it.
 
-    No finding where that changes nothing: with all disks in one pool and no hook that waits,
-    ``auto`` takes ``manual`` anyway.
+    No finding where that changes nothing: without a hook that waits, ``auto`` takes ``manual``
+    anyway.
     """
     if not guest.other_program:
         return
@@ -99,8 +99,7 @@ def other_snapshots(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
             "alone snapshot these datasets, by policies or by its hooks",
         )
         return
-    pools = {dataset.partition("/")[0] for dataset in guest.datasets}
-    if len(pools) > 1 or _has_hook(facts, guest):
+    if _has_hook(facts, guest):
         yield hint(
             guest.name,
             f"no overlays are used, since another program snapshots its datasets: "

@@ -14,6 +14,7 @@ from snaporch.model import DomainState, Level, Strategy
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.snapshotter import LocalSnapshotter
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
 CONFIGURED = "sanoid snapshots tank/web by [tank] without holding the guest"
@@ -25,11 +26,23 @@ def guest(world):
     return world.add_guest("web", TWO)
 
 
-def planned(world, guest, level=None, **how):
-    return make_plan(world.context, guest, SnapshotRequest(level=level), **how)
+class ForSanoid(LocalSnapshotter):
+    """Takes the snapshots as sanoid does in its hooks."""
+
+    taken_by_other_program = True
+    window_seconds = 60
 
 
-def test_without_other_takers_a_guest_on_two_pools_gets_overlays(world, guest):
+def planned(world, guest, level=None, awaited=60):
+    return make_plan(world.context, guest, SnapshotRequest(level=level), awaited=awaited)
+
+
+def take(world, guest):
+    request = SnapshotRequest("s1")
+    return take_snapshot(world.context, guest, request, taker=ForSanoid(world.context))
+
+
+def test_without_other_takers_a_guest_gets_overlays_for_sanoid(world, guest):
     assert planned(world, guest).strategy is Strategy.OVERLAY
 
 
@@ -69,9 +82,9 @@ def test_snaporch_and_its_hooks_are_no_other_takers(world, guest, name, properti
 def test_snapshots_of_sanoid_count_only_where_no_hook_holds_the_guest(world, guest, name, strategy):
     world.context.frozen_by_hooks = lambda datasets: {"tank/web"} & set(datasets)
     world.pool.snapshot([f"tank/web@{name}"], {})
-    assert planned(world, guest, awaited=60).strategy == strategy
+    assert planned(world, guest).strategy == strategy
     world.pool.snapshot(["flash/web@autosnap_1_hourly"], {})
-    assert planned(world, guest, awaited=60).strategy is Strategy.MANUAL
+    assert planned(world, guest).strategy is Strategy.MANUAL
 
 
 def test_snapshots_taken_long_ago_do_not_count(world, guest):
@@ -106,7 +119,7 @@ def test_without_overlays_no_other_takers_are_searched(world, guest, level):
 
 def test_the_reason_for_no_overlays_is_noted(world, guest):
     world.pool.snapshot(["tank/web@by-hand"], {})
-    take_snapshot(world.context, guest, SnapshotRequest("s1"))
+    take(world, guest)
     assert "tank/web@by-hand is not snaporch's: manual, without overlays" in world.heard.notes
 
 
@@ -123,7 +136,7 @@ def test_overlays_are_used_where_manual_fails(world, guest, lower):
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, ram_capture="stream")
     world.pool.snapshot(["tank/web@by-hand"], {})
     world.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("web", "no"))
-    record = take_snapshot(world.context, guest, SnapshotRequest("s1"))
+    record = take(world, guest)
     assert record.level is Level.RAM
     assert any("taking overlay instead" in text for text in world.heard.notes)
     assert any("will be torn" in text for text in world.heard.notes)
@@ -150,6 +163,6 @@ def test_a_guest_that_suspended_itself_is_noted_beside_the_overlays(world, guest
 
     world.hooks.at["hypervisor.capture"] = stop
     with suppress(SnaporchError):
-        take_snapshot(world.context, guest, SnapshotRequest("s1"))
+        take(world, guest)
     (note,) = [text for text in world.heard.notes if "taking overlay instead" in text]
     assert "; the guest is suspended, and was running" in note

@@ -404,8 +404,8 @@ def test_another_program_that_snapshots_a_guest(facts, guest, severity):
 def test_another_program_matters_only_where_overlays_would_be_used(facts):
     guest = replace(WEB, other_program=BY_HAND)
     assert "other-snapshots" not in {code for code, _ in codes_in(facts("[tank/web]\n", [guest]))}
-    two = replace(guest, datasets=("flash/web", "tank/web"))
-    assert ("other-snapshots", "hint") in codes_in(facts("[tank/web]\n", [two]))
+    hooked = facts("[tank/web]\npre_snapshot_script = /usr/bin/snaporch hook sanoid pre\n", [guest])
+    assert ("other-snapshots", "hint") in codes_in(hooked)
 
 
 def test_a_busy_guest(facts):

@@ -11,7 +11,6 @@ from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.snapshot.choose_strategy import StrategyChoice, choose_strategy, is_lower
 
 RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
-ONE, TWO = {"tank"}, {"tank", "flash"}
 LEVELS = ["auto", "ram", "quiesced", "paused", "crash", "off"]
 ACTIVE = [state for state in DomainState if state is not DomainState.OFF]
 
@@ -35,61 +34,61 @@ def domain(state=DomainState.RUNNING):
 
 def test_no_guest_stays_paused_for_another_program():
     settings = DomainSettings(ram_strategy="auto")
-    assert choose_strategy(domain(), settings, (), ONE).strategy is Strategy.MANUAL
-    awaited = choose_strategy(domain(), settings, (), ONE, at_once=False)
+    assert choose_strategy(domain(), settings, ()).strategy is Strategy.MANUAL
+    awaited = choose_strategy(domain(), settings, (), at_once=False)
     assert awaited.strategy is Strategy.OVERLAY
     wished = DomainSettings(ram_strategy="manual")
-    assert choose_strategy(domain(), wished, (), ONE, at_once=False).strategy is Strategy.MANUAL
+    assert choose_strategy(domain(), wished, (), at_once=False).strategy is Strategy.MANUAL
 
 
 def blocked(*strategies, reason="because", step="do this"):
     return Blocker(frozenset(strategies), reason, step)
 
 
-def choose(level="auto", *blockers, pools=ONE, state=DomainState.RUNNING, once=None, **settings):
+def choose(level="auto", *blockers, at_once=True, state=DomainState.RUNNING, once=None, **settings):
     chosen = DomainSettings(level=level, **({"ram_strategy": "auto"} | settings))
-    return choose_strategy(domain(state), chosen, blockers, pools, once)
+    return choose_strategy(domain(state), chosen, blockers, once, at_once=at_once)
 
 
 # -- without blockers ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("level", "pools", "strategy"),
+    ("level", "at_once", "strategy"),
     [
-        ("auto", ONE, Strategy.MANUAL),
-        ("auto", TWO, Strategy.OVERLAY),
-        ("ram", ONE, Strategy.MANUAL),
-        ("ram", TWO, Strategy.OVERLAY),
-        ("quiesced", ONE, Strategy.QUIESCED),
-        ("paused", TWO, Strategy.PAUSED),
-        ("crash", ONE, Strategy.CRASH),
+        ("auto", True, Strategy.MANUAL),
+        ("auto", False, Strategy.OVERLAY),
+        ("ram", True, Strategy.MANUAL),
+        ("ram", False, Strategy.OVERLAY),
+        ("quiesced", True, Strategy.QUIESCED),
+        ("paused", False, Strategy.PAUSED),
+        ("crash", True, Strategy.CRASH),
     ],
 )
-def test_a_running_guest_without_blockers(level, pools, strategy):
-    assert choose(level, pools=pools) == StrategyChoice(strategy)
+def test_a_running_guest_without_blockers(level, at_once, strategy):
+    assert choose(level, at_once=at_once) == StrategyChoice(strategy)
 
 
 @pytest.mark.parametrize("wished", ["overlay", "manual"])
-@pytest.mark.parametrize("pools", [ONE, TWO])
-def test_a_configured_ram_strategy_is_taken(wished, pools):
-    assert choose(ram_strategy=wished, pools=pools).strategy == wished
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_configured_ram_strategy_is_taken(wished, at_once):
+    assert choose(ram_strategy=wished, at_once=at_once).strategy == wished
 
 
 @pytest.mark.parametrize("wished", ["auto", "overlay", "manual"])
-@pytest.mark.parametrize("pools", [ONE, TWO])
-def test_a_paused_guest_gets_manual(wished, pools):
-    made = choose(ram_strategy=wished, pools=pools, state=DomainState.PAUSED)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_paused_guest_gets_manual(wished, at_once):
+    made = choose(ram_strategy=wished, at_once=at_once, state=DomainState.PAUSED)
     assert made == StrategyChoice(Strategy.MANUAL)
 
 
-@pytest.mark.parametrize("pools", [ONE, TWO])
+@pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize(
     ("gone", "other"),
     [(Strategy.OVERLAY, Strategy.MANUAL), (Strategy.MANUAL, Strategy.OVERLAY)],
 )
-def test_if_one_ram_strategy_is_blocked_the_other_is_no_downgrade(pools, gone, other):
-    assert choose("ram", blocked(gone), pools=pools) == StrategyChoice(other)
+def test_if_one_ram_strategy_is_blocked_the_other_is_no_downgrade(at_once, gone, other):
+    assert choose("ram", blocked(gone), at_once=at_once) == StrategyChoice(other)
 
 
 @pytest.mark.parametrize("wished", ["overlay", "manual"])
@@ -162,8 +161,8 @@ def test_every_combination_is_a_possible_strategy_or_a_refusal():
         for chosen in itertools.combinations(Strategy, size)
     ]
     lowers = ["fail", "quiesced", "paused", "crash"]
-    for level, lower, away, pools, state, wished in itertools.product(
-        LEVELS, lowers, subsets, [ONE, TWO], ACTIVE, ["auto", "overlay", "manual"]
+    for level, lower, away, at_once, state, wished in itertools.product(
+        LEVELS, lowers, subsets, [True, False], ACTIVE, ["auto", "overlay", "manual"]
     ):
         settings = DomainSettings.model_construct(
             level=level, on_unavailable=lower, ram_strategy=wished
@@ -171,7 +170,7 @@ def test_every_combination_is_a_possible_strategy_or_a_refusal():
         blockers = [Blocker(away, "because", "")]
         asked = Level.RAM if level == "auto" else Level(level)
         try:
-            made = choose_strategy(domain(state), settings, blockers, pools)
+            made = choose_strategy(domain(state), settings, blockers, at_once=at_once)
         except RefusedError:
             assert level == "off" or away
             continue

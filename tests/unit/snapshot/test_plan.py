@@ -470,9 +470,10 @@ def test_an_emulator_that_was_started_before_the_upgrade_counts_as_the_old_one(w
     world.hypervisor.installed[Component.QEMU] = "11.0.2"
     more = DiskSpec("vdb", str(world.image("flash/web", "vdb.img")), discard="unmap")
     domain = world.add_guest(more=(more,))
-    assert planned(world, domain, ram_strategy="auto").strategy is Strategy.OVERLAY
+    context = world.with_defaults(ram_strategy="auto")
+    assert make_plan(context, domain, awaited=60).strategy is Strategy.OVERLAY
     world.guest().outdated = True
-    assert planned(world, domain, ram_strategy="auto").strategy is Strategy.MANUAL
+    assert make_plan(context, domain, awaited=60).strategy is Strategy.MANUAL
 
 
 @pytest.mark.parametrize(
@@ -488,11 +489,10 @@ def test_an_emulator_that_was_started_before_the_upgrade_counts_as_the_old_one(w
 def test_no_overlays_for_discards_with_an_emulator_that_corrupts_them(
     world, emulator, discard, strategy
 ):
-    """With two pools, and for sanoid, an overlay is preferred otherwise."""
+    """For sanoid an overlay is preferred otherwise."""
     world.hypervisor.installed[Component.QEMU] = emulator
     more = DiskSpec("vdb", str(world.image("flash/web", "vdb.img")), discard=discard)
     domain = world.add_guest(more=(more,))
-    assert planned(world, domain, ram_strategy="auto").strategy is strategy
     context = world.with_defaults(ram_strategy="auto")
     assert make_plan(context, domain, awaited=60).strategy is strategy
     wished = planned(world, domain, ram_strategy="overlay")
