@@ -26,7 +26,7 @@ look() {
         stop "print these commands again: newer than $name is now ${newer:-nothing}"
     for later; do
         case $later in *@*) ;; *) continue ;; esac
-        [ "$(zfs get -Hpo value userrefs,clones "$later" | tr -d '\n')" = 0 ] ||
+        [ "$(zfs get -Hpo value userrefs,clones "$later" | tr -d '\n-')" = 0 ] ||
             stop "$later is held or cloned: see zfs holds $later, zfs get clones $later"
     done
 }"""
