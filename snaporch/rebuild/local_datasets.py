@@ -121,8 +121,8 @@ class LocalDatasets:
         """See :class:`Local`."""
         inherited = self._mountpoint(dataset)
         place = wanted or inherited
-        exists = dataset in self._names()
-        if place and not (exists and self._value("mounted", dataset) == "yes"):
+        stays = place == inherited and dataset in self._names()
+        if place and not (stays and self._value("mounted", dataset) == "yes"):
             _check_place(dataset, Path(place))
         return "" if place == inherited else place
 

@@ -110,6 +110,13 @@ def test_where_the_dataset_itself_is_mounted_is_no_obstacle(local, asked, free):
     assert local.mountpoint_to_set("tank/web", str(free)) == ""
 
 
+def test_a_dataset_that_is_mounted_is_not_moved_to_a_place_of_the_system(local, asked, free):
+    """The replica may show another manifest the second time."""
+    asked.values |= {"mountpoint": str(free), "mounted": "yes"}
+    with pytest.raises(RefusedError, match="would be mounted on /etc, a directory of the system"):
+        local.mountpoint_to_set("tank/web", "/etc")
+
+
 def test_a_file_system_is_mounted_where_its_images_were(local, asked):
     local.mount("tank/web", FILESYSTEM, "/srv/web")
     assert asked.commands == [
