@@ -29,7 +29,7 @@ def test_virsh_restores_the_ram_image_as_it_lies_in_the_bundle(
     for dataset in taken["datasets"]:
         must("zfs", "rollback", f"{dataset}@{taken['snapshot']}")
     mark = fresh_mark(guest)
-    must("virsh", "restore", f"{taken['bundle']}/ram.save")
+    must("virsh", "restore", f"{taken['bundle']}/ram.save", "--running")
     guest.assert_continues(mark, count)
 
 
@@ -38,7 +38,7 @@ def test_ram_without_the_rollback_makes_the_guest_complain(guest):
     guest.wait_count(beyond=guest.snapshot_count(taken["snapshot"]) + 10)
     guest.destroy()
     mark = fresh_mark(guest)
-    must("virsh", "restore", f"{taken['bundle']}/ram.save")
+    must("virsh", "restore", f"{taken['bundle']}/ram.save", "--running")
     assert guest.wait_bad(mark)
 
 

@@ -90,7 +90,7 @@ def test_extracted_ram_is_restored_by_virsh_alone(guest, three, tmp_path):
     for place in ("tank/paged", "flash/paged"):
         must("zfs", "rollback", f"{place}@s3")
     mark = guest.mark()
-    must("virsh", "restore", str(image))
+    must("virsh", "restore", str(image), "--running")
     guest.assert_continues(mark, three["s3"])
 
 
@@ -189,7 +189,7 @@ def test_the_documented_script_makes_the_same_stream(guest, three, tmp_path):
     for place in ("tank/paged", "flash/paged"):
         must("zfs", "rollback", f"{place}@scripted")
     mark = guest.mark()
-    must("virsh", "restore", str(image))
+    must("virsh", "restore", str(image), "--running")
     guest.assert_continues(mark, count)
 
 
