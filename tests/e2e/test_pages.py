@@ -14,7 +14,17 @@ from guests.disks import Disk, destroy
 from guests.guest import Guest
 from lab_ssh import sshd_here
 from pages import RUN, Block, blocks, differences, shape
-from support import BUNDLES, assert_clean, assert_restored, must, run, snapshot, system_config
+from support import (
+    BUNDLES,
+    assert_clean,
+    assert_restored,
+    config,
+    must,
+    run,
+    snaporch,
+    snapshot,
+    system_config,
+)
 
 
 def block(page: str, first: str) -> Block:
@@ -164,11 +174,12 @@ def test_checking():
         assert "[tank/vm/web]" in Path("/etc/sanoid/sanoid.conf").read_text()
 
 
-def test_what_findings_about_directories_advise():
+def test_what_findings_about_directories_advise(tmp_path):
     page = "docs/how-to/check.md"
     _, _, *looks, store, writable, pages = RUN[page]
-    with guests(web=WEB) as (web,):
-        taken = snapshot(web)
+    settings = '[defaults]\nram_strategy = "overlay"\n'
+    with guests(web=WEB) as (web,), config(tmp_path, settings) as environment:
+        taken = snaporch("snapshot", web.name, "--json", env=environment).json
         for first in looks:
             bash(block(page, first).text)
         for first in (store, pages):
