@@ -115,8 +115,10 @@ def test_readme_and_deleting():
         for first in RUN[readme]:
             follow(readme, first)
         assert_clean(demo)
+    *deleting, note = RUN[page]
+    with guests(demo=("tank/demo", "flash/demo-data")) as (demo,):
+        snapshot(demo, "--name", "before-upgrade")
         snapshot(demo)  # the last good one would not be deleted
-        *deleting, note = RUN[page]
         for first in deleting:
             follow(page, first)
     with guests(demo=("tank/demo",)):

@@ -198,7 +198,7 @@ def test_what_exists_here_is_not_touched(guest):
     lost = lose(guest)
     must("zfs", "create", "-p", lost[0])
     must("zfs", "snapshot", f"{lost[0]}@own")
-    assert_refused(guest, 5, "exists on this host", "By hand")
+    assert_refused(guest, 5, "exists on this host", "zfs rename")
     assert zfs_snapshots(f"{lost[0]}@own")
     assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost[1:])
     must("zfs", "destroy", "-r", lost[0])
