@@ -173,8 +173,8 @@ class DomainSettings(_Section):
         description="How disks are frozen for a `ram` snapshot. `overlay`: writes go to "
         "overlays that are committed back, and the guest pauses for the switch only. `manual`: the "
         "guest stays paused until the ZFS snapshots are there; no overlay, nothing to commit. "
-        "`auto` is `manual`; in sanoid's hooks it is `overlay`, except in a consistency group and "
-        "where another program snapshots the guest's datasets.",
+        "`auto` is `manual`; in sanoid's hooks it is `overlay`, except where another program "
+        "snapshots the guest's datasets.",
     )
     quiesce_mountpoints: tuple[AbsolutePath, ...] = Field(
         default=(),

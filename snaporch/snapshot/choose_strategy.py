@@ -26,7 +26,6 @@ def choose_strategy(
     level: str | None = None,
     *,
     at_once: bool = True,
-    together: bool = False,
     avoid_overlays: bool = False,
 ) -> StrategyChoice:
     """Choose the strategy for a domain.
@@ -37,7 +36,6 @@ def choose_strategy(
         blockers: the reasons that rule out strategies.
         level: overrides the configured level.
         at_once: the run takes the snapshots, and need not wait for another program.
-        together: the domain stays frozen until other domains are frozen too.
         avoid_overlays: the emulator could corrupt what the guest writes to an overlay, or another
             program could snapshot the disks while overlays are committed.
 
@@ -52,7 +50,7 @@ def choose_strategy(
             domain.name, "it runs, and its level is off: it is snapshotted only while it is off"
         )
     asked = Level.RAM if wanted == "auto" else Level(wanted)
-    short = avoid_overlays or together or at_once
+    short = avoid_overlays or at_once
     found = _first_free(_ways(domain, settings, asked, short=short), blockers)
     if found is not None:
         return StrategyChoice(found)

@@ -172,7 +172,6 @@ def make_plan(
         blockers,
         request.level,
         at_once=awaited is None,
-        together=group is not None,
     )
     choice = alone = choose(avoid_overlays=_risks_overlays(context, domain, planned))
     if other_program and avoid_other_programs:
