@@ -187,15 +187,13 @@ class GroupBarrier:
 
     def _take_all(self, properties: Mapping[str, str]) -> None:
         """Take the snapshots of all members; each run sets its properties later."""
-        pools: dict[str, list[str]] = {}
+        names: list[str] = []
         for member in self._members.values():
             assert member.plan is not None
-            for pool, names in member.plan.by_pool().items():
-                pools.setdefault(pool, []).extend(names)
+            names += member.plan.full_names
         common = {PREFIX + key for key in ("retention", "level", "group")}
         shared = {key: value for key, value in properties.items() if key in common}
-        calls = [sorted(each) for each in pools.values()]
-        take_in_pools(self._context.pool, calls, shared)
+        take_in_pools(self._context.pool, sorted(names), shared)
 
 
 class GroupMemberSnapshotter(LocalSnapshotter):

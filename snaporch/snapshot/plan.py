@@ -102,12 +102,10 @@ class Plan:
             return math.inf
         return max(self.settings.freeze_deadline - _MARGIN_SECONDS, 1)
 
-    def by_pool(self) -> dict[str, list[str]]:
-        """Return the full names of the snapshots to take, by pool."""
-        pools: dict[str, list[str]] = {}
-        for dataset in self.datasets:
-            pools.setdefault(dataset.pool, []).append(f"{dataset.name}@{self.snapshot}")
-        return pools
+    @property
+    def full_names(self) -> list[str]:
+        """The full names of the snapshots to take."""
+        return [f"{dataset.name}@{self.snapshot}" for dataset in self.datasets]
 
     def renamed(self, name: str) -> Plan:
         """Return the same plan for a snapshot of another name."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import Protocol
 
 from snaporch.catalog.note import NOTE_PROPERTY
-from snaporch.catalog.run_snapshots import marks, own_snapshots
+from snaporch.catalog.run_snapshots import by_pool, marks, own_snapshots
 from snaporch.context import Context
 from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.snapshot.plan import Plan
@@ -64,7 +64,7 @@ class LocalSnapshotter:
 
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
         """Take the snapshots; a pool whose call fails has none of them."""
-        take_in_pools(self._context.pool, plan.by_pool().values(), properties)
+        take_in_pools(self._context.pool, plan.full_names, properties)
 
     def level(self, reached: Level) -> Level:
         """Return ``reached``."""
@@ -83,22 +83,21 @@ class LocalSnapshotter:
         return snapshots
 
 
-def take_in_pools(
-    pool: Pool, names: Collection[Sequence[str]], properties: Mapping[str, str]
-) -> None:
+def take_in_pools(pool: Pool, names: Iterable[str], properties: Mapping[str, str]) -> None:
     """Take snapshots, by one atomic call for each pool; all calls run at the same time.
 
     So a guest that is paused for them waits for the slowest pool, not for one after the other.
 
     Args:
-        names: the full names of the snapshots of each pool.
+        names: the full names of the snapshots.
 
     Raises:
         PoolError: a call failed; no call runs any more, and other pools may have their snapshots.
     """
-    with ThreadPoolExecutor(len(names)) as executor:
+    pools = by_pool(names)
+    with ThreadPoolExecutor(len(pools)) as executor:
         calls = [
-            executor.submit(copy_context().run, pool.snapshot, each, properties) for each in names
+            executor.submit(copy_context().run, pool.snapshot, each, properties) for each in pools
         ]
     for call in calls:
         call.result()

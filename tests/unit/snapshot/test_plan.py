@@ -9,6 +9,7 @@ from fakes.domain_xml import DiskSpec
 from snaporch.bundle.compress import Compression
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.bundle.manifest import Role
+from snaporch.catalog.run_snapshots import by_pool
 from snaporch.context import Clock
 from snaporch.errors import ExitCode, RefusedError, UnavailableError, UsageError
 from snaporch.hypervisor import Pause
@@ -101,13 +102,13 @@ def test_every_writable_local_disk_is_in(world):
     made = planned(world, domain, "s")
     assert [d.disk.target for d in made.disks] == ["vda", "vdb", "vdc"]
     assert [d.name for d in made.datasets] == ["flash/web", "tank/web"]
-    assert made.by_pool() == {"flash": ["flash/web@s"], "tank": ["tank/web@s"]}
+    assert by_pool(made.full_names) == [["flash/web@s"], ["tank/web@s"]]
 
 
 def test_a_pools_datasets_are_taken_together(world):
     domain = world.add_guest(disks={"vda": "tank/b", "vdb": "flash/a", "vdc": "tank/a"})
     made = planned(world, domain, "s")
-    assert made.by_pool() == {"flash": ["flash/a@s"], "tank": ["tank/a@s", "tank/b@s"]}
+    assert by_pool(made.full_names) == [["flash/a@s"], ["tank/a@s", "tank/b@s"]]
 
 
 LEFT_OUT = {

@@ -8,19 +8,18 @@ from snaporch.snapshot.snapshotter import take_in_pools
 from snaporch.zfs import PoolError
 
 PATIENCE = 60
-NAMES = [["flash/web@s"], ["tank/db@s", "tank/web@s"]]
+NAMES = ["flash/web@s", "tank/db@s", "tank/web@s"]
 
 
 @pytest.fixture
 def pool(world):
-    for names in NAMES:
-        for name in names:
-            world.pool.create(name.partition("@")[0])
+    for name in NAMES:
+        world.pool.create(name.partition("@")[0])
     return world.pool
 
 
 def test_each_pool_has_one_call_and_none_waits_for_another(world, pool):
-    together = threading.Barrier(len(NAMES))
+    together = threading.Barrier(2)
     for name in ("flash", "tank"):
         world.hooks.at[f"pool.snapshot {name}"] = lambda: together.wait(PATIENCE)
     take_in_pools(pool, NAMES, {"snaporch:run": "r"})
