@@ -23,7 +23,7 @@ from snaporch.progress import Progress
 from snaporch.sanoid.config.frozen_datasets import frozen_by_hooks, unfrozen_by_sanoid
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
-from snaporch.sanoid.hooks.wait_times import patience
+from snaporch.sanoid.hooks.handshake_times import patience
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import open_pool

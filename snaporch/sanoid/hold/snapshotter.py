@@ -13,7 +13,7 @@ from snaporch.errors import RunFailedError
 from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
-from snaporch.sanoid.hooks.wait_times import order_seconds
+from snaporch.sanoid.hooks.handshake_times import order_seconds
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.strategies.base import StrategyUnavailableError

@@ -27,9 +27,9 @@ from snaporch.sanoid.hooks.freeze_order import (
     next_to_freeze,
 )
 from snaporch.sanoid.hooks.guests import GuestDatasets
+from snaporch.sanoid.hooks.handshake_times import plan_seconds
 from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.request import Request
-from snaporch.sanoid.hooks.wait_times import plan_seconds
 
 _POLL_SECONDS = 1.0
 _FINAL = {"withdrawn", "unknown"}
