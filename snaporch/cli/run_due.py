@@ -65,7 +65,7 @@ def run_due_command(
             # Last, and without the lock: they may take hours, and stop no snapshot meanwhile.
             sent, verified = ResultPrinter(json=json), ResultPrinter(json=json)
             if replication and interrupt.signum is None:
-                sent = replicate_and_report_due(opened, watching, json=json)
+                sent = replicate_and_report_due(context.obj, opened, watching, json=json)
             if verification and interrupt.signum is None:
                 verified = verify_and_report_due(opened, watching, json=json)
         if json:
