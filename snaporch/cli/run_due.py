@@ -48,12 +48,14 @@ def run_due_command(
     from snaporch.output.terminal import print_json
     from snaporch.schedule.concurrency import ConcurrencyLimiter
     from snaporch.schedule.run_due import run_due
-    from snaporch.schedule.subprocesses import Subprocesses, snapshot_command
+    from snaporch.schedule.subprocesses import Subprocesses, bulk_job_command, snapshot_command
 
     with session(context, config, quiet=quiet or json) as opened:
         runtime, interrupt = opened.config.paths.runtime, opened.interrupt
         subprocesses = Subprocesses(
-            ConcurrencyLimiter(opened.config.schedule), snapshot_command(opened.config_path)
+            ConcurrencyLimiter(opened.config.schedule),
+            snapshot_command(opened),
+            bulk_job_command(opened),
         )
         with observing(opened) as watching:
             with domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt):

@@ -74,8 +74,12 @@ def host(world, command_host, tmp_path):
     command_host.open_hypervisor = lambda _uri: world.hypervisor
     fakes = (
         *("resolver", "clock", "libvirt_times", "sealing_times", "overlay_images"),
-        *("liveness_times", "start_detached", "lower_priority", "unit_states"),
+        *("liveness_times", "program", "start_detached", "lower_priority", "unit_states"),
     )
-    given = {name: getattr(world.context, name) for name in fakes}
-    command_host.make_context = partial(Context, **given)
+
+    def make_context(*arguments, **settings):
+        given = {name: getattr(world.context, name) for name in fakes}
+        return Context(*arguments, **given, **settings)
+
+    command_host.make_context = make_context
     return world

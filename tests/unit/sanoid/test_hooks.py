@@ -22,7 +22,6 @@ from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.hold_socket import address, remove_if_dead, starter_lock
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hooks import freeze
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
 from snaporch.sanoid.hooks.guests import guests_on
@@ -284,9 +283,9 @@ def test_no_guest_is_paused_while_another_waits_for_its_lock(three, world):
     assert world.guest("web").state is DomainState.PAUSED
 
 
-def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeypatch):
+def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world):
     uuid = world.guest("mail").uuid
-    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.ram_rate else 60)
+    three.plan_seconds = lambda settings: 0.5 if settings.ram_rate else 60
     configured(world, mail={"ram_rate": 100})
     with (
         domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait="0s", interrupt=Interrupt()),
@@ -348,10 +347,10 @@ def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
     assert "is not snaporch's; what it takes during the commit will be torn" in said
 
 
-def test_a_holder_that_does_not_start_is_reported(host, world, monkeypatch):
+def test_a_holder_that_does_not_start_is_reported(host, world):
     world.add_guest()
     host.start_hold_process = lambda _uuid: None
-    monkeypatch.setattr("snaporch.sanoid.hold.messages._START_SECONDS", 0.05)
+    host.start_seconds = 0.05
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
 

@@ -200,10 +200,9 @@ def test_one_of_two_sanoids_exits_before_the_order_is_given(world, hold, sanoid)
     assert held.end() == 0
 
 
-def test_a_guest_is_released_if_its_hook_gives_no_order(world, hold, monkeypatch):
-    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.order_seconds", lambda _config: 0)
+def test_a_guest_is_released_if_its_hook_gives_no_order(world, hold):
     world.add_guest()
-    held = hold()
+    held = hold(order_seconds=lambda _config: 0)
     line = held.request()
     assert held.end() == 8
     assert "no hook has given the order to freeze it" in line.outcome()["line"]
