@@ -186,9 +186,14 @@ def open_replica(context: Context, name: str) -> Destination:
     return kind(name, replica, context.pool, context.interrupt, progress)
 
 
-def unavailable_reason(replica: Replica) -> str:
-    """Why no transfer to a replica can succeed now; empty if no obstacle is found."""
-    host, pool = Host(replica.host), replica.dataset.partition("/")[0]
+def unavailable_reason(replica: Replica, open_host: Callable[[str], Host] = Host) -> str:
+    """Why no transfer to a replica can succeed now; empty if no obstacle is found.
+
+    Args:
+        replica: its section.
+        open_host: returns the machine with a name; see :class:`~snaporch.remote_host.Host`.
+    """
+    host, pool = open_host(replica.host), replica.dataset.partition("/")[0]
     try:
         if replica.append_only:
             check_append_only(replica)

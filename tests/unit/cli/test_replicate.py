@@ -198,14 +198,14 @@ def test_failures_are_notified(there, taken, snaporch, notified, words):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
-    assert notified == [AWAY.line()]
+    assert notified() == [AWAY.line()]
 
 
 def test_busy_is_not_notified(there, taken, snaporch, notified):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
     assert snaporch("replicate", "--due").code == ExitCode.BUSY
-    assert notified == []
+    assert notified() == []
 
 
 def test_status_shows_a_failed_replication(there, taken, snaporch):

@@ -149,10 +149,10 @@ def test_a_failed_verification_is_printed_and_sets_the_exit_code(
     (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
     answer = snaporch(*words)
     assert answer.code == ExitCode.FAILED
-    (line,) = notified
+    (line,) = notified()
     assert line.startswith(f"web@{record.snapshot}: verification failed: ")
     assert f"snaporch: {line}" in answer.err.splitlines()
-    assert (snaporch(*words).code, len(notified)) == (0, 1)
+    assert (snaporch(*words).code, len(notified())) == (0, 1)
 
 
 def test_one_run_due_at_a_time(policies, snaporch):

@@ -11,7 +11,7 @@ from fakes.sanoid import hold_on
 
 from snaporch import default_paths
 from snaporch.bundle.compression_tuning import RamSaveTimes
-from snaporch.bundle.store import BundleStore
+from snaporch.bundle.manifest import MANIFEST_NAME, Role, manifest_bytes, read_manifest
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import record_commit
 from snaporch.errors import AttentionError, RunFailedError, SnaporchError
@@ -263,6 +263,22 @@ def three(host, world):
     return host
 
 
+def ram_took(world, name, seconds):
+    """The guest has a bundle whose RAM took so long to save; its snapshot is gone."""
+    domain = world.hypervisor.domain(name)
+    record = take_snapshot(world.context, domain, SnapshotRequest("before"))
+    bundle, times = Path(record.bundle), RamSaveTimes(1, seconds, 0.0, 0.0)
+    manifest = read_manifest(bundle)
+    parts = [
+        part.model_copy(update={"pace": times}) if part.role is Role.RAM else part
+        for part in manifest.parts
+    ]
+    changed = manifest.model_copy(update={"parts": tuple(parts)})
+    (bundle / MANIFEST_NAME).write_bytes(manifest_bytes(changed))
+    world.pool.destroy_snapshots([f"{dataset}@before" for dataset in record.datasets])
+    world.hooks.log.clear()
+
+
 def configured(world, **domains):
     world.context.config = world.context.config.model_copy(update={"domain": domains})
 
@@ -308,13 +324,12 @@ def test_ram_is_saved_before_any_guest_is_suspended(three, world):
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_a_conflict_is_reported_before_any_guest_is_frozen(
-    three, world, capsys, monkeypatch, lower
-):
+def test_a_conflict_is_reported_before_any_guest_is_frozen(three, world, capsys, lower):
     """Two that stay paused may have to wait for one another longer than they may be paused."""
     manual = {"ram_strategy": "manual", "freeze_deadline": "60s", "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
-    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
+    for name in ("web", "mail", "files"):
+        ram_took(world, name, seconds=59)
     if lower == "fail":
         with pytest.raises(SnaporchError, match=r"it may be paused for 59 s .* raise freeze_d"):
             three.pre("tank")
@@ -329,12 +344,13 @@ def test_a_conflict_is_reported_before_any_guest_is_frozen(
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
 def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
-    three, world, capsys, monkeypatch, lower
+    three, world, capsys, lower
 ):
     """Because of another program all would be paused, for longer than they may be."""
     deadlines = {"freeze_deadline": "60s", "hook_deadline": "200s"}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
-    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
+    for name in ("web", "mail", "files"):
+        ram_took(world, name, seconds=59)
     guests = ("web", "mail", "files")
     world.pool.snapshot([f"tank/{name}@by-hand" for name in guests], {})
     assert three.pre("tank") == 0
