@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
-from snaporch.catalog.records import check_names, missing_datasets, one_per_dataset, run_members
+from snaporch.catalog.records import missing_datasets, one_per_dataset, run_members
+from snaporch.catalog.renamed_datasets import check_names
 from snaporch.clone.find_clones import clones_of
 from snaporch.context import Context
 from snaporch.errors import RefusedError

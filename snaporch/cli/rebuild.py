@@ -10,7 +10,9 @@ from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, YesOptio
 
 if TYPE_CHECKING:
     from snaporch.context import Context
+    from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.plan import Copies, RebuildPlan
+    from snaporch.rebuild.replica_source import Source
     from snaporch.restore.run import Restored
 
 
@@ -74,7 +76,8 @@ def rebuild_command(
     if cold and no_restore:
         raise typer.BadParameter("--cold and --no-restore exclude one another")
     with session(context, config, quiet=quiet or json) as opened:
-        run = _Rebuild(opened, replica, host, history=history, cold=cold, restores=not no_restore)
+        source, local = context.obj.open_source(opened, replica, host)
+        run = _Rebuild(opened, source, local, history=history, cold=cold, restores=not no_restore)
         return run.all(domains or [], dry_run=dry_run, yes=yes, json=json)
 
 
@@ -91,17 +94,16 @@ class _Rebuild:
     def __init__(
         self,
         context: Context,
-        replica: str,
-        host: str,
+        source: Source,
+        local: Local,
         *,
         history: bool,
         cold: bool,
         restores: bool,
     ) -> None:
-        from snaporch.rebuild.open_source import open_source
-
         self._context = context
-        self._source, self._local = open_source(context, replica, host)
+        self._source = source
+        self._local = local
         self._history = history
         self._cold = cold
         self._restores = restores

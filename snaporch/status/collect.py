@@ -34,6 +34,7 @@ from snaporch.locks import (
     replication_lock_name,
 )
 from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
+from snaporch.private_files import subdirectories
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.restore.start_bar import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
@@ -348,8 +349,7 @@ def usage(store: Path) -> StoreUsage:
 
 def _directories(path: Path) -> list[Path]:
     try:
-        with os.scandir(path) as entries:
-            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+        return subdirectories(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 

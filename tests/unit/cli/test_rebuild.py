@@ -22,9 +22,8 @@ REPLICA = '[replica.nas]\nhost = "nas"\ndataset = "backup/kvm"\nbundles = "/back
 
 
 @pytest.fixture
-def lost(host, monkeypatch):
+def lost(host, command_host):
     """A guest that this host has lost, and a replica has."""
-    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
     host.pool.create("tank")
     uuid = host.add_guest().uuid
     with host.config_file.open("a") as stream:
@@ -42,7 +41,7 @@ def lost(host, monkeypatch):
     source.lose("tank/web")
     shutil.rmtree(host.paths.bundles)
     local = FakeLocal(host.pool, host.hooks)
-    monkeypatch.setattr("snaporch.rebuild.open_source.open_source", lambda *_given: (source, local))
+    command_host.open_source = lambda *_given: (source, local)
     host.hooks.log.clear()
     return host
 

@@ -202,12 +202,17 @@ def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypa
     directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
     directory.mkdir(parents=True)
 
-    def ended(*_, **__):
-        directory.rmdir()
-        return []
+    journals, real = scheduled.context.config.paths.journal, os.listdir
+    journals.mkdir(parents=True, exist_ok=True)
 
-    monkeypatch.setattr("snaporch.status.collect.list_journals", ended)
+    def listdir(path):
+        if path == journals and directory.exists():  # its run ends before journals are listed
+            directory.rmdir()
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
     assert standing().overlays_without_journal == ()
+    assert not directory.exists()
 
 
 @pytest.mark.parametrize(
