@@ -117,6 +117,38 @@ def test_an_undo_is_undone(guest, restored):
     assert guest.disk_counts() == since
 
 
+@pytest.mark.parametrize("by", ["script", "command"])
+def test_the_script_discards_nothing_that_was_written_since_the_restore_was_undone(
+    guest, restored, by
+):
+    guest.destroy()
+    script = max(Path("/var/lib/snaporch/bundles", guest.uuid).glob("safety-*/undo.sh"))
+    if by == "script":
+        done = run("sh", str(script))
+        assert done.status == 0, done.err
+        for dataset in DATASETS:  # the mark is enough
+            for name in must("zfs", "list", "-Hro", "name", "-t", "snapshot", dataset).split():
+                if "@snaporch-safety" in name:
+                    must("zfs", "destroy", name)
+    else:
+        undo(guest)
+    assert_undone(guest, restored)
+    guest.start()
+    guest.wait_count(beyond=restored + 3)
+    guest.destroy()
+    since = guest.disk_counts()
+    refused = run("sh", str(script))
+    assert (refused.status, refused.out, refused.err.count("\n")) == (5, "", 1), refused
+    assert "was undone already" in refused.err
+    assert f"sh {script} --again" in refused.err
+    assert guest.disk_counts() == since
+    assert_clean(guest, "shut off")
+    again = run("sh", str(script), "--again")
+    assert again.status == 0, again.err
+    assert max(guest.disk_counts()) < min(since)
+    assert_undone(guest, restored)
+
+
 @pytest.mark.daily(3)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_and_recovered(guest, restored, point):
