@@ -311,7 +311,7 @@ def _resume(manifest: Manifest) -> list[str]:
     return [
         "# the guest goes on as it was; QEMU 11 loads RAM through libvirt's helper only",
         f'[ -n "$only" ] || virsh restore --bypass-cache "$PWD/{RAM}" || {{',
-        '    echo "the disks are back, but the RAM was not resumed; start the guest, or try again:" \\',
+        '    echo "the disks are back, but the RAM was not resumed; start it, or try again:" \\',
         f'        "virsh restore --bypass-cache $PWD/{RAM}" >&2',
         "    exit 9",
         "}",

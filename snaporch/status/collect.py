@@ -36,7 +36,7 @@ from snaporch.locks import (
 from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
 from snaporch.private_files import subdirectories
 from snaporch.prune.scan import TRASH_NAME
-from snaporch.restore.start_bar import guests_left_barred
+from snaporch.restore.undo_command import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
 from snaporch.schedule.recurrence import times

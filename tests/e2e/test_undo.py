@@ -94,7 +94,12 @@ def test_snapshots_properties_and_bookmarks_come_back(guest):
     said = snaporch("restore", "undo@s1", "--yes", "--discard-newer")
     assert said.status == 0, said.err
     assert said.err.rstrip().endswith("undo it with: snaporch undo undo")
-    undo(guest)
+    undone = snaporch("undo", "undo", "--yes")
+    for options in (" --discard-newer", ""):  # s2 is there after each second one
+        assert undone.status == 0, undone.err
+        printed = undone.err.rstrip().rpartition("undo it with: ")[2]
+        assert printed == f"snaporch undo undo{options}"
+        undone = snaporch(*printed.split()[1:], "--yes")
     found = must("zfs", "get", "-Hpo", "value", "guid", "tank/undo@s2", "flash/undo@s2")
     assert found == guids
     assert must("zfs", "get", "-Hpo", "value", "org:note", "tank/undo@s2") == "two words\n"

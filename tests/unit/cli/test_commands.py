@@ -822,6 +822,20 @@ def test_a_restore_ends_with_the_command_that_undoes_it(taken, snaporch):
     assert "undo it" not in snaporch("restore", "web@s1", "--yes", "--no-safety").err
 
 
+def test_the_command_that_an_undo_prints_is_not_refused(taken, snaporch):
+    """It destroys the newer snapshot again, which the undo has brought back."""
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    assert snaporch("restore", "web@s1", "--yes", "--discard-newer").code == 0
+    for _ in range(2):
+        said = snaporch("undo", "web", "--yes").err.splitlines()[-1]
+        assert said.endswith("undo it with: snaporch undo web --discard-newer")
+        assert snaporch("undo", "web").code == ExitCode.REFUSED
+        assert snaporch("show", "web@s2").code == 0
+        said = snaporch(*said.partition("with: snaporch ")[2].split(), "--yes").err
+        assert said.splitlines()[-1].endswith("undo it with: snaporch undo web")
+        assert snaporch("show", "web@s2").code == ExitCode.NOT_FOUND
+
+
 @pytest.mark.parametrize("by", ["name", "uuid"])
 def test_an_undo_with_yes(restored, snaporch, by):
     name = getattr(restored.hypervisor.domain("web"), by)
