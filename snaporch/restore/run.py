@@ -178,9 +178,15 @@ def restore(
         AttentionError: the restore failed after a rollback; the error has the command that
             finishes it.
     """
-    record, locks = plan.record, default_paths.LOCKS
+    record = plan.record
     with readers_lock(
-        locks, record.domain, record.uuid, alone=True, wait=wait, interrupt=context.interrupt
+        default_paths.LOCKS,
+        record.domain,
+        record.uuid,
+        alone=True,
+        wait=wait,
+        interrupt=context.interrupt,
+        can_wait=True,
     ):
         return _restore(context, plan, safety=safety, keep_running=keep_running)
 

@@ -418,7 +418,15 @@ def host_lock(context: Context, wait: int = 0) -> Iterator[None]:
         BusyError: another verification still runs after ``wait`` seconds.
     """
     runtime, interrupt = context.config.paths.runtime, context.interrupt
-    with domain_lock(runtime, VERIFICATION, VERIFICATION, "verify", wait=wait, interrupt=interrupt):
+    with domain_lock(
+        runtime,
+        VERIFICATION,
+        VERIFICATION,
+        "verify",
+        wait=wait,
+        interrupt=interrupt,
+        can_wait=True,
+    ):
         remove_leftovers(context)
         context.lower_priority("verify")
         yield

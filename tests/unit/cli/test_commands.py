@@ -1,6 +1,6 @@
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from fakes.domain_xml import DiskSpec
@@ -12,8 +12,9 @@ from snaporch.cli import main
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, readers_lock
 from snaporch.model import DomainState
+from snaporch.verify.verify import VERIFICATION
 
 
 @pytest.fixture
@@ -806,6 +807,40 @@ def test_a_snapshot_of_all_disks_has_no_such_column(host, snaporch):
 
 
 # -- undo ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("snapshot", "web"),
+        ("restore", "web@s1", "--yes", "--discard-newer"),
+        ("undo", "web", "--yes", "--discard-newer"),
+        ("delete", "web@s2", "--yes", "--also-newest"),
+        ("verify", "web@s1", "--checksums"),
+        ("clone", "web@s1", "copy", "--network", "none"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_busy_domain_can_be_waited_for_where_the_command_has_the_option(
+    restored, snaporch, command
+):
+    uuid, runtime = restored.hypervisor.domain("web").uuid, default_paths.LOCKS
+    interrupt, config = Interrupt(), restored.context.config
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    with ExitStack() as locks:
+        locks.enter_context(
+            domain_lock(runtime, "web", uuid, "restore", wait=0, interrupt=interrupt)
+        )
+        held = readers_lock(runtime, "web", uuid, alone=True, interrupt=interrupt)
+        locks.enter_context(held)
+        place = config.paths.runtime
+        locks.enter_context(
+            domain_lock(place, VERIFICATION, VERIFICATION, "verify", wait=0, interrupt=interrupt)
+        )
+        answer = snaporch(*command)
+    assert answer.code == ExitCode.BUSY, answer.err
+    has_option = "--wait" in snaporch(command[0], "--help").out
+    assert ("or wait for it with --wait" in answer.err) is has_option
 
 
 @pytest.fixture
