@@ -127,7 +127,7 @@ def test_the_script_discards_nothing_that_was_written_since_the_restore_was_undo
     guest, restored, by
 ):
     guest.destroy()
-    script = max(Path("/var/lib/snaporch/bundles", guest.uuid).glob("safety-*/undo.sh"))
+    script = max(Path("/var/lib/snaporch/bundles").glob("*/safety-*/undo.sh"))
     if by == "script":
         done = run("sh", str(script))
         assert done.status == 0, done.err

@@ -478,7 +478,7 @@ def test_a_domain_is_snapshotted_by_the_policy_of_another_one_in_its_group(group
         {"group": {"shop": {"domains": ["web"]}}},
         {"domain": {"web": {"policies": ["daily"]}}},
     ],
-    ids=["left the group", "nobody has the policy"],
+    ids=["left the group", "no domain has the policy"],
 )
 def test_a_domain_that_no_policy_of_its_group_snapshots_any_more(grouped, standing, changes):
     policies = {"hourly": HOURLY | {"domains": ["web"]}, "daily": {"keep": {"daily": 2}}}
