@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -215,9 +214,12 @@ def print_refusals(preview: RestorePreview) -> int:
 
 def print_undo_command(context: Context, restored: Restored) -> None:
     """Print the command that undoes this restore, if a safety copy was kept."""
+    from snaporch.restore.undo_command import command_for
+
     if restored.undo is not None:
-        command = shlex.join(["snaporch", "undo", restored.record.domain])
-        context.progress.step(restored.record.domain, f"undo it with: {command}")
+        record, name = restored.record, Path(restored.undo).parent.name
+        command = command_for(context, record.domain, record.uuid, name, is_last=True)
+        context.progress.step(record.domain, f"undo it with: {command}")
 
 
 def _line(restored: Restored) -> str:

@@ -148,6 +148,7 @@ def run_restore(
         "restore",
         wait=longest,
         interrupt=context.interrupt,
+        can_wait=True,
     ):
         for result in recover_runs(context, record.uuid):
             context.progress.note(record.domain, str(result))

@@ -333,3 +333,19 @@ def test_a_bundle_that_is_incomplete_is_printed(there, taken, snaporch):
     assert answer.code == 0
     assert "1 snapshot replicated" in answer.out
     assert "1 without their bundles, which are not whole here" in answer.out
+
+
+@pytest.mark.parametrize(("host_name", "listed"), [("", 1), ("nas", 2)])
+def test_copies_on_a_pool_of_this_host_are_not_listed(
+    host, there, scheduled, taken, snaporch, host_name, listed
+):
+    """Their bundles are on the replica; a copy that another host sent is listed."""
+    text = host.config_file.read_text().replace(
+        'host = "nas"\ndataset = "backup"', f'host = "{host_name}"\ndataset = "tank/copies"'
+    )
+    host.config_file.write_text(text)
+    taken()
+    scheduled.copied(datetime.now(UTC) - timedelta(days=9))
+    assert len(snaporch("list", "--json").json) == listed
+    found = snaporch("verify", "--all", "--checksums", "--json").json
+    assert [each["passed"] for each in found] == [False, True][-listed:]

@@ -70,6 +70,19 @@ def test_where_disks_must_be_read_only_a_verification_of_disks_counts(scheduled)
     assert the_check(scheduled).at == NEXT_MONDAY
 
 
+def test_the_time_at_which_disks_were_read_counts_where_they_must_be_read(scheduled):
+    """A later verification has not read them."""
+    policy = HOURLY | {"verify": "weekly", "verify_disks": True}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    old, _ = scheduled.hours_ago(2, 1)
+    read = VerificationResult(NOW - 7 * DAY, True, VerifyDepth.CHECKED, disks=True)
+    found = VerificationResult(NOW - timedelta(hours=1), True, VerifyDepth.RESUMED).after(read)
+    names = [f"{dataset}@{old.snapshot}" for dataset in old.datasets]
+    text = {"snaporch:verified": found.as_text()}
+    scheduled.world.pool.set_properties(names, text)
+    assert the_check(scheduled).at == NEXT_MONDAY - 7 * DAY
+
+
 def test_after_a_failed_verification_the_next_is_of_a_newer_snapshot_or_at_its_time(weekly):
     (old,) = weekly.hours_ago(2)
     write_verified(weekly, old, NOW - timedelta(hours=1), passed=False)
