@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from snaporch.config import load_config
-from snaporch.errors import RefusedError, SnaporchError
+from snaporch.config import Config, load_config
+from snaporch.errors import ConfigError, RefusedError, SnaporchError
 from snaporch.journal import UnreadableJournal, list_journals
 from snaporch.systemd.unit_configuration import DIRECTORIES, unit_configurations
 
@@ -38,6 +38,21 @@ def check_no_run(journals: Path) -> None:
         )
 
 
+def read_configuration(
+    path: Path | None, load: Callable[[Path | None], Config] = load_config
+) -> Config:
+    """Load the configuration; where unfinished runs are is known from a valid one only.
+
+    Raises:
+        ConfigError: with the way to remove snaporch all the same.
+    """
+    try:
+        return load(path)
+    except ConfigError as error:
+        step = "correct it, or move it away if it never had paths.journal"
+        raise ConfigError(error.thing, error.reason, step) from error
+
+
 def main(
     config: Path | None,
     output: Callable[[str], object],
@@ -53,7 +68,7 @@ def main(
     named = unit_configurations(unit_directories)
     try:
         files = (config, *sorted(file for file in named if file.exists()))
-        used = [load_config(each).paths for each in files]
+        used = [read_configuration(each).paths for each in files]
         for paths in used:
             check_no_run(paths.journal)
     except SnaporchError as error:

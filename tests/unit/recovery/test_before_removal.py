@@ -45,6 +45,16 @@ def test_a_host_on_which_snaporch_never_ran(tmp_path):
     assert main(config, lambda _: None, ()) == 0
 
 
+def test_a_broken_configuration_may_hide_unfinished_runs(tmp_path):
+    config = tmp_path / "snaporch.toml"
+    config.write_text("[paths]\nbundle = '/srv'\n")
+    said = []
+    assert main(config, said.append, ()) == ExitCode.CONFIG
+    reason = f"{config}: paths.bundle: is not an option of snaporch"
+    step = "correct it, or move it away if it never had paths.journal"
+    assert said == [f"snaporch: {reason}; {step}\n"]
+
+
 def test_unfinished_runs_are_named_with_the_next_step(ask):
     code, text = ask(a=journal("web"), b=journal("db"))
     assert code == ExitCode.REFUSED
