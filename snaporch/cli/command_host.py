@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from snaporch.config import Config
     from snaporch.context import Context
     from snaporch.hypervisor import Hypervisor
+    from snaporch.interrupt import Interrupt
+    from snaporch.progress import Progress
+    from snaporch.verify.copy_source import CopySource
     from snaporch.zfs import Pool
 
 
@@ -35,6 +38,20 @@ class CommandHost:
         from snaporch.hypervisor import open_hypervisor
 
         return open_hypervisor(uri)
+
+    def open_copies(
+        self, config: Config, name: str, pool: Pool, interrupt: Interrupt, progress: Progress
+    ) -> CopySource:
+        """The copies on a replica; see :func:`~snaporch.verify.copy_source.open_copies`."""
+        from snaporch.verify.copy_source import open_copies
+
+        return open_copies(config, name, pool, interrupt, progress)
+
+    def lower_priority(self, work: str) -> None:
+        """See :func:`~snaporch.systemd.low_priority.lower_priority`."""
+        from snaporch.systemd.low_priority import lower_priority
+
+        lower_priority(work)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Context:
         """Make the context of a command."""
