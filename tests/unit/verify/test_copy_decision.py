@@ -138,6 +138,7 @@ def test_what_has_not_arrived_is_no_failure(is_promised):
     copy = replace(COPY, is_here=True, is_promised=is_promised)
     reason = reason_to_skip(copy, facts(bundle=False, there=False))
     assert bool(reason) != is_promised
+    assert reason_to_skip(copy, facts()) == ""
 
 
 def test_a_torn_copy_is_skipped():
@@ -165,3 +166,107 @@ def test_a_copy_is_gone_when_a_part_was_removed_between_two_listings():
 )  # fmt: skip
 def test_names_of_a_copy(name, expected):
     assert COPY.is_named(name) == expected
+
+
+PAGES = {
+    "dataset": "tank/ram",
+    "name": "hourly",
+    "guid": 8,
+    "createtxg": 9,
+    "bytes": 1,
+    "sha256": "d" * 64,
+    "split": 1,
+    "stored_bytes": 1,
+}
+IN_PAGES = [{"name": "ram.save", "role": "ram", "bytes": 10, "sha256": "b" * 64, "pages": PAGES}]
+WITH_PAGES = HOURLY | {"tank:ram": [shot("tank:ram", "hourly", 8)]}
+
+
+def test_the_manifest_of_this_host_is_compared_also_if_the_other_is_damaged():
+    half = replace(facts({"tank:a": HOURLY["tank:a"]}, there=False), here=known())
+    assert find_faults(replace(COPY, has_bundle=False), half) == [
+        "the ZFS snapshot tank:b@hourly is missing",
+        "the bundle's manifest.json is missing or damaged",
+    ]
+    assert half.source is Source.HERE
+
+
+def test_with_a_manifest_there_the_snapshots_of_this_host_do_not_count():
+    own = (shot("tank/a", "hourly", 1),)
+    assert facts(here=False, own=own).source is Source.REPLICA
+    assert facts(here=False, there=False).source is Source.REPLICA
+
+
+def test_a_missing_snapshot_has_the_name_of_the_copy():
+    daily = replace(COPY, snapshot="daily")
+    assert find_faults(daily, facts({})) == [
+        "the ZFS snapshot tank:a@daily is missing",
+        "the ZFS snapshot tank:b@daily is missing",
+    ]
+
+
+def test_pages_of_ram_need_their_snapshot():
+    paged = replace(facts(WITH_PAGES), here=known(parts=IN_PAGES), there=known(parts=IN_PAGES))
+    assert find_faults(COPY, paged) == []
+    (fault,) = find_faults(COPY, replace(paged, copies=HOURLY))
+    assert fault == "of the pages of its RAM: the ZFS snapshot tank:ram@hourly is missing"
+    manifest = known(parts=IN_PAGES).manifest
+    before, after = (seen(COPY, manifest, each, None) for each in (WITH_PAGES, HOURLY))
+    assert ("tank:ram", 8) in before.snapshots
+    assert is_gone(before, after)
+
+
+def test_only_ram_that_is_not_in_pages_there_is_copied_again():
+    copy = replace(COPY, is_here=True, is_promised=True)
+    moved = replace(facts(WITH_PAGES), here=known(parts=IN_PAGES), there=known("c" * 64))
+    assert reason_to_skip(copy, moved).startswith("its RAM was moved into pages")
+    assert reason_to_skip(copy, replace(moved, there=None)) == ""
+    assert reason_to_skip(copy, replace(moved, there=known(parts=IN_PAGES))) == ""
+
+
+@pytest.mark.parametrize(("had_pages", "fails"), [(True, True), (False, False)])
+def test_ram_may_have_moved_into_pages_since_the_last_verification(had_pages, fails):
+    before = PassedBefore(NOW, "c" * 64, had_pages)
+    paged = replace(facts(WITH_PAGES, here=False, before=before), there=known(parts=IN_PAGES))
+    assert bool(find_faults(COPY, paged)) == fails
+
+
+def test_this_host_being_right_a_manifest_of_an_earlier_verification_does_not_count():
+    assert find_faults(COPY, facts(before=PassedBefore(NOW, "c" * 64, False))) == []
+
+
+def test_a_run_that_is_torn_is_skipped():
+    torn = known(level="torn")
+    assert reason_to_skip(COPY, replace(facts(), here=torn, there=torn)).startswith("it is torn")
+
+
+@pytest.mark.parametrize("marks", [{"run": "x", "uuid": "u"}, {"run": "r", "uuid": "x"}])
+def test_a_torn_snapshot_of_another_run_does_not_count(marks):
+    torn = HOURLY | {"tank:c": [shot("tank:c", "hourly", 3, torn="yes", **marks)]}
+    assert reason_to_skip(COPY, facts(torn)) == ""
+
+
+def test_something_to_compare_with_is_enough():
+    copy = replace(COPY, has_bundle=False)
+    nothing = facts(here=False, there=False, bundle=False)
+    assert reason_to_skip(copy, nothing).startswith("it has no bundle")
+    own = (shot("tank/a", "hourly", 1),)
+    assert reason_to_skip(copy, replace(nothing, own=own)) == ""
+    assert reason_to_skip(copy, replace(nothing, there=known())) == ""
+
+
+def test_a_copy_without_a_manifest_is_seen_by_its_marks():
+    marked = {"tank:a": [shot("tank:a", "hourly", 1, run="r", uuid="u"), shot("tank:a", "x", 5)]}
+    assert seen(COPY, None, marked, None) == Seen(frozenset({("tank:a", 1)}), has_bundle=False)
+    by_guid = seen(COPY, known().manifest, HOURLY, None).snapshots
+    assert by_guid == {("tank:a", 1), ("tank:b", 3)}
+
+
+def test_a_copy_is_neither_here_nor_promised_by_itself():
+    copy = Copy("web", "u", "r", "s")
+    assert (copy.is_here, copy.is_promised, copy.has_bundle) == (False, False, False)
+    assert (copy.full_name, copy.reference, copy.key) == ("web@s", "u/r", "u/r@s")
+
+
+def test_the_words_of_what_a_copy_was_compared_with():
+    assert [*Source] == ["here", "last-verification", "replica"]
