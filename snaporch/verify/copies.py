@@ -46,6 +46,8 @@ from snaporch.zfs_names import is_snapshot
 
 _SHOWN = 3
 """Faults that a message names."""
+_FAULT_CHARACTERS = 300
+"""A fault may have names from the replica, of any length."""
 _DOMAIN_CHARACTERS = 255
 _REMOVED = "it was removed from the replica meanwhile"
 
@@ -309,7 +311,12 @@ class CopyVerifier:
         """The damaged files of a bundle, which is read unless it was already."""
         if copy.reference not in read:
             self._host.progress.step(self._name, f"reading the bundle of {copy.full_name}")
-            read[copy.reference] = tuple(self._source.damaged(copy.reference, sums))
+            named = self._source.damaged(copy.reference, sums)
+            # The names are input; an append-only replica also names files of its own record.
+            known = [name for name in sums if name in named]
+            read[copy.reference] = tuple(
+                known or (["a file beside those of the manifest"] if named else [])
+            )
         return read[copy.reference]
 
     def _is_gone_now(self, copy: Copy, facts: CopyFacts, before: Seen) -> bool:
@@ -334,7 +341,7 @@ class CopyVerifier:
             now,
             passed=not faults,
             source=facts.source,
-            reason=f"{'; '.join(faults[:_SHOWN])}{more}",
+            reason=f"{'; '.join(each[:_FAULT_CHARACTERS] for each in faults[:_SHOWN])}{more}",
             before=before,
         )
 
@@ -345,6 +352,7 @@ def _copy_of(snapshot: PoolSnapshot) -> Copy | None:
     domain, uuid, run = (marks.get(key, "") for key in ("domain", "uuid", "run"))
     is_valid = (
         0 < len(domain) <= _DOMAIN_CHARACTERS
+        and domain.isprintable()
         and re.fullmatch(UUID_NAME, uuid)
         and re.fullmatch(RUN_NAME, run)
         and is_snapshot(snapshot.name)

@@ -259,7 +259,14 @@ def test_a_sample_begins_with_those_never_verified(copied):
 
 @pytest.mark.parametrize(
     "marks",
-    [{"uuid": "../../etc"}, {"run": "../x"}, {"domain": ""}, {"domain": "x" * 256}, {"uuid": ""}],
+    [
+        {"domain": "a\udc80"},
+        {"uuid": "../../etc"},
+        {"run": "../x"},
+        {"domain": ""},
+        {"domain": "x" * 256},
+        {"uuid": ""},
+    ],
 )
 def test_marks_that_cannot_be_are_no_copy(copied, marks):
     copied.forget()
@@ -278,3 +285,21 @@ def test_a_manifest_with_too_many_parts_is_not_carried_out(copied):
     document["parts"] += [part | {"name": f"x{number}"} for number in range(64)]
     manifests.store(path, document)
     assert copied.faults()["s1"] == "the bundle's manifest.json is missing or damaged"
+
+
+def test_names_from_the_replica_are_bounded(copied):
+    copied.forget()
+    path = copied.there("s1", MANIFEST_NAME)
+    document = manifests.load(path)
+    for entry in document["snapshots"]:
+        entry.update(guid=entry["guid"] + 1, name="x" * 5000)
+    manifests.store(path, document)
+    reason = copied.faults()["s1"]
+    assert reason.startswith("the ZFS snapshot flash:web@xxx")
+    assert len(reason) < 1000
+
+
+def test_files_that_only_the_replica_names_are_not_repeated(copied):
+    copied.source.damaged = lambda _reference, _sums: ["\x1b[2J" * 10_000]
+    reason = copied.faults("web@s1")["s1"]
+    assert reason == "a file beside those of the manifest is damaged"
