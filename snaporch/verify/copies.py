@@ -184,10 +184,13 @@ class CopyVerifier:
         return sorted(found.values(), key=lambda copy: copy.domain)  # as they are listed
 
     def _is_copy(self, record: SnapshotRecord) -> bool:
-        """Whether all that this host has of a record is the copy on a replica in its own pool."""
-        replica = self._host.config.replica[self._name]
-        above = f"{replica.dataset}/"
-        return not replica.host and all(each.startswith(above) for each in record.datasets)
+        """Whether all that this host has of a record are copies on a replica in its own pools.
+
+        Another host may be this one by another name, so its replicas count, too.
+        """
+        roots = {replica.dataset for replica in self._host.config.replica.values()}
+        places = (each.rpartition("/") for each in record.datasets)
+        return all(above in roots and ":" in name for above, _, name in places)
 
     def _joined(self, record: SnapshotRecord, there: Copy | None) -> Copy:
         has_one = record.state not in (BundleState.MISSING, BundleState.NONE)

@@ -303,3 +303,14 @@ def test_files_that_only_the_replica_names_are_not_repeated(copied):
     copied.source.damaged = lambda _reference, _sums: ["\x1b[2J" * 10_000]
     reason = copied.faults("web@s1")["s1"]
     assert reason == "a file beside those of the manifest is damaged"
+
+
+def test_a_copy_in_a_pool_of_this_host_is_no_record_of_it(copied):
+    copied.forget()
+    copied.world.pool.create("backup")
+    copied.world.pool.create("backup/kvm/tank:web")
+    (first, _) = copied.replica.snapshots(["tank/web"])
+    marks = {f"snaporch:{key}": value for key, value in first.properties.items()}
+    copied.world.pool.snapshot(["backup/kvm/tank:web@s1"], marks)
+    copied.flip("s1")
+    assert "this host has no record of it" in copied.verify()["s1"].problem.line()
