@@ -10,9 +10,12 @@ if TYPE_CHECKING:
     from snaporch.config import Config
     from snaporch.context import Context
     from snaporch.hypervisor import Hypervisor
+    from snaporch.interrupt import Interrupt
+    from snaporch.progress import Progress
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.replica_source import Source
     from snaporch.replication.interface import Destination
+    from snaporch.verify.copy_source import CopySource
     from snaporch.zfs import Pool
 
 
@@ -57,6 +60,20 @@ class CommandHost:
         from snaporch.check.host_files import HostFiles
 
         return HostFiles()
+
+    def open_copies(
+        self, config: Config, name: str, pool: Pool, interrupt: Interrupt, progress: Progress
+    ) -> CopySource:
+        """The copies on a replica; see :func:`~snaporch.verify.copy_source.open_copies`."""
+        from snaporch.verify.copy_source import open_copies
+
+        return open_copies(config, name, pool, interrupt, progress)
+
+    def lower_priority(self, work: str) -> None:
+        """See :func:`~snaporch.systemd.low_priority.lower_priority`."""
+        from snaporch.systemd.low_priority import lower_priority
+
+        lower_priority(work)
 
     def make_context(self, *arguments: Any, **settings: Any) -> Context:
         """Make the context of a command."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, parse_wait
+from snaporch.cli.options import (
+    ConfigOption,
+    JsonOption,
+    QuietOption,
+    config_path,
+    parse_wait,
+)
 
 if TYPE_CHECKING:
+    from snaporch.cli.command_host import CommandHost
     from snaporch.cli.policy_observers import PolicyObservers
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.context import Context
     from snaporch.errors import SnaporchError
+    from snaporch.verify.copies import CopyVerifier, SkippedCopy, VerifiedCopy
+    from snaporch.verify.copy_decision import Copy
     from snaporch.verify.verify import Verification, VerifyOptions
 
 _REACHED = {
@@ -21,6 +31,11 @@ _REACHED = {
     "checked": "checksums and GUIDs are correct",
     "booted": "a clone booted",
     "resumed": "a clone resumed from RAM",
+}
+_COMPARED = {
+    "here": "as this host has recorded it",
+    "last-verification": "as at its last verification",
+    "replica": "as the replica's own manifest says",
 }
 
 
@@ -30,7 +45,7 @@ def verify_command(
         list[str] | None,
         typer.Argument(
             metavar="[DOMAIN@SNAPSHOT]...",
-            help="As `snaporch list` shows them.",
+            help="As `snaporch list` shows them; with --on, also DOMAIN.",
             show_default=False,
         ),
     ] = None,
@@ -39,6 +54,15 @@ def verify_command(
         bool,
         typer.Option("--due", help="Only those due by policy."),
     ] = False,
+    replica: Annotated[
+        str,
+        typer.Option(
+            "--on",
+            metavar="REPLICA",
+            help="Verify the copies on this replica: GUIDs and checksums, without libvirt.",
+            show_default=False,
+        ),
+    ] = "",
     sample: Annotated[
         int | None,
         typer.Option(
@@ -85,7 +109,8 @@ def verify_command(
             "--wait",
             parser=parse_wait,
             metavar="DURATION",
-            help="Wait this long for another verification on this host [default: 0s].",
+            help="Wait this long for another verification on this host, with --on for a "
+            "replication [default: 0s].",
             show_default=False,
         ),
     ] = None,
@@ -97,19 +122,26 @@ def verify_command(
 
     Checks every checksum and GUID, runs a temporary clone without a network (resumed from RAM, or
     booted if there is none), checks that it is alive, removes it, and writes the result on the
-    snapshot. One verification at a time runs on a host, at low priority.
+    snapshot. One verification at a time runs on a host, at low priority. With --on it compares the
+    copies on a replica with what this host has recorded of them.
     """
     from snaporch.cli.session import session
     from snaporch.verify.verify import VerifyOptions
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
-    if due and (checksums or disks or script or screenshots or wait is not None):
+    if due and (checksums or disks or script or screenshots or replica or wait is not None):
         raise typer.BadParameter("--due takes only --json and --quiet")
+    if replica and (checksums or disks or script or screenshots):
+        raise typer.BadParameter("--on takes only --all, --sample, --wait, --json and --quiet")
     if checksums and (script or screenshots):
         raise typer.BadParameter(
             "--checksums runs no clone, so --script and --screenshots do not apply"
         )
+    if replica:
+        verification = _CopyVerification(context.obj, replica, quiet=quiet or json)
+        path = config_path(context, config)
+        return verification.run(path, snapshots or [], sample, wait=wait or 0, json=json)
     options = VerifyOptions(
         run=not checksums,
         disks=disks,
@@ -202,3 +234,90 @@ def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> N
     outcomes.add(outcome.as_json(), line)
     if outcome.problem is not None:
         outcomes.fail(outcome.problem)
+
+
+class _CopyVerification:
+    """One call with ``--on``, which needs no libvirt."""
+
+    def __init__(self, host: CommandHost, replica: str, *, quiet: bool) -> None:
+        self._host = host
+        self._replica = replica
+        self._quiet = quiet
+
+    def run(
+        self, config: Path | None, names: list[str], sample: int | None, *, wait: int, json: bool
+    ) -> int:
+        from snaporch.cli.result_printer import ResultPrinter
+        from snaporch.errors import NotFoundError
+        from snaporch.interrupt import Interrupt
+        from snaporch.output.terminal import TerminalProgress
+        from snaporch.verify.copies import CopyHost, CopyVerifier, choose_copies, copies_lock
+
+        settings = self._host.load_config(config)
+        pool = self._host.open_pool(read_only=True)
+        progress = TerminalProgress(quiet=self._quiet)
+        outcomes = ResultPrinter(json=json)
+        with Interrupt().watching() as interrupt:
+            source = self._host.open_copies(settings, self._replica, pool, interrupt, progress)
+            host = CopyHost(settings, pool, progress, interrupt)
+            with copies_lock(host, wait):
+                self._host.lower_priority("verify")
+                verifier = CopyVerifier(host, self._replica, source)
+                copies = choose_copies(verifier.find(), self._replica, names)
+                copies = verifier.longest_ago(copies, sample)
+                count = self._verify(verifier, copies, outcomes, is_named=bool(names))
+        if not count and not outcomes.code:
+            step = f"see: snaporch replicate --all --to {self._replica}"
+            outcomes.fail(NotFoundError(f"replica {self._replica}", "no copy was verified", step))
+        outcomes.print_documents()
+        return outcomes.code
+
+    def _verify(
+        self,
+        verifier: CopyVerifier,
+        copies: Sequence[Copy],
+        outcomes: ResultPrinter,
+        *,
+        is_named: bool,
+    ) -> int:
+        """Verify copies and print the outcomes; return how many were verified."""
+        from snaporch.errors import InterruptedRunError, SnaporchError
+
+        done = count = 0
+        try:
+            for outcome in verifier.verify(copies):
+                done += 1
+                if isinstance(outcome, SnaporchError):
+                    outcomes.fail(outcome)
+                else:
+                    count += self._report(outcomes, outcome, is_named=is_named)
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            left = f"{len(copies) - done} copies were not verified"
+            outcomes.fail(error)
+            outcomes.fail(SnaporchError(f"replica {self._replica}", left, "try again"))
+        return count
+
+    def _report(
+        self, outcomes: ResultPrinter, outcome: VerifiedCopy | SkippedCopy, *, is_named: bool
+    ) -> bool:
+        """Print an outcome; return whether the copy was verified."""
+        from snaporch.errors import NotFoundError
+        from snaporch.verify.copies import SkippedCopy
+
+        start = f"{outcome.copy.full_name}  {self._replica}"
+        if isinstance(outcome, SkippedCopy):
+            document = outcome.as_json(self._replica)
+            outcomes.add(document, f"{start}  not verified: {outcome.reason}")
+            if is_named:
+                thing = f"{self._replica}: {outcome.copy.full_name}"
+                outcomes.fail(NotFoundError(thing, f"its copy was not verified: {outcome.reason}"))
+            return False
+        compared = _COMPARED[outcome.result.source]
+        files = f"{outcome.files} files and " if outcome.files else ""
+        passed = f"passed, {files}its ZFS snapshots are {compared}"
+        outcomes.add(outcome.as_json(), f"{start}  {passed if outcome.result.passed else 'FAILED'}")
+        if outcome.problem is not None:
+            outcomes.fail(outcome.problem)
+        return True

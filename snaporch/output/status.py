@@ -68,11 +68,23 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
         f"policies  {_scheduler(status.scheduler, status.at, zone)}",
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
+    lines += _copies(status)
     for run in status.runs:
         state = "under way" if run.locked else "interrupted"
         window = ", window open" if run.in_window else ""
         since = age(run.since, status.at)
         lines.append(f"run       {run.domain}: {run.kind} {state}, {run.phase}{window} for {since}")
+    return lines
+
+
+def _copies(status: Status) -> list[str]:
+    """One line for each replica whose copies were verified."""
+    lines = []
+    for name in dict.fromkeys(each.replica for each in status.copies):
+        own = [each for each in status.copies if each.replica == name]
+        passed = f"{sum(each.passed for each in own)} of {len(own)} verified copies passed"
+        newest, oldest = (age(choose(e.at for e in own), status.at) for choose in (max, min))
+        lines.append(f"replica   {name}: {passed}; verified {newest} to {oldest} ago")
     return lines
 
 

@@ -158,10 +158,20 @@ def _may_be(copies: Copies, uuid: str, run: str, name: str) -> bool:
 
 
 def _manifest(source: Source, uuid: str, run: str) -> Manifest | None:
-    """The valid manifest of a bundle; None if it is damaged, or names datasets that cannot be."""
     text = source.manifest(f"{uuid}/{run}").encode("utf-8", "surrogateescape")
+    return manifest_of_copy(text, uuid, run)
+
+
+def manifest_of_copy(data: bytes, uuid: str, run: str) -> Manifest | None:
+    """The valid manifest of a bundle; None if it is damaged, or names datasets that cannot be.
+
+    Args:
+        data: what the replica sent as the manifest.
+        uuid: of the domain.
+        run: of the bundle.
+    """
     try:
-        manifest = parse_manifest(text, f"{uuid}/{run}")
+        manifest = parse_manifest(data, f"{uuid}/{run}")
     except ManifestError:
         return None
     names = [each.dataset for each in manifest.snapshots]

@@ -62,6 +62,17 @@ class Source(Protocol):
     def manifest(self, reference: str) -> str:
         """The text of the manifest of a bundle; any text, or none."""
 
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """Read a bundle on the replica.
+
+        Args:
+            reference: ``uuid/run``.
+            sums: the SHA-256 of each file.
+
+        Returns:
+            The files that are missing, cannot be read or differ.
+        """
+
     def text(self, reference: str, part: Part) -> str:
         """The text of a small part of a bundle."""
 
@@ -158,6 +169,10 @@ class ReplicaSource:
     def manifest(self, reference: str) -> str:
         """See :class:`Source`."""
         return self._bundles.manifest(reference)
+
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """See :class:`Source`."""
+        return self._bundles.damaged(reference, sums)
 
     def text(self, reference: str, part: Part) -> str:
         """See :class:`Source`."""

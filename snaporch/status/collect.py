@@ -52,6 +52,7 @@ from snaporch.status.model import (
     StoreUsage,
 )
 from snaporch.status.overlay_limits import exceeded_limit
+from snaporch.verify.copy_results import CopyResults
 from snaporch.zfs import BlockingMount
 
 _RESTORE_PHASE = "under way"
@@ -81,6 +82,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         status,
         domains=tuple(domain for domain in status.domains if domain.uuid in chosen),
         runs=tuple(run for run in status.runs if run.uuid in chosen),
+        copies=tuple(each for each in status.copies if each.uuid in chosen),
         overlays_without_journal=(),
         exceeded_limits=(),
         unused_policies=(),
@@ -130,6 +132,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
             (left.thing, left.explanation)
             for left in guests_left_barred(context, [each.domain for each in forecasts])
         ),
+        copies=tuple(CopyResults(config.paths.schedule).all(config.replica)),
     )
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import CollectorRegistry
 
+    from snaporch.verify.copy_results import CopyResult
+
 _MODE = 0o644
 _MILLI = 1000.0
 
@@ -85,6 +87,7 @@ def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetri
     yield from _of_snapshots(status.domains)
     yield from _of_policies(status.domains)
     yield from _of_replicas(status.domains)
+    yield from _of_copies(status.copies)
     store = status.store
     kinds = {
         "bundles": store.bundle_bytes, "trash": store.trash_bytes, "other": store.other_bytes,
@@ -182,6 +185,30 @@ def _of_replicas(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]
         labels,
         [(words, each.failed is not None) for words, each in pairs],
     )
+
+
+def _of_copies(results: Sequence[CopyResult]) -> Iterator[GaugeMetricFamily]:
+    places: dict[tuple[str, str], list[CopyResult]] = {}
+    for result in results:
+        places.setdefault((result.domain, result.replica), []).append(result)
+    pairs = [({"domain": key[0], "replica": key[1]}, each) for key, each in places.items()]
+    yield _many(
+        "copies_verified",
+        "Copies on a replica by the result of their last verification.",
+        ("domain", "replica", "result"),
+        [
+            (words | {"result": result}, sum(each.passed is passed for each in own))
+            for words, own in pairs
+            for result, passed in (("passed", True), ("failed", False))
+        ],
+    )
+    for name, choose in (("newest", max), ("oldest", min)):
+        yield _many(
+            f"copies_{name}_verification_timestamp_seconds",
+            f"When the copy whose verification is the {name} was verified.",
+            ("domain", "replica"),
+            [(words, choose(each.at for each in own).timestamp()) for words, own in pairs],
+        )
 
 
 def _one(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamily:

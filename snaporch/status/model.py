@@ -13,6 +13,7 @@ from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.systemd.unit_state import CARRIERS
+from snaporch.verify.copy_results import CopyResult
 from snaporch.zfs import BlockingMount
 
 _PRUNE_LATE = timedelta(days=2)
@@ -202,6 +203,8 @@ class Status:
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
     exceeded_limits: tuple[tuple[str, str], ...] = ()
     """Pairs of such a directory, and how its overlays exceed a limit."""
+    copies: tuple[CopyResult, ...] = ()
+    """The last results of verifying copies on replicas, also of domains that this host lost."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``), without the problems."""
@@ -237,6 +240,7 @@ class Status:
             "mounted": [
                 {"snapshot": each.name, "by": each.program} for each in self.mounted_snapshots
             ],
+            "copies": [each.as_json() for each in self.copies],
             "store": {
                 "path": store.path,
                 "bundles": store.bundles,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -19,11 +20,14 @@ from snaporch.status.model import (
     StoreUsage,
 )
 from snaporch.systemd.unit_state import RUN_DUE
+from snaporch.verify.copy_results import CopyResult
 from snaporch.verify.repeat import repeat_command
 from snaporch.zfs import BlockingMount
 
 _ORDER = tuple(ProblemGrade)[::-1]
 _TWO = 2
+_NAMED = 3
+"""Copies of a domain that failed, and that a problem names."""
 
 
 def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
@@ -51,6 +55,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     if status.store_missing:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
+    found += _copies(status.copies)
     found += _mounted(status.mounted_snapshots)
     found += _store(status.store, limits)
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
@@ -136,6 +141,24 @@ def _failed_verifications(domain: DomainStatus) -> Iterator[Problem]:
         is_last = failed[0] is domain.verified[0]
         grade = ProblemGrade.CRITICAL if is_last else ProblemGrade.WARNING
         yield Problem("verify-failed", grade, domain.name, text)
+
+
+def _copies(results: Sequence[CopyResult]) -> Iterator[Problem]:
+    """One problem for the copies of a domain on a replica whose verification failed."""
+    by_place: dict[tuple[str, str, str], list[CopyResult]] = {}
+    for result in results:
+        if not result.passed:
+            by_place.setdefault((result.replica, result.uuid, result.domain), []).append(result)
+    for (replica, _, domain), failed in by_place.items():
+        few = len(failed) <= _NAMED
+        shown = ", ".join(f"@{each.snapshot}" for each in failed) if few else len(failed)
+        words = [each.full_name for each in failed] if few else [domain]
+        again = shlex.join(["snaporch", "verify", "--on", replica, *words])
+        text = (
+            f"copies on replica {replica} ({shown}) failed their verification "
+            f"({failed[-1].reason}); see docs/how-to/verify.md; to repeat it: {again}"
+        )
+        yield Problem("copy-failed", ProblemGrade.CRITICAL, domain, text)
 
 
 def _flaw(record: SnapshotRecord) -> str:

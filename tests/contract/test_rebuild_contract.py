@@ -151,6 +151,15 @@ def test_a_bundle_is_fetched(place, received, tmp_path):
     assert {path.name: path.read_bytes() for path in here.iterdir()} == CONTENT
 
 
+def test_a_bundle_is_read_where_it_is(place, tmp_path):
+    assert place.source.damaged(REFERENCE, sums()) == []
+    path = tmp_path / "there" / REFERENCE / "ram.save"
+    path.write_bytes(CONTENT["ram.save"][:-1] + b"x")
+    assert place.source.damaged(REFERENCE, sums()) == ["ram.save"]
+    path.unlink()
+    assert place.source.damaged(REFERENCE, sums()) == ["ram.save"]
+
+
 def test_a_part_of_a_bundle_is_continued(place, received, tmp_path):
     partial = tmp_path / "here" / UUID / ".r-1.copying"
     partial.mkdir(parents=True)

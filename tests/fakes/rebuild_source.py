@@ -51,6 +51,10 @@ class FakeSource:
         """See the protocol."""
         return self._replica.manifest(reference)
 
+    def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
+        """See the protocol."""
+        return self._replica.damaged(reference, sums)
+
     def text(self, reference: str, part: Part) -> str:
         """See the protocol."""
         return self._path(reference, part.name).read_text()

@@ -10,6 +10,8 @@ from snaporch.output.status import nagios, print_status
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.status.model import SchedulerState
 from snaporch.status.problems import find_problems
+from snaporch.verify.copy_decision import Source
+from snaporch.verify.copy_results import CopyResult
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -39,6 +41,13 @@ def test_a_status_without_problems(shown):
         "DOMAIN  POLICY  LAST  NEXT   RAM  CRASH",
         "web     hourly  10m   13:00  10m  3d",
     ]
+
+
+def test_verified_copies_have_a_line_with_their_ages(shown):
+    good = CopyResult("nas", "web", "u", "r", "a", NOW, passed=True, source=Source.HERE)
+    bad = replace(good, snapshot="b", at=NOW - timedelta(days=3), passed=False, reason="why")
+    lines = shown(replace(WELL, copies=(good, bad)))
+    assert lines[2] == "replica   nas: 1 of 2 verified copies passed; verified 0s to 3d ago"
 
 
 def test_a_guest_that_is_off_shows_its_last_unchanged_check(shown):

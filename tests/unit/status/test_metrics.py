@@ -13,6 +13,8 @@ from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.metrics import as_text, registry, write_textfile
 from snaporch.status.model import Problem, ProblemGrade
+from snaporch.verify.copy_decision import Source
+from snaporch.verify.copy_results import CopyResult
 
 PROBLEM = Problem("missed", ProblemGrade.WARNING, "web", "text")
 
@@ -107,3 +109,14 @@ def test_a_textfile_that_cannot_be_written(tmp_path):
     with pytest.raises(UnavailableError):
         write_textfile(tmp_path / "d.prom", b"")
     assert [each.name for each in tmp_path.iterdir()] == ["d.prom"]
+
+
+def test_copies_are_counted_by_their_last_verification():
+    good = CopyResult("nas", "web", "u", "r", "a", NOW, passed=True, source=Source.HERE)
+    bad = replace(good, snapshot="b", at=NOW - timedelta(days=3), passed=False, reason="why")
+    found = samples(replace(WELL, copies=(good, bad, replace(bad, snapshot="c"))))
+    assert found["snaporch_copies_verified", "nas", "passed", "web"] == 1
+    assert found["snaporch_copies_verified", "failed", "nas", "web"] == 2
+    newest = found["snaporch_copies_newest_verification_timestamp_seconds", "nas", "web"]
+    oldest = found["snaporch_copies_oldest_verification_timestamp_seconds", "nas", "web"]
+    assert (newest, newest - oldest) == (NOW.timestamp(), 3 * 86_400)

@@ -13,6 +13,8 @@ from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState
 from snaporch.status.problems import find_problems, worst_grade
+from snaporch.verify.copy_decision import Source
+from snaporch.verify.copy_results import CopyResult
 from snaporch.zfs import BlockingMount
 
 FAILED = replace(NEXT, failed=FailedAttempt(NOW, "no such luck"))
@@ -213,7 +215,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 27
+    assert len(found) == 28
     for code in found:
         assert f"`{code}`" in page
 
@@ -241,3 +243,30 @@ def test_snapshots_that_failed_in_the_same_steps_share_a_line():
             "the verification of @b failed; to repeat it: snaporch verify --disks web@b",
         ),
     ]
+
+
+def copy(name, **changes):
+    made = CopyResult("nas", "web", "u", f"r-{name}", name, NOW, passed=True, source=Source.HERE)
+    return replace(made, **changes)
+
+
+def test_copies_that_failed_their_verification_are_critical_until_they_pass():
+    bad = copy("b", passed=False, reason="ram.save is damaged")
+    (problem,) = find_problems(replace(WELL, copies=(copy("a"), bad)), StatusOptions())
+    assert (problem.code, problem.grade, problem.subject) == (
+        "copy-failed",
+        ProblemGrade.CRITICAL,
+        "web",
+    )
+    assert problem.text.startswith(
+        "copies on replica nas (@b) failed their verification (ram.save is damaged); "
+    )
+    assert problem.text.endswith("to repeat it: snaporch verify --on nas web@b")
+    assert codes(replace(WELL, copies=(copy("a"), copy("b")))) == []
+
+
+def test_many_copies_that_failed_are_counted():
+    bad = tuple(copy(name, passed=False, reason="why") for name in "abcd")
+    (problem,) = find_problems(replace(WELL, copies=bad), StatusOptions())
+    assert problem.text.startswith("copies on replica nas (4) failed")
+    assert problem.text.endswith("snaporch verify --on nas web")

@@ -1,0 +1,386 @@
+"""Verify the copies on a replica where they are, without libvirt.
+
+The listings are taken again for each domain, and after a bundle that seems damaged: what was pruned
+in between is gone, and not damaged. A result is recorded only when all of a copy was read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
+from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
+from snaporch.catalog.records import all_records, by_dataset, snapshots_of_record
+from snaporch.config import Config
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import domain_lock
+from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
+from snaporch.progress import Progress
+from snaporch.rebuild.plan import manifest_of_copy
+from snaporch.replication.interface import BundleCopy
+from snaporch.replication.replicate import REPLICATION
+from snaporch.verify.copy_decision import (
+    MAX_PARTS,
+    Copies,
+    Copy,
+    CopyFacts,
+    KnownManifest,
+    PassedBefore,
+    Seen,
+    find_faults,
+    is_gone,
+    reason_to_skip,
+    seen,
+)
+from snaporch.verify.copy_results import CopyResult, CopyResults
+from snaporch.verify.copy_source import CopySource
+from snaporch.zfs import Pool
+from snaporch.zfs_names import is_snapshot
+
+_SHOWN = 3
+"""Faults that a message names."""
+_FAULT_CHARACTERS = 300
+"""A fault may have names from the replica, of any length."""
+_DOMAIN_CHARACTERS = 255
+_REMOVED = "it was removed from the replica meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedCopy:
+    """A copy that was not verified, and why; it neither passed nor failed."""
+
+    copy: Copy
+    reason: str
+
+    def as_json(self, replica: str) -> dict[str, object]:
+        """The documented JSON object.
+
+        Args:
+            replica: its name in the configuration.
+        """
+        return {
+            "replica": replica,
+            "domain": self.copy.domain,
+            "uuid": self.copy.uuid,
+            "snapshot": self.copy.snapshot,
+            "run": self.copy.run,
+            "at": None,
+            "passed": None,
+            "compared_with": None,
+            "failure": None,
+            "skipped": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCopy:
+    """A copy that was verified."""
+
+    copy: Copy
+    result: CopyResult
+    files: int
+    """Files of its bundle that have their SHA-256."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {**self.result.as_json(), "skipped": None}
+
+    @property
+    def problem(self) -> SnaporchError | None:
+        """The error to print; None if it passed."""
+        result = self.result
+        if result.passed:
+            return None
+        step = "this host has no record of it: restore from another copy"
+        if self.copy.is_here:
+            words = ["snaporch", "replicate", self.copy.domain, "--to", result.replica, "--recheck"]
+            step = f"if this host has it still, copy it again: {shlex.join(words)}"
+        thing = f"{result.replica}: {result.full_name}"
+        return SnaporchError(thing, f"verification of the copy failed: {result.reason}", step)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyHost:
+    """What this host has for a verification."""
+
+    config: Config
+    pool: Pool
+    progress: Progress
+    interrupt: Interrupt
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+
+    @property
+    def store(self) -> BundleStore:
+        """The bundle store of this host."""
+        return BundleStore(self.config.paths.bundles)
+
+
+@contextmanager
+def copies_lock(host: CopyHost, wait: float) -> Iterator[None]:
+    """Keep this host from replicating meanwhile: a bundle may be replaced while it is read.
+
+    Args:
+        host: this host.
+        wait: seconds to wait for a replication.
+
+    Raises:
+        BusyError: a replication still runs after ``wait`` seconds.
+    """
+    runtime = host.config.paths.runtime
+    with domain_lock(
+        runtime, REPLICATION, REPLICATION, "verify --on", wait=wait, interrupt=host.interrupt
+    ):
+        yield
+
+
+class CopyVerifier:
+    """Verifies the copies on one replica.
+
+    Args:
+        host: this host.
+        name: the replica's name in the configuration.
+        source: the replica.
+    """
+
+    def __init__(self, host: CopyHost, name: str, source: CopySource) -> None:
+        self._host = host
+        self._name = name
+        self._source = source
+        self._results = CopyResults(host.config.paths.schedule)
+        self._ours: list[PoolSnapshot] = []
+        self._records: dict[str, SnapshotRecord] = {}
+        self._listed: Copies = {}
+
+    def find(self) -> list[Copy]:
+        """All copies that the replica has, or should have by the marks of this host, oldest first.
+
+        Results of other copies are forgotten.
+
+        Raises:
+            SnaporchError: a listing failed.
+        """
+        self._ours = self._host.pool.snapshots()  # first: what arrives meanwhile is no loss
+        records = all_records(self._host.store, self._ours)
+        own = [each for each in records if not self._is_copy(each)]
+        there = self._source.snapshots()
+        self._listed = by_dataset(there)
+        found: dict[str, Copy] = {}
+        for copy in map(_copy_of, there):
+            if copy is not None and not (copy.key in found and found[copy.key].has_bundle):
+                found[copy.key] = copy
+        for record in own:
+            key = f"{record.uuid}/{record.run}@{record.snapshot}"
+            self._records[key] = record
+            if key in found or self._name in record.replicated:
+                found[key] = self._joined(record, found.get(key))
+        self._results.keep_only(self._name, found.values())
+        return sorted(found.values(), key=lambda copy: copy.domain)  # as they are listed
+
+    def _is_copy(self, record: SnapshotRecord) -> bool:
+        """Whether all that this host has of a record are copies on a replica in its own pools.
+
+        Another host may be this one by another name, so its replicas count, too.
+        """
+        roots = {replica.dataset for replica in self._host.config.replica.values()}
+        places = (each.rpartition("/") for each in record.datasets)
+        return all(above in roots and ":" in name for above, _, name in places)
+
+    def _joined(self, record: SnapshotRecord, there: Copy | None) -> Copy:
+        has_one = record.state not in (BundleState.MISSING, BundleState.NONE)
+        return Copy(
+            record.domain,
+            record.uuid,
+            record.run,
+            record.snapshot,
+            is_here=True,
+            is_promised=self._name in record.replicated,
+            has_bundle=has_one or (there is not None and there.has_bundle),
+        )
+
+    def longest_ago(self, copies: Sequence[Copy], count: int | None) -> list[Copy]:
+        """The ``count`` copies whose last verification is longest ago; those without one first."""
+        if count is None:
+            return list(copies)
+        never = datetime.min.replace(tzinfo=UTC)
+        ages = {
+            key: result.at
+            for uuid in {copy.uuid for copy in copies}
+            for key, result in self._results.of_domain(self._name, uuid).items()
+        }
+        return sorted(copies, key=lambda copy: ages.get(copy.key, never))[:count]
+
+    def verify(
+        self, copies: Sequence[Copy]
+    ) -> Iterator[VerifiedCopy | SkippedCopy | SnaporchError]:
+        """Verify copies, which :meth:`find` has found, domain by domain.
+
+        Yields:
+            The result, or the error that kept a bundle from being read.
+
+        Raises:
+            SnaporchError: the replica cannot be listed any more; the rest is not verified.
+            InterruptedRunError: a signal came; nothing is recorded of the copy under way.
+        """
+        for uuid in dict.fromkeys(copy.uuid for copy in copies):
+            self._host.interrupt.check(self._name)
+            now = by_dataset(self._source.snapshots())
+            bundles = self._source.bundles(uuid)
+            read: dict[str, tuple[str, ...]] = {}
+            for copy in copies:
+                if copy.uuid == uuid:
+                    try:
+                        yield self._verify(copy, now, bundles.get(copy.run), read)
+                    except InterruptedRunError:
+                        raise
+                    except SnaporchError as error:
+                        yield error
+                        bundles = self._source.bundles(uuid)  # does it answer?
+
+    def _verify(
+        self,
+        copy: Copy,
+        copies: Copies,
+        bundle: BundleCopy | None,
+        read: dict[str, tuple[str, ...]],
+    ) -> VerifiedCopy | SkippedCopy:
+        """Verify a copy.
+
+        Args:
+            copy: the copy.
+            copies: the present listing.
+            bundle: its bundle there.
+            read: the damaged files of the bundles that were read; several names have one bundle.
+        """
+        self._host.interrupt.check(self._name)
+        facts = self._facts(copy, copies, bundle)
+        manifest = facts.manifest.manifest if facts.manifest is not None else None
+        before = seen(copy, manifest, self._listed, None)
+        present = seen(copy, manifest, copies, bundle)
+        if is_gone(before, present):
+            return SkippedCopy(copy, _REMOVED)
+        if reason := reason_to_skip(copy, facts):
+            return SkippedCopy(copy, reason)
+        faults = find_faults(copy, facts)
+        sums = _sums(facts.there) if not faults and facts.there is not None else {}
+        if sums:
+            try:
+                faults = [f"{name} is damaged" for name in self._read(copy, sums, read)]
+            except InterruptedRunError:
+                raise
+            except SnaporchError:
+                if self._is_gone_now(copy, facts, present):
+                    return SkippedCopy(copy, _REMOVED)
+                raise
+            if faults and self._is_gone_now(copy, facts, present):
+                return SkippedCopy(copy, _REMOVED)
+        self._host.interrupt.check(self._name)
+        result = self._result(copy, facts, faults)
+        self._results.record(result)
+        return VerifiedCopy(copy, result, len(sums))
+
+    def _facts(self, copy: Copy, copies: Copies, bundle: BundleCopy | None) -> CopyFacts:
+        there = None
+        if bundle is not None and MANIFEST_NAME in bundle.sizes:
+            text = self._source.manifest(copy.reference).encode("utf-8", "surrogateescape")
+            manifest = manifest_of_copy(text, copy.uuid, copy.run)
+            if manifest is not None and len(manifest.parts) <= MAX_PARTS:
+                there = KnownManifest(manifest, hashlib.sha256(text).hexdigest())
+        record = self._records.get(copy.key)
+        own = snapshots_of_record(self._host.store, self._ours, record) if record else []
+        last = self._results.of_domain(self._name, copy.uuid).get(copy.key)
+        before = last.before if last is not None else None
+        return CopyFacts(copies, bundle, self._here(copy), there, tuple(own), before)
+
+    def _here(self, copy: Copy) -> KnownManifest | None:
+        """The manifest of this host; None if it is missing or damaged."""
+        try:
+            data = (self._host.store.path(copy.reference) / MANIFEST_NAME).read_bytes()
+            return KnownManifest(
+                parse_manifest(data, copy.reference), hashlib.sha256(data).hexdigest()
+            )
+        except (OSError, SnaporchError):
+            return None
+
+    def _read(
+        self, copy: Copy, sums: Mapping[str, str], read: dict[str, tuple[str, ...]]
+    ) -> tuple[str, ...]:
+        """The damaged files of a bundle, which is read unless it was already."""
+        if copy.reference not in read:
+            self._host.progress.step(self._name, f"reading the bundle of {copy.full_name}")
+            named = self._source.damaged(copy.reference, sums)
+            # The names are input; an append-only replica also names files of its own record.
+            known = [name for name in sums if name in named]
+            read[copy.reference] = tuple(
+                known or (["a file beside those of the manifest"] if named else [])
+            )
+        return read[copy.reference]
+
+    def _is_gone_now(self, copy: Copy, facts: CopyFacts, before: Seen) -> bool:
+        manifest = facts.manifest.manifest if facts.manifest is not None else None
+        copies = by_dataset(self._source.snapshots())
+        bundle = self._source.bundles(copy.uuid).get(copy.run)
+        return is_gone(before, seen(copy, manifest, copies, bundle))
+
+    def _result(self, copy: Copy, facts: CopyFacts, faults: Sequence[str]) -> CopyResult:
+        now, before = self._host.now(), facts.before
+        if not faults:
+            there = facts.there
+            has_pages = there is not None and there.manifest.pages is not None
+            before = PassedBefore(now, there.sha256 if there is not None else "", has_pages)
+        more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        return CopyResult(
+            self._name,
+            copy.domain,
+            copy.uuid,
+            copy.run,
+            copy.snapshot,
+            now,
+            passed=not faults,
+            source=facts.source,
+            reason=f"{'; '.join(each[:_FAULT_CHARACTERS] for each in faults[:_SHOWN])}{more}",
+            before=before,
+        )
+
+
+def _copy_of(snapshot: PoolSnapshot) -> Copy | None:
+    """The copy that a snapshot on the replica is a part of; None without valid marks."""
+    marks = snapshot.properties
+    domain, uuid, run = (marks.get(key, "") for key in ("domain", "uuid", "run"))
+    is_valid = (
+        0 < len(domain) <= _DOMAIN_CHARACTERS
+        and domain.isprintable()
+        and re.fullmatch(UUID_NAME, uuid)
+        and re.fullmatch(RUN_NAME, run)
+        and is_snapshot(snapshot.name)
+    )
+    has_bundle = marks.get("bundle", "") == f"{uuid}/{run}"
+    return Copy(domain, uuid, run, snapshot.name, has_bundle=has_bundle) if is_valid else None
+
+
+def _sums(known: KnownManifest) -> dict[str, str]:
+    """The SHA-256 of each file of a bundle."""
+    found = {part.name: part.sha256 for part in known.manifest.parts}
+    return {**found, MANIFEST_NAME: known.sha256}
+
+
+def choose_copies(copies: Sequence[Copy], replica: str, names: Sequence[str]) -> list[Copy]:
+    """The copies that ``DOMAIN`` and ``DOMAIN@SNAPSHOT`` name; all without names.
+
+    Raises:
+        NotFoundError: the replica has none of this name, and should have none.
+    """
+    for name in names:
+        if not any(copy.is_named(name) for copy in copies):
+            known = ", ".join(sorted({copy.domain for copy in copies})) or "no guest"
+            reason = f"replica {replica} has no copy of it, but of: {known}"
+            domain = shlex.quote(name.partition("@")[0])
+            step = f"see: snaporch replicate {domain} --to {replica}"
+            raise NotFoundError(name, reason, step)
+    return [copy for copy in copies if not names or any(map(copy.is_named, names))]

@@ -1,0 +1,182 @@
+"""The results of verifying copies on replicas, as this host has recorded them.
+
+They are in files of this host, and not on the copies: ``status`` asks no replica, and an
+append-only replica changes no property. There is one file for each replica and domain.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from snaporch.bundle.store import UUID_NAME
+from snaporch.model import iso, moment_of
+from snaporch.private_files import private_directory, replace_private, store_errors
+from snaporch.verify.copy_decision import Copy, PassedBefore, Source
+
+DIRECTORY = "copies"
+"""Below ``paths.schedule``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyResult:
+    """The last result of verifying a copy."""
+
+    replica: str
+    domain: str
+    uuid: str
+    run: str
+    snapshot: str
+    at: datetime
+    passed: bool
+    source: Source
+    """What it was compared with."""
+    reason: str = ""
+    """What is wrong with it; empty if it passed."""
+    before: PassedBefore | None = None
+    """The last verification that passed, which may be this one."""
+
+    @property
+    def full_name(self) -> str:
+        """``DOMAIN@SNAPSHOT``."""
+        return f"{self.domain}@{self.snapshot}"
+
+    @property
+    def key(self) -> str:
+        """As :attr:`~snaporch.verify.copy_decision.Copy.key`."""
+        return f"{self.uuid}/{self.run}@{self.snapshot}"
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object (``docs/reference/json.md``)."""
+        return {
+            "replica": self.replica,
+            "domain": self.domain,
+            "uuid": self.uuid,
+            "snapshot": self.snapshot,
+            "run": self.run,
+            "at": iso(self.at),
+            "passed": self.passed,
+            "compared_with": self.source.value,
+            "failure": self.reason or None,
+        }
+
+
+class CopyResults:
+    """The results in a directory.
+
+    Args:
+        schedule: the directory ``paths.schedule``.
+    """
+
+    def __init__(self, schedule: Path) -> None:
+        self._root = schedule / DIRECTORY
+
+    def of_domain(self, replica: str, uuid: str) -> dict[str, CopyResult]:
+        """The results of a domain's copies on a replica, by key.
+
+        A file that cannot be read counts as none, so the copies are verified again.
+        """
+        try:
+            document = json.loads(self._path(replica, uuid).read_bytes())
+            found = [_result(replica, uuid, each) for each in document]
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            return {}
+        return {each.key: each for each in found}
+
+    def all(self, replicas: Iterable[str]) -> list[CopyResult]:
+        """The results of all copies on these replicas, by domain; the oldest first."""
+        found = [
+            each
+            for replica in replicas
+            for uuid in self.domains(replica)
+            for each in self.of_domain(replica, uuid).values()
+        ]
+        return sorted(found, key=lambda each: (each.replica, each.domain, each.at))
+
+    def domains(self, replica: str) -> list[str]:
+        """The UUIDs of the domains that have results."""
+        with suppress(OSError):
+            names = sorted(path.stem for path in (self._root / replica).glob("*.json"))
+            return [name for name in names if re.fullmatch(UUID_NAME, name)]
+        return []
+
+    def record(self, result: CopyResult) -> None:
+        """Record a result, in place of the former one of the same copy.
+
+        Raises:
+            UnavailableError: it cannot be written.
+        """
+        known = self.of_domain(result.replica, result.uuid)
+        self._write(result.replica, result.uuid, [*(known | {result.key: result}).values()])
+
+    def keep_only(self, replica: str, copies: Iterable[Copy]) -> None:
+        """Forget the results of copies that a replica has not any more.
+
+        Args:
+            replica: its name in the configuration.
+            copies: all that it has, or should have.
+
+        Raises:
+            UnavailableError: a file cannot be written.
+        """
+        keys = {copy.key for copy in copies}
+        for uuid in self.domains(replica):
+            self._keep(replica, uuid, keys)
+
+    def _keep(self, replica: str, uuid: str, keys: Collection[str]) -> None:
+        known = self.of_domain(replica, uuid)
+        left = [result for key, result in known.items() if key in keys]
+        if known and not left:
+            with store_errors(self._root):
+                self._path(replica, uuid).unlink(missing_ok=True)
+        elif len(left) < len(known):
+            self._write(replica, uuid, left)
+
+    def _path(self, replica: str, uuid: str) -> Path:
+        return self._root / replica / f"{uuid}.json"
+
+    def _write(self, replica: str, uuid: str, results: Iterable[CopyResult]) -> None:
+        path = self._path(replica, uuid)
+        data = json.dumps([_document(each) for each in results], indent=1).encode()
+        with store_errors(path.parent):
+            for directory in (self._root.parent, self._root, path.parent):
+                private_directory(directory)
+            replace_private(path, data)
+
+
+def _document(result: CopyResult) -> dict[str, object]:
+    found = result.as_json()
+    if (before := result.before) is not None:
+        found["before"] = [iso(before.at), before.manifest, before.has_pages]
+    return found
+
+
+def _result(replica: str, uuid: str, document: dict[str, object]) -> CopyResult:
+    at = moment_of(str(document["at"]))
+    if at is None or document["uuid"] != uuid:
+        raise ValueError(document["at"])
+    return CopyResult(
+        replica,
+        domain=str(document["domain"]),
+        uuid=uuid,
+        run=str(document["run"]),
+        snapshot=str(document["snapshot"]),
+        at=at,
+        passed=document["passed"] is True,
+        source=Source(str(document["compared_with"])),
+        reason=str(document["failure"] or ""),
+        before=_before(document.get("before")),
+    )
+
+
+def _before(value: object) -> PassedBefore | None:
+    if not isinstance(value, list):
+        return None
+    at, manifest, has_pages = value
+    moment = moment_of(str(at))
+    return PassedBefore(moment, str(manifest), bool(has_pages)) if moment else None

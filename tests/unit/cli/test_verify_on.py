@@ -1,0 +1,140 @@
+"""``snaporch verify --on``."""
+
+import json
+import shutil
+from contextlib import ExitStack
+
+import pytest
+from fakes.hooks import failing
+from fakes.rebuild_source import FakeSource
+from fakes.replica import FakeReplica
+
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.errors import ExitCode, UnavailableError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import domain_lock
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import REPLICATION, replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+
+REPLICA = '[replica.nas]\nhost = "nas"\ndataset = "backup/kvm"\nbundles = "/backup/nas"\n'
+
+
+@pytest.fixture
+def copied(host, command_host):
+    """A guest with a copy on a replica; libvirt is away."""
+    host.add_guest()
+    text = host.config_file.read_text()
+    schedule = json.dumps(str(host.root / "schedule"))
+    text = text.replace("[paths]\n", f"[paths]\nschedule = {schedule}\n")
+    host.config_file.write_text(text + REPLICA)
+    nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+    document = host.context.config.model_dump() | {"replica": {"nas": nas}}
+    host.context.config = Config.model_validate(document)
+    host.there = FakeReplica(host.pool, host.root / "there", host.hooks)
+    host.there.create()
+    taken = take_snapshot(host.context, host.hypervisor.domain("web"), SnapshotRequest("s1"))
+    records = all_records(host.context.store, host.pool.snapshots())
+    replicate(host.context, records, "nas", host.there)
+    host.bundle = host.root / "there" / taken.uuid / taken.run
+    source = FakeSource(host.pool, host.there, host.hooks)
+    command_host.open_copies = lambda *_given: source
+    command_host.lower_priority = host.lowered.append
+    host.open_hypervisor = command_host.open_hypervisor
+    command_host.open_hypervisor = failing(UnavailableError("libvirt", "is away"))
+    return host
+
+
+def test_a_good_copy_passes_without_libvirt(copied, snaporch):
+    answer = snaporch("verify", "--on", "nas", "web@s1", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("web@s1  nas  passed, ")
+    assert "files and its ZFS snapshots are as this host has recorded" in answer.out
+    assert copied.lowered == ["verify"]
+    (document,) = snaporch("verify", "--on", "nas", "--all", "--json").json
+    assert (document["passed"], document["replica"], document["compared_with"]) == (
+        True,
+        "nas",
+        "here",
+    )
+    assert (document["skipped"], document["failure"]) == (None, None)
+
+
+def test_a_failed_copy_is_in_the_exit_code_and_in_status(copied, snaporch, command_host):
+    (copied.bundle / "ram.save").write_bytes(b"")
+    answer = snaporch("verify", "--on", "nas", "web", "--quiet")
+    assert (answer.code, answer.out) == (ExitCode.FAILED, "web@s1  nas  FAILED\n")
+    assert "nas: web@s1: verification of the copy failed: ram.save has 0 bytes" in answer.err
+    command_host.open_hypervisor = copied.open_hypervisor
+    status = snaporch("status", "--json").json
+    assert [each["code"] for each in status["problems"]] == ["copy-failed"]
+    assert [each["passed"] for each in status["copies"]] == [False]
+    assert snaporch("status", "web", "--json").json["copies"] == status["copies"]
+
+
+def test_a_replica_without_copies_is_not_well(copied, snaporch):
+    copied.there.drop("tank/web@s1")
+    shutil.rmtree(copied.bundle)
+    copied.pool.clear_properties(["tank/web@s1"], ["snaporch:replicated"])
+    answer = snaporch("verify", "--on", "nas", "--all")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "replica nas: no copy was verified; see: snaporch replicate --all --to nas" in answer.err
+
+
+def test_a_named_copy_that_cannot_be_verified_is_a_failure(copied, snaporch):
+    copied.pool.clear_properties(["tank/web@s1"], ["snaporch:replicated"])
+    shutil.rmtree(copied.bundle)
+    answer = snaporch("verify", "--on", "nas", "web@s1", "--quiet", "--json")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "its copy was not verified: it has not arrived completely" in answer.err
+    (document,) = answer.json
+    assert (document["passed"], document["skipped"]) == (
+        None,
+        "it has not arrived completely; see: snaporch status",
+    )
+
+
+def test_a_replica_that_is_lost_midway_leaves_a_count(copied, snaporch):
+    listings = []
+
+    def lose():
+        listings.append(1)
+        if len(listings) > 1:
+            raise ReplicaError("nas", "cannot be reached")
+
+    copied.hooks.at["replica.snapshots"] = lose
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "nas: cannot be reached" in answer.err
+    assert "replica nas: 1 copies were not verified; try again" in answer.err
+
+
+def test_no_replication_runs_meanwhile(copied, snaporch):
+    with ExitStack() as held:
+        lock = domain_lock(
+            copied.paths.runtime, REPLICATION, REPLICATION, "replicate", wait=0,
+            interrupt=Interrupt(),
+        )  # fmt: skip
+        held.enter_context(lock)
+        answer = snaporch("verify", "--on", "nas", "--all")
+    assert answer.code == ExitCode.BUSY
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("web", "--all"), ("--due",), ("web", "--disks"), ("web", "--checksums"),
+     ("web", "--sample", "1")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_call_that_makes_no_sense_is_refused(copied, snaporch, words):
+    assert snaporch("verify", "--on", "nas", *words).code == ExitCode.USAGE
+
+
+def test_a_misspelt_name_is_refused_before_any_bundle_is_read(copied, snaporch):
+    copied.hooks.log.clear()
+    answer = snaporch("verify", "--on", "nas", "web@s1", "mail")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "mail: replica nas has no copy of it, but of: web" in answer.err
+    assert copied.hooks.log == []

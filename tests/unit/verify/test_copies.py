@@ -1,0 +1,316 @@
+"""Copies on a replica are verified where they are."""
+
+import shutil
+import signal
+from dataclasses import replace
+
+import pytest
+from fakes import manifests
+from fakes.hooks import failing
+
+from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.model import Level
+from snaporch.replication.interface import ReplicaError
+from snaporch.verify.copies import SkippedCopy, choose_copies
+from snaporch.verify.copy_decision import Source
+
+FINE = {"s1": "", "s2": ""}
+
+
+def test_good_copies_pass_and_all_files_were_read(copied):
+    found = copied.verify()
+    assert {name: each.result.source for name, each in found.items()} == dict.fromkeys(
+        FINE, Source.HERE
+    )
+    files = {path.name for path in copied.there("s1").parent.iterdir()} - {"copy.json"}
+    assert (found["s1"].files, found["s1"].problem) == (len(files), None)
+    assert copied.recorded() == {"s1": True, "s2": True}
+    read = [line for line in copied.world.hooks.log if line.startswith("replica.damaged")]
+    assert read == [f"replica.damaged {copied.uuid}/{copied.taken[name].run}" for name in FINE]
+
+
+def test_no_libvirt_is_asked(copied):
+    copied.world.hooks.log.clear()
+    copied.verify()
+    assert {line.partition(".")[0] for line in copied.world.hooks.log} <= {"replica"}
+
+
+def test_a_flipped_byte_fails_until_it_was_copied_again(copied):
+    copied.flip("s1")
+    found = copied.verify()
+    assert found["s1"].result.reason == "ram.save is damaged"
+    line = found["s1"].problem.line()
+    assert "nas: web@s1: verification of the copy failed: ram.save is damaged" in line
+    assert "snaporch replicate web --to nas --recheck" in line
+    assert copied.recorded() == {"s1": False, "s2": True}
+    copied.there("s1").write_bytes((copied.here("s1") / "ram.save").read_bytes())
+    assert copied.faults("web@s1") == {"s1": ""}
+    assert copied.recorded() == {"s1": True, "s2": True}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda path: path.unlink(), "ram.save is missing"),
+        (lambda path: path.write_bytes(b"ab"), "ram.save has 2 bytes instead of"),
+        (lambda path: shutil.rmtree(path.parent), "its bundle is missing"),
+        (
+            lambda path: (path.parent / MANIFEST_NAME).write_text("{}"),
+            "the bundle's manifest.json is missing or damaged",
+        ),
+        (
+            lambda path: (path.parent / MANIFEST_NAME).unlink(),
+            "the bundle's manifest.json is missing or damaged",
+        ),
+        (lambda path: (path.parent / "copy.json").unlink(), "its bundle was not copied whole"),
+    ],
+)
+@pytest.mark.parametrize("is_here", [True, False])
+def test_what_is_missing_in_a_bundle_is_named(copied, break_it, reason, is_here):
+    if not is_here:
+        copied.forget()
+    break_it(copied.there("s2"))
+    found = copied.faults()
+    assert reason in found.pop("s2")
+    assert found == {"s1": ""}
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_destroyed_snapshot_there_fails(copied, is_here):
+    if not is_here:
+        copied.forget()
+    copied.replica.drop("tank/web@s1")
+    assert copied.faults()["s1"] == "the ZFS snapshot tank:web@s1 is missing"
+
+
+def test_another_snapshot_of_the_name_fails(copied):
+    copies = copied.replica.snapshots(["tank/web"])
+    wrong = [replace(each, guid=7) if each.name == "s1" else each for each in copies]
+    copied.replica.put(wrong)
+    reason = copied.faults()["s1"]
+    assert reason.startswith("tank:web@s1 is another snapshot of this name (its GUID is 7,")
+
+
+def test_all_of_a_copy_that_this_host_counts_on_is_missed(copied):
+    for dataset in ("tank/web", "flash/web"):
+        copied.replica.drop(f"{dataset}@s1")
+    shutil.rmtree(copied.there("s1").parent)
+    assert "the ZFS snapshot flash:web@s1 is missing" in copied.faults()["s1"]
+    copied.forget()  # with the originals, nothing says that it should be there
+    assert copied.faults() == {"s2": ""}
+    assert copied.recorded() == {"s2": True}
+
+
+def replaced(copied):
+    """Put another bundle in the place of one, whole in itself."""
+    document = manifests.load(copied.there("s1", MANIFEST_NAME))
+    manifests.store(copied.there("s1", MANIFEST_NAME), document | {"pause_ms": 1.0})
+
+
+def test_a_bundle_that_was_replaced_there_fails(copied):
+    replaced(copied)
+    assert copied.faults()["s1"] == "the bundle's manifest.json is not the one of this host"
+
+
+def test_after_the_loss_here_the_manifest_of_the_last_verification_counts(copied):
+    copied.verify()
+    copied.forget()
+    assert copied.verify()["s1"].result.source is Source.LAST
+    replaced(copied)
+    assert "manifest.json is not the one that was verified 20" in copied.faults()["s1"]
+    assert "is not the one that was verified" in copied.faults()["s1"]  # it does not learn it
+
+
+def test_without_any_record_here_only_the_manifest_there_is_compared(copied):
+    copied.forget()
+    found = copied.verify()["s1"]
+    assert (found.result.passed, found.result.source) == (True, Source.REPLICA)
+    copied.flip("s1")
+    found = copied.verify()["s1"]
+    assert (found.result.reason, copied.recorded()["s1"]) == ("ram.save is damaged", False)
+    assert "this host has no record of it" in found.problem.line()
+
+
+def test_a_copy_that_is_not_complete_yet_is_no_failure(copied):
+    copied.take("s3")
+    copied.world.hooks.at["replica.store"] = failing(ReplicaError("nas", "away"))
+    with pytest.raises(ReplicaError):
+        copied.replicate()
+    found = copied.verify()["s3"]
+    assert isinstance(found, SkippedCopy)
+    assert found.reason == "it has not arrived completely; see: snaporch status"
+    assert copied.recorded() == {"s1": True, "s2": True}
+
+
+def drop_all(copied, name):
+    for dataset in ("tank/web", "flash/web"):
+        copied.replica.drop(f"{dataset}@{name}")
+
+
+def test_a_copy_that_is_pruned_between_listing_and_reading_is_gone(copied):
+    verifier = copied.verifier()
+    copies = verifier.find()
+    drop_all(copied, "s1")
+    outcomes = {each.copy.snapshot: each for each in verifier.verify(copies)}
+    assert outcomes["s1"].reason == "it was removed from the replica meanwhile"
+    assert copied.recorded() == {"s2": True}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_is_pruned_while_it_is_read_is_gone(copied, fails):
+    def prune():
+        if copied.replica.snapshots(["tank/web"])[0].name == "s1":
+            drop_all(copied, "s1")
+            copied.flip("s1")
+            if fails:
+                raise ReplicaError("nas", "du: no such directory")
+
+    copied.world.hooks.at["replica.damaged"] = prune
+    outcomes = copied.verify("web@s1")
+    assert outcomes["s1"].reason == "it was removed from the replica meanwhile"
+    assert copied.recorded() == {}
+
+
+def test_a_signal_records_nothing_of_the_copy_under_way(copied):
+    def stop():
+        copied.interrupt.signum = signal.SIGINT
+
+    copied.world.hooks.at["replica.damaged"] = stop
+    with pytest.raises(InterruptedRunError):
+        copied.verify()
+    assert copied.recorded() == {}
+
+
+def test_a_bundle_that_cannot_be_read_has_no_result_and_the_others_have(copied):
+    def fail():
+        if len([e for e in copied.world.hooks.log if e.startswith("replica.damaged")]) == 1:
+            raise ReplicaError("nas: bundle", "takes over 600 s")
+
+    copied.world.hooks.at["replica.damaged"] = fail
+    verifier = copied.verifier()
+    first, second = verifier.verify(verifier.find())
+    assert isinstance(first, SnaporchError)
+    assert second.result.passed
+    assert copied.recorded() == {"s2": True}
+
+
+def test_a_replica_that_does_not_answer_stops_the_rest(copied):
+    copied.world.hooks.at["replica.snapshots"] = failing(ReplicaError("nas", "cannot be reached"))
+    with pytest.raises(ReplicaError, match="cannot be reached"):
+        copied.verify()
+    assert copied.recorded() == {}
+
+
+def test_ram_that_was_moved_into_pages_here_is_copied_again_first(world, copied):
+    world.with_pages()
+    copied.config = world.context.config.model_copy(
+        update={"replica": copied.config.replica, "paths": copied.config.paths}
+    )
+    world.context.config = copied.config
+    copied.take("s3")
+    manifest = copied.here("s3") / MANIFEST_NAME
+    copied.replicate()
+    assert copied.faults("web@s3") == {"s3": ""}
+    document = manifests.load(manifest)
+    there = copied.there("s3", MANIFEST_NAME)
+    for part in document["parts"]:
+        part.pop("pages", None)
+    manifests.store(there, document)
+    assert "its RAM was moved into pages" in copied.verify("web@s3")["s3"].reason
+
+
+def test_a_missing_snapshot_of_the_pages_fails(world, copied):
+    world.with_pages()
+    copied.config = world.context.config.model_copy(
+        update={"replica": copied.config.replica, "paths": copied.config.paths}
+    )
+    world.context.config = copied.config
+    copied.take("s3")
+    copied.replicate()
+    copied.replica.drop(f"tank/ram/{copied.uuid}@s3")
+    reason = copied.faults("web@s3")["s3"]
+    assert reason.startswith("of the pages of its RAM: the ZFS snapshot tank:ram:")
+
+
+def test_a_snapshot_without_ram_has_its_files_and_guids_checked(copied):
+    copied.take("s3", Level.CRASH)
+    copied.replicate()
+    assert copied.faults("web@s3") == {"s3": ""}
+
+
+def test_names_choose_copies_and_a_wrong_one_is_refused(copied):
+    copies = copied.verifier().find()
+    assert [each.snapshot for each in choose_copies(copies, "nas", ["web@s1"])] == ["s1"]
+    by_run = f"{copied.uuid}@{copied.taken['s2'].run}"
+    assert [each.snapshot for each in choose_copies(copies, "nas", [by_run])] == ["s2"]
+    assert len(choose_copies(copies, "nas", [copied.uuid])) == 2
+    with pytest.raises(NotFoundError, match="replica nas has no copy of it, but of: web"):
+        choose_copies(copies, "nas", ["web@s1", "mail"])
+
+
+def test_a_sample_begins_with_those_never_verified(copied):
+    copied.verify("web@s1")
+    verifier = copied.verifier()
+    copies = verifier.find()
+    assert [each.snapshot for each in verifier.longest_ago(copies, 1)] == ["s2"]
+    assert verifier.longest_ago(copies, None) == copies
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"domain": "a\udc80"},
+        {"uuid": "../../etc"},
+        {"run": "../x"},
+        {"domain": ""},
+        {"domain": "x" * 256},
+        {"uuid": ""},
+    ],
+)
+def test_marks_that_cannot_be_are_no_copy(copied, marks):
+    copied.forget()
+    for dataset in ("tank/web", "flash/web"):
+        copies = copied.replica.snapshots([dataset])
+        forged = [replace(e, properties={**e.properties, **marks}) for e in copies]
+        copied.replica.put(forged)
+    assert copied.verifier().find() == []
+
+
+def test_a_manifest_with_too_many_parts_is_not_carried_out(copied):
+    copied.forget()
+    path = copied.there("s1", MANIFEST_NAME)
+    document = manifests.load(path)
+    part = document["parts"][-1]
+    document["parts"] += [part | {"name": f"x{number}"} for number in range(64)]
+    manifests.store(path, document)
+    assert copied.faults()["s1"] == "the bundle's manifest.json is missing or damaged"
+
+
+def test_names_from_the_replica_are_bounded(copied):
+    copied.forget()
+    path = copied.there("s1", MANIFEST_NAME)
+    document = manifests.load(path)
+    for entry in document["snapshots"]:
+        entry.update(guid=entry["guid"] + 1, name="x" * 5000)
+    manifests.store(path, document)
+    reason = copied.faults()["s1"]
+    assert reason.startswith("the ZFS snapshot flash:web@xxx")
+    assert len(reason) < 1000
+
+
+def test_files_that_only_the_replica_names_are_not_repeated(copied):
+    copied.source.damaged = lambda _reference, _sums: ["\x1b[2J" * 10_000]
+    reason = copied.faults("web@s1")["s1"]
+    assert reason == "a file beside those of the manifest is damaged"
+
+
+def test_a_copy_in_a_pool_of_this_host_is_no_record_of_it(copied):
+    copied.forget()
+    copied.world.pool.create("backup")
+    copied.world.pool.create("backup/kvm/tank:web")
+    (first, _) = copied.replica.snapshots(["tank/web"])
+    marks = {f"snaporch:{key}": value for key, value in first.properties.items()}
+    copied.world.pool.snapshot(["backup/kvm/tank:web@s1"], marks)
+    copied.flip("s1")
+    assert "this host has no record of it" in copied.verify()["s1"].problem.line()
