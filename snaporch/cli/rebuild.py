@@ -141,7 +141,13 @@ class _Rebuild:
         self, copies: Copies, domain: str, *, dry_run: bool, yes: bool
     ) -> tuple[dict[str, object], list[str]]:
         """Rebuild one guest; the document and the lines of its result."""
-        from snaporch.rebuild.run import bring_back, plan_guest, runs_to_fetch, set_policies
+        from snaporch.rebuild.run import (
+            bring_back,
+            guest_lock,
+            plan_guest,
+            runs_to_fetch,
+            set_policies,
+        )
 
         context, source = self._context, self._source
         plan = plan_guest(context, source, self._local, copies, domain, history=self._history)
@@ -151,13 +157,13 @@ class _Rebuild:
         if not yes:
             self._ask(plan, shown.lines)
         runs = runs_to_fetch(source, copies, plan, history=self._history)
-        bring_back(context, source, self._local, plan, runs)
-        if not self._restores:
+        with guest_lock(context, plan):
+            bring_back(context, source, self._local, plan, runs)
+            restored = self._restore(plan) if self._restores else None
             set_policies(context, source, plan)
+        if restored is None:
             line = f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"
             return shown.document, [line]
-        restored = self._restore(plan)
-        set_policies(context, source, plan)
         document = shown.document | {"state": str(restored.state), "resumed": restored.resumed}
         how = "resumed from RAM" if restored.resumed else "booted from its disks"
         how = how if restored.state != "off" else "as it was"
@@ -189,10 +195,10 @@ class _Rebuild:
         confirm(plan.thing)
 
     def _restore(self, plan: RebuildPlan) -> Restored:
-        from snaporch.restore.confirm_and_restore import RestoreRequest, run_restore
+        from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 
         request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=self._cold)
-        return run_restore(self._context, request, confirm=None, wait=None)
+        return restore_under_lock(self._context, request)
 
 
 def _lines(plan: RebuildPlan, obstacle: str, paths: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from snaporch import default_paths
@@ -85,10 +85,23 @@ def check_guest(context: Context, manifest: Manifest) -> None:
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
 
 
+def guest_lock(context: Context, plan: RebuildPlan) -> AbstractContextManager[None]:
+    """Hold a guest's lock for all of its rebuild: a snapshot in between would prevent the restore.
+
+    Raises:
+        BusyError: another run holds it.
+    """
+    return _lock(context, default_paths.LOCKS, plan.manifest.domain, plan.manifest.uuid)
+
+
+def _lock(context: Context, place: Path, name: str, uuid: str) -> AbstractContextManager[None]:
+    return domain_lock(place, name, uuid, "rebuild", wait=0, interrupt=context.interrupt)
+
+
 def bring_back(
     context: Context, source: Source, local: Local, plan: RebuildPlan, runs: Sequence[str]
 ) -> None:
-    """Bring the datasets and bundles of a plan to this host.
+    """Bring the datasets and bundles of a plan to this host; the caller holds :func:`guest_lock`.
 
     Args:
         context: the configuration, the pools and the store of this host.
@@ -103,11 +116,8 @@ def bring_back(
     manifest, paths = plan.manifest, context.config.paths
     check_guest(context, manifest)
     check_store(context.store, context.pool, context.hypervisor)
-    lock = partial(domain_lock, doing="rebuild", wait=0, interrupt=context.interrupt)
-    with (
-        lock(paths.runtime, REPLICATION, REPLICATION),  # no replication of what is half here
-        lock(default_paths.LOCKS, manifest.domain, manifest.uuid),
-    ):
+    # no replication of what is half here
+    with _lock(context, paths.runtime, REPLICATION, REPLICATION):
         private_directory(paths.bundles)
         (paths.bundles / MARKER).touch(mode=0o600)
         places = {

@@ -1,4 +1,5 @@
 import json
+import os
 import shutil
 from types import SimpleNamespace
 
@@ -8,10 +9,12 @@ from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
 from fakes.world import Heard
 
+from snaporch import default_paths
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import ExitCode, RefusedError, UsageError
 from snaporch.interrupt import Interrupt
+from snaporch.locks import lock_holder
 from snaporch.model import DomainState
 from snaporch.rebuild.open_source import open_source
 from snaporch.replication.replicate import replicate
@@ -44,6 +47,7 @@ def lost(host, monkeypatch):
     local = FakeLocal(host.pool, host.hooks)
     monkeypatch.setattr("snaporch.rebuild.open_source.open_source", lambda *_given: (source, local))
     host.hooks.log.clear()
+    host.lost_uuid = uuid
     return host
 
 
@@ -55,6 +59,22 @@ def test_a_guest_is_rebuilt_and_runs(lost, snaporch):
     answer = rebuild(snaporch, "web", "--yes", "--quiet")
     assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
     assert lost.hypervisor.domain("web").state is DomainState.RUNNING
+
+
+def test_the_guest_is_locked_until_it_runs(lost, snaporch):
+    uuid, seen = lost.lost_uuid, {}
+
+    def look(act):
+        seen[act] = lock_holder(default_paths.LOCKS, uuid)
+
+    for act in ("source.receive", "local.mount", "hypervisor.restore"):
+        lost.hooks.at[act] = lambda act=act: seen.update(
+            {act: lock_holder(default_paths.LOCKS, uuid)}
+        )
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == 0
+    assert set(seen.values()) == {f"rebuild (pid {os.getpid()})"}
+    assert len(seen) == 3
+    assert lock_holder(default_paths.LOCKS, uuid) is None
 
 
 def test_without_a_yes_nothing_moves(lost, snaporch):

@@ -30,6 +30,7 @@ from snaporch.rebuild.run import (
     bring_back,
     check_files,
     definition,
+    guest_lock,
     host_paths,
     plan_guest,
     runs_to_fetch,
@@ -474,6 +475,7 @@ def test_it_does_not_run_beside_others(loss, name):
     with (
         domain_lock(runtime, name, uuid, "work", wait=0, interrupt=Interrupt()),
         pytest.raises(BusyError),
+        guest_lock(loss.context, plan),
     ):
         bring_back(loss.context, loss.source, loss.local, plan, [])
 
