@@ -12,7 +12,9 @@ from fakes.pool import FakePool, Taken
 from fakes.replica import FakeReplica
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
+from snaporch.hypervisor import HostObject
 from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.rebuild.allowed_networks import HostNetworks, subnets_of
 from snaporch.rebuild.local_datasets import LocalState
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.needed_streams import NO_TOKEN
@@ -103,6 +105,13 @@ class FakeLocal:
         self.hooks = hooks
         self.tokens: dict[str, str] = {}
         self.inherited: dict[str, str] = {}
+        self.host_networks = HostNetworks((), (), ())
+
+    def networks(self, defined: Sequence[HostObject]) -> HostNetworks:
+        """See the protocol."""
+        self.hooks.reach("local.networks")
+        subnets = [(each.name, net) for each in defined for net in subnets_of(each.xml)]
+        return self.host_networks._replace(reached=[*self.host_networks.reached, *subnets])
 
     def state(self, dataset: str) -> LocalState:
         """See the protocol."""
