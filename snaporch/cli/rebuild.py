@@ -96,6 +96,8 @@ class _Shown(NamedTuple):
 
     document: dict[str, object]
     lines: list[str]
+    missing: list[str]
+    """What this host lacks."""
 
 
 class Rebuild:
@@ -135,6 +137,7 @@ class Rebuild:
 
     def _one(self, copies: Copies, domain: str) -> None:
         """Rebuild one guest, and print its result."""
+        from snaporch.errors import RefusedError
         from snaporch.output.terminal import print_result
         from snaporch.rebuild.rebuild_guest import rebuild_guest
         from snaporch.rebuild.run import definitions, plan_guest, runs_to_fetch
@@ -150,8 +153,14 @@ class Rebuild:
             self._outcomes.add(shown.document, shown.lines[0])
             for line in () if options.json else shown.lines[1:]:
                 print_result(line)
+            if shown.missing:
+                reason = "this host lacks what it needs"
+                self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
             return
-        if not options.yes:
+        if options.yes:
+            for each in shown.missing:
+                context.progress.note(plan.thing, f"this host: {each}")
+        else:
             self._ask(plan, shown.lines)
         rebuilt = rebuild_guest(
             context,
@@ -222,19 +231,25 @@ class Rebuild:
         Raises:
             RefusedError: a file would be written where none of libvirt's belongs.
         """
+        from snaporch.rebuild.host_report import find_missing
         from snaporch.rebuild.run import check_files, host_paths
 
         options = self._options
         if options.restores:
             check_files(plan)
-        xml = xmls[0] if xmls else ""
-        cpu = plan.manifest.versions.cpu
-        resumes = xml and options.restores and not options.cold
-        obstacle = self._context.hypervisor.incompatibility(xml, cpu) if resumes else ""
+        missing = find_missing(
+            self._context,
+            self._source,
+            plan,
+            surroundings,
+            xmls,
+            restores=options.restores,
+            cold=options.cold,
+        )
         paths = host_paths(*xmls)
-        document = _document(plan, obstacle, paths) | surroundings.as_json()
-        document["notes"] = list(surroundings.refused)
-        return _Shown(document, _lines(plan, surroundings, obstacle, paths))
+        document = _document(plan, paths) | surroundings.as_json()
+        document |= {"missing": missing, "notes": list(surroundings.refused)}
+        return _Shown(document, _lines(plan, surroundings, missing, paths), missing)
 
     def _ask(self, plan: RebuildPlan, lines: list[str]) -> None:
         from snaporch.cli.confirm import confirm
@@ -246,7 +261,7 @@ class Rebuild:
 
 
 def _lines(
-    plan: RebuildPlan, surroundings: Surroundings, obstacle: str, paths: list[str]
+    plan: RebuildPlan, surroundings: Surroundings, missing: list[str], paths: list[str]
 ) -> list[str]:
     """What comes back, for a reader."""
     lines = [f"{plan.thing} comes back ({plan.manifest.level}):"]
@@ -259,12 +274,10 @@ def _lines(
     if paths:
         lines.append("  its definition, which comes from the replica, names these paths here:")
         lines += [f"    {path}" for path in paths]
-    if obstacle:
-        lines.append(f"  this host cannot run it: {obstacle}; see --cold and --no-restore")
-    return lines
+    return [*lines, *(f"  this host: {each}" for each in missing)]
 
 
-def _document(plan: RebuildPlan, obstacle: str, paths: list[str]) -> dict[str, object]:
+def _document(plan: RebuildPlan, paths: list[str]) -> dict[str, object]:
     return {
         "domain": plan.manifest.domain,
         "uuid": plan.manifest.uuid,
@@ -272,5 +285,4 @@ def _document(plan: RebuildPlan, obstacle: str, paths: list[str]) -> dict[str, o
         "level": str(plan.manifest.level),
         "datasets": [each.dataset for each in plan.incoming],
         "paths": paths,
-        "obstacle": obstacle,
     }

@@ -33,6 +33,7 @@ class FakeSource:
         self._lost: dict[str, Taken] = {}
         self.hooks = hooks
         self.ciphers: set[str] = set()
+        self.bytes_of_a_snapshot = 1 << 20
 
     def lose(self, *datasets: str) -> None:
         """The host loses datasets, which the replica has."""
@@ -73,6 +74,11 @@ class FakeSource:
         """See the protocol."""
         present = {copy_name(each.name): each.kind for each in self._pool.datasets()}
         return present | {copy_name(n): each.dataset.kind for n, each in self._lost.items()}
+
+    def sizes(self, snapshots: Sequence[PoolSnapshot]) -> Mapping[str, int]:
+        """See the protocol."""
+        self.hooks.reach("source.sizes")
+        return {each.full_name: self.bytes_of_a_snapshot for each in snapshots}
 
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool

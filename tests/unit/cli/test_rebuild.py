@@ -253,13 +253,18 @@ def test_without_a_yes_nothing_moves(lost, snaporch):
 def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):
     monkeypatch.setattr(lost.hypervisor, "incompatibility", lambda *_words: "no such CPU")
     answer = rebuild(snaporch, "web", "--dry-run")
-    assert answer.code == 0
+    assert answer.code == ExitCode.REFUSED
     assert "  dataset tank/web: @s1\n  its definition, which comes" in answer.out
-    assert "\n  this host cannot run it: no such CPU" in answer.out
-    (document,) = rebuild(snaporch, "--all", "--dry-run", "--json").json
-    assert (document["datasets"], document["obstacle"]) == (["tank/web"], "no such CPU")
+    assert "\n  this host: it cannot run here: no such CPU" in answer.out
+    assert "web@s1: this host lacks what it needs; it cannot run here: no such CPU" in answer.err
+    answer = rebuild(snaporch, "--all", "--dry-run", "--json")
+    assert answer.code == ExitCode.REFUSED
+    (document,) = answer.json
+    assert document["datasets"] == ["tank/web"]
+    assert document["missing"] == ["it cannot run here: no such CPU; see --cold and --no-restore"]
     assert all(path.startswith("/") for path in document["paths"])
     assert lost.hooks.log == []
+    assert "this host: it cannot run here" in rebuild(snaporch, "web", "--yes", "--quiet").err
 
 
 def test_the_data_alone_comes_back(lost, snaporch):
