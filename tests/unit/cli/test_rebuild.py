@@ -330,3 +330,35 @@ def test_another_host_may_be_read_from(tmp_path, given):
         open_source(context, "nas", "-oProxyCommand=x")
     with pytest.raises(RefusedError, match="--host root@HOST"):
         open_source(context, "nas")
+
+
+def test_restore_brings_a_lost_guest_from_a_replica(surrounded, snaporch):
+    shown = snaporch("restore", "web@s1", "--from", "nas", "--dry-run")
+    assert (shown.code, surrounded.hooks.log) == (0, [])
+    assert "web@s1 comes back (ram):\n  dataset tank/web: @s1\n" in shown.out
+    answer = snaporch("restore", "web@s1", "--from", "nas", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+    assert surrounded.guest().autostart
+    surrounded.hypervisor.destroy(surrounded.lost_uuid)
+    answer = snaporch("restore", "web@s1", "--from", "nas", "--yes")
+    assert answer.code == ExitCode.REFUSED
+    assert "is on this host, with all its datasets; snaporch restore web@s1" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("web", "--from", "nas"),
+        ("web@s1", "--from", "nas", "--disks-only"),
+        ("web@s1", "--from", "nas", "--no-safety"),
+        ("web", "--from", "nas", "--to-time", "2026-01-01T00:00"),
+        ("web@s1", "--from", "nas", "--wait", "3s"),
+        ("web@s1", "--host", "nas"),
+    ],
+    ids=" ".join,
+)
+def test_what_concerns_a_guest_that_is_here_does_not_go_with_a_replica(lost, snaporch, words):
+    answer = snaporch("restore", *words, "--yes")
+    assert answer.code == ExitCode.USAGE
+    assert answer.err.count("\n") == 1
+    assert lost.hooks.log == []
