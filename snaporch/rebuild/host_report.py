@@ -45,8 +45,8 @@ def find_missing(
     if not restores:
         return found
     roots = [domain_xml.parse(each) for each in definitions]
-    emulators = {domain_xml.text(root, "devices/emulator") for root in roots} - {""}
-    unknown = sorted(emulators - context.hypervisor.emulators())
+    emulators = {each.text for root in roots for each in root.iterfind("devices/emulator")}
+    unknown = sorted({each for each in emulators if each} - context.hypervisor.emulators())
     found += (
         f"libvirt has found no emulator {quoted(each)}: machine type and CPU were not compared"
         for each in unknown
