@@ -194,8 +194,9 @@ class Rebuild:
         """Of a guest that is here: set what an earlier rebuild did not."""
         from snaporch.errors import RefusedError, SnaporchError
         from snaporch.rebuild.rebuild_guest import finish
-        from snaporch.rebuild.run import REBUILD_PROPERTY, Stage, stage_of
+        from snaporch.rebuild.run import Stage, stage_of
         from snaporch.rebuild.surroundings import attempt
+        from snaporch.zfs import REBUILD_PROPERTY
 
         plan = here.plan
         stage = stage_of(self._context, plan) if plan else None

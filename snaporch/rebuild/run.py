@@ -49,10 +49,8 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.snapshot.host_directories import existing_part, free_mib
-from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
+from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
 
-REBUILD_PROPERTY = f"{PREFIX}rebuild"
-"""On the datasets of a guest whose rebuild is not complete: its :class:`Stage`."""
 _MAX_XML = 1 << 20
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
 """Where libvirt keeps UEFI variables and TPM state."""

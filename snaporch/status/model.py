@@ -203,6 +203,9 @@ class Status:
     exceeded_limits: tuple[tuple[str, str], ...] = ()
     """Pairs of such a directory, and how its overlays exceed a limit."""
 
+    unfinished_rebuilds: tuple[str, ...] = ()
+    """Datasets of guests whose rebuild is not complete."""
+
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``), without the problems."""
         holder = self.scheduler.holder

@@ -21,6 +21,8 @@ PREFIX = "snaporch:"
 
 POLICY_PROPERTY = f"{PREFIX}policy"
 """On a dataset: the policies of the guests that use it."""
+REBUILD_PROPERTY = f"{PREFIX}rebuild"
+"""On the datasets of a guest whose rebuild is not complete: what has yet to be done."""
 RAM_PROPERTY = f"{PREFIX}ram"
 """On a page dataset the domain's UUID; on a snapshot of it the bundle: ``UUID/RUN``."""
 RAM_POOLS_PROPERTY = f"{PREFIX}ram-pools"

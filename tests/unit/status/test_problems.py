@@ -122,6 +122,7 @@ def test_nothing_needs_attention(status):
         (with_domain(verified=(FINE, BROKEN)), ("verify-failed", "warning")),
         (replace(WELL, runs=(replace(RUN, locked=False),)), ("interrupted", "critical")),
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
+        (replace(WELL, unfinished_rebuilds=("tank/web",)), ("rebuild", "warning")),
         (replace(WELL, barred_guests=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays_without_journal=("/o/r",)), ("unknown-overlay", "warning")),
         (replace(WELL, quarantined=("/o/quarantine/r",)), ("quarantined", "warning")),
@@ -213,7 +214,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 27
+    assert len(found) == 28
     for code in found:
         assert f"`{code}`" in page
 
