@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,6 +101,8 @@ class Context:
     """Writes the host's cache of a disk to its volume; see
     :func:`~snaporch.zfs.resolver.flush_volume`."""
     overlay_images: OverlayImages = field(default_factory=OverlayImages)
+    program: Sequence[str] = (sys.executable, "-P", "-m", "snaporch")
+    """The first words of a command line that starts this snaporch."""
     start_detached: Callable[[str, list[str]], object] = start_detached
     """Starts a process that outlives this one, from its unit's name and its command."""
     lower_priority: Callable[[str], object] = lower_priority

@@ -66,6 +66,7 @@ def domain_lock(
     *,
     wait: float,
     interrupt: Interrupt,
+    can_wait: bool = False,
     times: LockTimes = _TIMES,
 ) -> Iterator[None]:
     """Hold a domain's lock for a run.
@@ -78,6 +79,7 @@ def domain_lock(
         name: the domain's, for messages.
         doing: what the run does, for messages of other commands.
         wait: seconds; ``math.inf`` for no limit.
+        can_wait: the command has the option ``--wait`` for this lock.
         times: how long to wait in any case.
 
     Raises:
@@ -94,7 +96,7 @@ def domain_lock(
 
     try:
         if not _acquire(descriptor, fcntl.LOCK_EX, name, interrupt, is_over):
-            step = "see: snaporch status; try again later, with --wait if the command has it"
+            step = f"see: snaporch status; {_again(can_wait)}"
             raise BusyError(name, f"held by {_holder(descriptor)}", step)
         holder = {"pid": os.getpid(), "doing": doing, "since": iso(datetime.now(UTC))}
         os.ftruncate(descriptor, 0)
@@ -110,7 +112,14 @@ def domain_lock(
 
 @contextmanager
 def readers_lock(
-    runtime: Path, name: str, uuid: str, *, alone: bool, wait: int = 0, interrupt: Interrupt
+    runtime: Path,
+    name: str,
+    uuid: str,
+    *,
+    alone: bool,
+    wait: int = 0,
+    interrupt: Interrupt,
+    can_wait: bool = False,
 ) -> Iterator[None]:
     """Hold a domain's readers' lock: to read its snapshots beside other readers, or to roll back.
 
@@ -120,6 +129,7 @@ def readers_lock(
     Args:
         alone: exclude all readers, for a rollback.
         wait: seconds.
+        can_wait: the command has the option ``--wait`` for this lock.
 
     Raises:
         BusyError: the lock could not be had after ``wait`` seconds.
@@ -132,7 +142,7 @@ def readers_lock(
         if not _acquire(descriptor, operation, name, interrupt, stop_after_delay(wait)):
             reading = "a snapshot of it is being cloned, verified or copied"
             rolling = "it is being rolled back"
-            raise BusyError(name, reading if alone else rolling, "try again later")
+            raise BusyError(name, reading if alone else rolling, _again(can_wait))
         with fields(DOMAIN=name):
             yield
     finally:
@@ -255,6 +265,10 @@ def record_check(runtime: Path, at: datetime) -> None:
 
 def _read_holder(descriptor: int) -> LockHolder | None:
     return LockHolder.parse(os.pread(descriptor, 4096, 0))
+
+
+def _again(can_wait: bool) -> str:  # noqa: FBT001
+    return "try again later, or wait for it with --wait" if can_wait else "try again later"
 
 
 def _least_wait(holder: LockHolder | None, times: LockTimes) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -320,6 +320,11 @@ class VerifyDepth(StrEnum):
 
 
 _STEPS = "steps:"
+_DISKS = "disks"
+
+
+def _with_time(word: str, at: datetime | None) -> str:
+    return word if at is None else f"{word}@{iso(at)}"
 
 
 class VerifyStep(StrEnum):
@@ -344,19 +349,51 @@ class VerificationResult:
     passed: bool
     """Whether the last verification passed, and no step of an earlier one is still failed."""
     reached: VerifyDepth
+    """The last step that was reached, by the last verification or by an earlier one."""
     disks: bool = False
-    """Whether all data of the disks was read."""
+    """Whether all data of the disks was read, by the last verification or by an earlier one."""
     failed_steps: tuple[VerifyStep, ...] = ()
     """The steps that failed and have not passed since, in their order."""
+    earlier_reached: datetime | None = None
+    """When the earlier verification ended that reached ``reached``; ``None`` for the last one."""
+    earlier_disks: datetime | None = None
+    """When the earlier verification ended that read the disks; ``None`` for the last one."""
+
+    @property
+    def reached_at(self) -> datetime:
+        """When the verification ended that reached ``reached``."""
+        return self.earlier_reached or self.at
+
+    @property
+    def disks_at(self) -> datetime | None:
+        """When the verification ended that read all data of the disks; ``None`` if none did."""
+        return (self.earlier_disks or self.at) if self.disks else None
+
+    def after(self, before: VerificationResult | None) -> VerificationResult:
+        """Return this result with what ``before`` proves beyond it.
+
+        A snapshot that failed has proved nothing: a failure is never hidden by an older pass, and
+        after a failure only what was verified since counts.
+        """
+        if before is None or not (self.passed and before.passed):
+            return self
+        found, order = self, list(VerifyDepth)
+        if order.index(before.reached) > order.index(self.reached):
+            found = replace(found, reached=before.reached, earlier_reached=before.reached_at)
+        if before.disks and not self.disks:
+            found = replace(found, disks=True, earlier_disks=before.disks_at)
+        return found
 
     def as_text(self) -> str:
         """Return the value of the property ``snaporch:verified``.
 
         Such as ``2026-11-21T14:00:00Z passed resumed``. A fourth word, ``disks``, says that all
-        data of the disks was read. A last word such as ``steps:disks,script`` has the failed steps.
+        data of the disks was read. Behind each of both stands ``@`` and the time, if an earlier
+        verification did it. A last word such as ``steps:disks,script`` has the failed steps.
         """
-        words = [iso(self.at), "passed" if self.passed else "failed", self.reached.value]
-        words += ["disks"] if self.disks else []
+        words = [iso(self.at), "passed" if self.passed else "failed"]
+        words.append(_with_time(self.reached.value, self.earlier_reached))
+        words += [_with_time(_DISKS, self.earlier_disks)] if self.disks else []
         words += [_STEPS + ",".join(self.failed_steps)] if self.failed_steps else []
         return " ".join(words)
 
@@ -364,10 +401,19 @@ class VerificationResult:
     def parse(cls, text: str | None) -> VerificationResult | None:
         """Parse the text of :meth:`as_text`; ``None`` for any other text."""
         try:
-            at, word, reached, *rest = (text or "").split(" ")
+            at, word, depth, *rest = (text or "").split(" ")
             names = rest.pop().removeprefix(_STEPS) if rest and rest[-1].startswith(_STEPS) else ""
-            steps = tuple(VerifyStep(name) for name in names.split(",") if name)
-            result = cls(parse_iso(at), word == "passed", VerifyDepth(reached), bool(rest), steps)
+            reached, _, reached_at = depth.partition("@")
+            disks_at = rest[0].partition("@")[2] if rest else ""
+            result = cls(
+                parse_iso(at),
+                word == "passed",
+                VerifyDepth(reached),
+                bool(rest),
+                tuple(VerifyStep(name) for name in names.split(",") if name),
+                parse_iso(reached_at) if reached_at else None,
+                parse_iso(disks_at) if disks_at else None,
+            )
         except ValueError:
             return None
         return result if result.as_text() == text else None
@@ -383,7 +429,9 @@ class VerificationResult:
             "at": iso(self.at),
             "passed": self.passed,
             "reached": self.reached.value,
+            "reached_at": iso(self.reached_at),
             "disks_read": self.disks,
+            "disks_read_at": iso(self.disks_at) if self.disks_at else None,
             "failed_steps": [step.value for step in self.failed_steps],
         }
 

@@ -57,6 +57,28 @@ def replace_private(path: Path, data: bytes) -> None:
     os.replace(fresh, path)
 
 
+def write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of ``data`` at ``offset``; one call of pwrite(2) may write only a part.
+
+    Raises:
+        OSError: not all could be written.
+    """
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def subdirectories(path: Path) -> list[Path]:
+    """Return the directories in ``path``, sorted by name; links do not count.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    with os.scandir(path) as entries:
+        return sorted(path / each.name for each in entries if each.is_dir(follow_symlinks=False))
+
+
 def sync_directory(path: Path) -> None:
     """Sync a directory, so that its names survive a power loss."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

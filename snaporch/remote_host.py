@@ -50,19 +50,26 @@ class Host:
         name: ssh's name of the machine (``root@nas``); empty for this machine.
         check: called several times a second while a command runs; an exception ends the command.
         prelude: what each script begins with on another machine.
+        limit: seconds that a command may take that lists or changes something.
 
     A pool that is suspended meanwhile blocks a command that uses it, and any that reads its files,
     while the connection stays alive. So each command has a limit of time, and after one that took
-    over :data:`LIMIT_SECONDS`, no other is run. What a command prints is bounded, too: the machine
+    over ``limit``, no other is run. What a command prints is bounded, too: the machine
     may be hostile.
     """
 
     def __init__(
-        self, name: str, check: Callable[[], None] = lambda: None, *, prelude: str = _PATH
+        self,
+        name: str,
+        check: Callable[[], None] = lambda: None,
+        *,
+        prelude: str = _PATH,
+        limit: float = LIMIT_SECONDS,
     ) -> None:
         self.name = name
         self._check = check
         self._prelude = prelude
+        self._limit = limit
         self._blocked_by = ""
 
     @property
@@ -81,16 +88,16 @@ class Host:
         """Return the command line that runs a command on the machine: no shell here reads it."""
         return self.words(shlex.join(words)) if self.name else list(words)
 
-    def run(self, *words: str, limit: float = LIMIT_SECONDS) -> str:
+    def run(self, *words: str, limit: float | None = None) -> str:
         """Run a command; see :meth:`script`."""
         return self.script(shlex.join(words), what=shlex.join(words[:2]), limit=limit)
 
-    def script(self, script: str, *, what: str, limit: float = LIMIT_SECONDS) -> str:
+    def script(self, script: str, *, what: str, limit: float | None = None) -> str:
         """Run a shell script.
 
         Args:
             what: names the script in an error.
-            limit: seconds; a script that takes longer is ended.
+            limit: seconds; a script that takes longer is ended; the host's by default.
 
         Returns: its standard output.
 
@@ -100,8 +107,9 @@ class Host:
             UnavailableError: ssh is not installed.
         """
         if self._blocked_by:
-            reason = f"was not run: {self._blocked_by} took over {LIMIT_SECONDS} s"
+            reason = f"was not run: {self._blocked_by} took over {self._limit:.0f} s"
             raise CommandError(self._where(what), reason, self._status_step)
+        limit = self._limit if limit is None else limit
         command = self.words(script)
         check_installed(command[0])
         with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
@@ -136,7 +144,7 @@ class Host:
         def check() -> None:
             self._check()
             if time.monotonic() > end:
-                if limit == LIMIT_SECONDS:  # one that moves much data may be slow by itself
+                if limit == self._limit:  # one that moves much data may be slow by itself
                     self._blocked_by = what
                 reason = f"takes over {limit:.0f} s, and was ended"
                 raise CommandError(what, reason, self._status_step)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Part, Role
-from snaporch.catalog.records import check_names, missing_datasets, one_per_dataset, run_members
+from snaporch.catalog.records import missing_datasets, one_per_dataset, run_members
+from snaporch.catalog.renamed_datasets import check_names
 from snaporch.clone.find_clones import clones_of
 from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.model import BundleState, Level, SnapshotRecord, iso
+from snaporch.model import BundleState, Level, SnapshotRecord, VerificationResult, iso
 from snaporch.restore.source import manifest_and_snapshots
 
 _DEFAULT_URI = "qemu:///system"
@@ -210,9 +211,17 @@ def provenance(record: SnapshotRecord, manifest: Manifest | None) -> list[tuple[
         found.append(("note", record.note))
     verified = "never"
     if record.verified is not None:
-        word = "passed" if record.verified.passed else "failed"
-        verified = f"{iso(record.verified.at)} {word}, {record.verified.reached}"
-        verified += ", disks read" if record.verified.disks else ""
-        failed = " and ".join(record.verified.failed_steps)
-        verified += f"; failed in: {failed}" if failed else ""
+        verified = _verified(record.verified)
     return [*((label, text or "unknown") for label, text in found), ("verified", verified)]
+
+
+def _verified(result: VerificationResult) -> str:
+    """The result of the verifications, with the times of those that did more than the last one."""
+    text = f"{iso(result.at)} {'passed' if result.passed else 'failed'}, {result.reached}"
+    if result.earlier_reached is not None:
+        text += f" on {iso(result.earlier_reached)}"
+    text += ", disks read" if result.disks else ""
+    if result.earlier_disks is not None:
+        text += f" on {iso(result.earlier_disks)}"
+    failed = " and ".join(result.failed_steps)
+    return f"{text}; failed in: {failed}" if failed else text

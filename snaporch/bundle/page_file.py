@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snaporch.bundle.qemu_stream import ALIGNMENT, PAGE
+from snaporch.private_files import write_at
 
 PAGES_NAME = "pages"
 """The page file's name in its dataset."""
@@ -60,10 +61,7 @@ class PageFile:
 
     def _write(self, place: int, data: bytes) -> None:
         self.written += len(data)
-        view = memoryview(data)
-        while view:
-            done = os.pwrite(self._descriptor, view, place)
-            view, place = view[done:], place + done
+        write_at(self._descriptor, data, place)
 
     def finish(self) -> str:
         """Sync the file and return the checksum of its content."""

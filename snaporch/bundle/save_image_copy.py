@@ -21,6 +21,7 @@ from snaporch.bundle.save_image import (
     SaveImageError,
     SaveImageHeader,
 )
+from snaporch.private_files import write_at
 
 _COOKIE_OFFSET = struct.Struct("<I")  # behind the compression field, the first of Header.rest
 _COPY = 16 << 20
@@ -110,12 +111,5 @@ def _copy(source: int, target: int, start: int, shift: int) -> None:
         block = os.pread(source, _COPY, start)
         if not block:
             raise OSError(errno.EIO, "the image became shorter while it was copied")
-        start += _write(target, block, start + shift)
-
-
-def _write(target: int, block: bytes, offset: int) -> int:
-    view = memoryview(block)
-    while view:
-        written = os.pwrite(target, view, offset)
-        view, offset = view[written:], offset + written
-    return len(block)
+        write_at(target, block, start + shift)
+        start += len(block)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -32,6 +31,7 @@ from snaporch.private_files import (
     private_directory,
     sha256_of,
     store_errors,
+    subdirectories,
     sync_directory,
     write_private,
 )
@@ -321,9 +321,7 @@ def _directories(path: Path, name: str) -> list[Path]:
     """The subdirectories whose names match, sorted; links do not count."""
     if not path.is_dir():
         return []
-    with os.scandir(path) as entries:
-        found = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
-    return [path / each for each in sorted(found) if re.fullmatch(name, each)]
+    return [each for each in subdirectories(path) if re.fullmatch(name, each.name)]
 
 
 def _has_ram(directory: Path) -> bool:

@@ -13,8 +13,9 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from snaporch.bundle.manifest import BackingFileEntry, DiskEntry, Manifest, SnapshotEntry
+from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import MARKER, BundleError, BundleStore
+from snaporch.catalog.renamed_datasets import as_named_now, by_guid, renamed
 from snaporch.catalog.torn import is_torn
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Hypervisor
@@ -46,13 +47,13 @@ def all_records(
     guids = {snapshot.guid for snapshot in everything}
     records = marked_records(store, everything, guids, renamed_too=renamed_too)
     known = {f"{record.uuid}/{record.run}" for record in records}
-    by_guid = _by_guid(everything)
+    with_guid = by_guid(everything)
     for reference in store.references():
         if reference not in known:
             state, manifest = store.state(reference)
             if manifest is not None and reference == f"{manifest.uuid}/{manifest.run}":
                 state = _with_pages(state, manifest, guids)
-                candidates = _candidates(manifest, by_guid)
+                candidates = _candidates(manifest, with_guid)
                 manifest = as_named_now(manifest, candidates) if renamed_too else manifest
                 members = run_members(manifest, manifest.run, candidates)
                 records += _records(store, manifest.run, members, state, manifest)
@@ -80,7 +81,7 @@ def marked_records(
         run, uuid = (snapshot.properties.get(key, "") for key in ("run", "uuid"))
         if run and "domain" in snapshot.properties:
             runs.setdefault((run, uuid), []).append(snapshot)
-    by_guid = _by_guid(everything)
+    with_guid = by_guid(everything)
     records: list[SnapshotRecord] = []
     for (run, _), marked in runs.items():
         state, manifest = _state(store, marked)
@@ -88,7 +89,7 @@ def marked_records(
         candidates = marked
         moved: tuple[str, ...] = ()
         if manifest is not None:
-            named = {each.full_name: each for each in (*marked, *_candidates(manifest, by_guid))}
+            named = {each.full_name: each for each in (*marked, *_candidates(manifest, with_guid))}
             candidates = list(named.values())
             moved = tuple(sorted(renamed(manifest, candidates))) if renamed_too else ()
             manifest = as_named_now(manifest, candidates) if moved else manifest
@@ -114,62 +115,12 @@ def by_dataset(snapshots: Iterable[PoolSnapshot]) -> Mapping[str, list[PoolSnaps
     return found
 
 
-def _by_guid(snapshots: Iterable[PoolSnapshot]) -> Mapping[int, list[PoolSnapshot]]:
-    found: dict[int, list[PoolSnapshot]] = defaultdict(list)
-    for snapshot in snapshots:
-        found[snapshot.guid].append(snapshot)
-    return found
-
-
 def _candidates(
-    manifest: Manifest, by_guid: Mapping[int, Sequence[PoolSnapshot]]
+    manifest: Manifest, with_guid: Mapping[int, Sequence[PoolSnapshot]]
 ) -> list[PoolSnapshot]:
     """All snapshots with the GUIDs of the run: its own, received copies, and renamed ones."""
     guids = {entry.guid for entry in manifest.snapshots}
-    return [each for guid in guids for each in by_guid.get(guid, ())]
-
-
-def renamed(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> dict[str, str]:
-    """The new names of the run's datasets that were renamed, by their old names.
-
-    A rename, also of the pool, keeps a snapshot's GUID and its txg. A received copy has another
-    txg. If the snapshot exists under the old name, the dataset was not renamed.
-    """
-    by_guid = _by_guid(snapshots)
-    there: set[str] = set()
-    found: dict[str, set[str]] = defaultdict(set)
-    for entry in manifest.snapshots:
-        same = by_guid.get(entry.guid, ())
-        if entry.dataset in {each.dataset for each in same}:
-            there.add(entry.dataset)
-        found[entry.dataset] |= {s.dataset for s in same if s.createtxg == entry.createtxg}
-    return {
-        dataset: next(iter(names))
-        for dataset, names in found.items()
-        if dataset not in there and len(names) == 1 and names.isdisjoint(found)
-    }
-
-
-def as_named_now(manifest: Manifest, snapshots: Iterable[PoolSnapshot]) -> Manifest:
-    """The manifest with the current names of its datasets; see :func:`renamed`."""
-    names = renamed(manifest, snapshots)
-    if not names:
-        return manifest
-    disks = [
-        disk.model_copy(update={"beneath": disk.beneath and _named(disk.beneath, names)})
-        for disk in manifest.disks
-    ]
-    update = {"snapshots": _named(manifest.snapshots, names), "disks": _named(disks, names)}
-    return manifest.model_copy(update=update)
-
-
-def _named(
-    entries: Iterable[SnapshotEntry | DiskEntry | BackingFileEntry], names: Mapping[str, str]
-) -> tuple[SnapshotEntry | DiskEntry | BackingFileEntry, ...]:
-    return tuple(
-        each.model_copy(update={"dataset": names.get(each.dataset or "", each.dataset)})
-        for each in entries
-    )
+    return [each for guid in guids for each in with_guid.get(guid, ())]
 
 
 def check_store(store: BundleStore, pool: Pool, guests: Hypervisor | None = None) -> None:
@@ -198,25 +149,6 @@ def check_store(store: BundleStore, pool: Pool, guests: Hypervisor | None = None
             "is its file system mounted? if a new store is to be made: "
             f"install -d -m 700 {place} && touch {marker}",
         )
-
-
-def check_names(
-    pool: Pool, thing: str, manifest: Manifest, snapshots: Iterable[PoolSnapshot]
-) -> None:
-    """Refuse a snapshot whose datasets were renamed: the paths in the manifest are the old ones.
-
-    Raises:
-        RefusedError: a dataset was renamed; the error has the command that names it back.
-    """
-    for dataset, name in renamed(manifest, snapshots).items():
-        above, old = (each.split("/", 1)[0] for each in (name, dataset))
-        step = f"zfs rename {name} {dataset}, and try again"
-        if above != old:
-            step = f"zpool export {above}, zpool import {above} {old}, and try again"
-        elif dataset in {known.name for known in pool.datasets()}:
-            promoted = pool.origins([dataset]).get(dataset, "").startswith(f"{name}@")
-            step = f"zfs promote {dataset}, and try again" if promoted else f"move {dataset} away"
-        raise RefusedError(thing, f"its snapshot of {dataset} is one of {name} now", step)
 
 
 def record_of(

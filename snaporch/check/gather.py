@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from snaporch import __version__, default_paths
 from snaporch.check.facts import (
     GuestFacts,
-    HookProgram,
     HostFacts,
     OpenRunFacts,
     OverlayFacts,
     PageStoreFacts,
-    SanoidFacts,
     StoreFacts,
     UnreadableJournalFacts,
 )
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
-from snaporch.command_log import LoggedCommand
+from snaporch.check.gather_sanoid import gather_sanoid, own_command
+from snaporch.check.host_files import HostFiles
 from snaporch.config import Config, Paths
 from snaporch.context import Context
 from snaporch.disks.overlay_files import QUARANTINE
@@ -46,37 +42,17 @@ from snaporch.model import DatasetKind, Domain
 from snaporch.replication.destination import unavailable_reason, weakness_of
 from snaporch.restore.other_files import describe_other_files, guest_files
 from snaporch.sanoid.config.frozen_datasets import frozen_datasets, unfrozen_section
-from snaporch.sanoid.config.hook_command import PATH, SETTINGS, parse_hook
-from snaporch.sanoid.config.resolve import CONFIG_DIR, SanoidConfig, SanoidConfigError, load_sanoid
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
 from snaporch.schedule.carried_out_since import read_first_runs
 from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.host_directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
-from snaporch.systemd.unit_configuration import DIRECTORIES, unit_configurations
+from snaporch.systemd.unit_configuration import unit_configurations
 from snaporch.systemd.unit_state import CARRIERS
 from snaporch.zfs.resolver import Resolver
 
 _SPARSE = re.compile(r'^\s*snapshot_image_format\s*=\s*"sparse"', re.MULTILINE)
-_VERSION_SECONDS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Files and directories of the host that are read."""
-
-    qemu_conf: Path = Path("/etc/libvirt/qemu.conf")
-    zfs_module: Path = Path("/sys/module/zfs")
-    apparmor: Path = Path("/sys/module/apparmor/parameters/enabled")
-    cron_job: Path = Path("/etc/cron.d/sanoid")
-    systemd: Path = Path("/run/systemd/system")
-    unit_directories: tuple[Path, ...] = DIRECTORIES
-    path: str = PATH
-    sanoid_defaults: Path | None = None
-
-
-PLACES = Places()
 
 
 def choose_domains(context: Context, names: Sequence[str]) -> list[Domain]:
@@ -94,12 +70,14 @@ def choose_domains(context: Context, names: Sequence[str]) -> list[Domain]:
 def gather(
     context: Context,
     domains: Sequence[Domain],
-    config_dir: Path = CONFIG_DIR,
-    config_file: Path = default_paths.CONFIG,
+    files: HostFiles,
+    config_dir: Path,
+    config_file: Path,
 ) -> HostFacts:
     """The facts about the host and about these guests.
 
     Args:
+        files: the host's files that are read.
         config_dir: sanoid's configuration directory.
         config_file: the configuration file that ``context`` has.
 
@@ -108,7 +86,7 @@ def gather(
     """
     kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     names = set(kinds)
-    sanoid = _sanoid(config_dir, names)
+    sanoid = gather_sanoid(config_dir, names, files)
     context = replace(
         context,
         unfrozen_by=partial(unfrozen_section, sanoid.config),
@@ -117,11 +95,11 @@ def gather(
     guests = with_policies(context, domains, gather_guests(context, domains))
     encrypted = context.pool.encrypted()
     runs, unreadable = _runs(context)
-    releases = _releases(context)
+    releases = _releases(context, files.zfs_module)
     replicas = _replicas(context)
     return HostFacts(
         version=__version__,
-        command=own_command(),
+        command=own_command(files.path),
         sanoid=sanoid,
         guests=guests,
         store=_store(context, encrypted),
@@ -138,21 +116,13 @@ def gather(
         capture=capture_mode(context),
         volatile=_volatile(context.resolver, context.config.paths),
         releases=releases,
-        needs=_needs(domains, guests, kinds, releases),
+        needs=_needs(domains, guests, kinds, releases, files),
         domain_sections=frozenset(context.config.domain),
         policies=any(map(takes_snapshots, context.config.policy.values())),
         policies_wait=_policies_wait(context),
-        other_configurations=_other_configurations(config_file),
+        other_configurations=_other_configurations(files.unit_directories, config_file),
         unknown_names=unknown_names(context.config, context.hypervisor.domains()),
     )
-
-
-def own_command() -> str:
-    """The absolute path of this ``snaporch``, for a hook setting."""
-    called = Path(sys.argv[0])
-    if called.name == "snaporch" and called.is_file():
-        return str(called.absolute())
-    return shutil.which("snaporch", path=PLACES.path) or "snaporch"
 
 
 def _text(path: Path) -> str:
@@ -173,19 +143,21 @@ def _policies_wait(context: Context) -> bool:
     return not any(units.get(unit) == "active" for unit in CARRIERS)
 
 
-def _other_configurations(config_file: Path) -> dict[Path, tuple[str, ...]]:
-    named = unit_configurations(PLACES.unit_directories)
+def _other_configurations(
+    directories: Sequence[Path], config_file: Path
+) -> dict[Path, tuple[str, ...]]:
+    named = unit_configurations(directories)
     return {file: _sorted(units) for file, units in named.items() if file != config_file}
 
 
 # -- versions and known faults ------------------------------------------------------------------
 
 
-def _releases(context: Context) -> dict[Component, str]:
+def _releases(context: Context, zfs_module: Path) -> dict[Component, str]:
     found = dict.fromkeys(Component, "")
     with suppress(HypervisorError):
         found |= context.hypervisor.releases()
-    return found | {Component.OPENZFS: _text(PLACES.zfs_module / "version").strip()}
+    return found | {Component.OPENZFS: _text(zfs_module / "version").strip()}
 
 
 def _needs(
@@ -193,13 +165,14 @@ def _needs(
     guests: Sequence[GuestFacts],
     kinds: Mapping[str, DatasetKind],
     releases: Mapping[Component, str],
+    files: HostFiles,
 ) -> dict[FaultCondition, tuple[str, ...]]:
     """The conditions of known faults that hold here, each with the guests concerned."""
 
     def guests_on(kind: DatasetKind) -> list[str]:
         return [g.name for g in guests if any(kinds.get(name) is kind for name in g.datasets)]
 
-    confined = _text(PLACES.apparmor).strip() == "Y"
+    confined = _text(files.apparmor).strip() == "Y"
     by_guest = {
         FaultCondition.DISCARD: [d.name for d in domains if any(disk.discards for disk in d.disks)],
         FaultCondition.VOLUME: guests_on(DatasetKind.VOLUME),
@@ -207,83 +180,13 @@ def _needs(
         FaultCondition.APPARMOR: [g.name for g in guests if confined and g.commits],
     }
     by_host = {
-        FaultCondition.CLONING: _text(PLACES.zfs_module / "parameters/zfs_bclone_enabled").strip()
+        FaultCondition.CLONING: _text(files.zfs_module / "parameters/zfs_bclone_enabled").strip()
         == "1",
-        FaultCondition.SPARSE: bool(_SPARSE.search(_text(PLACES.qemu_conf))),
+        FaultCondition.SPARSE: bool(_SPARSE.search(_text(files.qemu_conf))),
         FaultCondition.PIPES_ONLY: loads_from_pipes_only(releases[Component.QEMU]),
     }
     found = {need: tuple(names) for need, names in by_guest.items() if names}
     return found | {need: () for need, holds in by_host.items() if holds}
-
-
-# -- sanoid -------------------------------------------------------------------------------------
-
-
-def _sanoid(config_dir: Path, datasets: Iterable[str]) -> SanoidFacts:
-    if shutil.which("sanoid", path=PLACES.path) is None:
-        return SanoidFacts(installed=False, scheduled=None, directory=config_dir, config=None)
-    scheduled = _scheduled()
-    if not (config_dir / "sanoid.conf").exists():
-        return SanoidFacts(True, scheduled, config_dir, None, unused=True)
-    try:
-        config = load_sanoid(config_dir, datasets, PLACES.sanoid_defaults)
-    except SanoidConfigError as error:
-        return SanoidFacts(
-            True, scheduled, config_dir, None, refusal=f"{error.thing}: {error.reason}"
-        )
-    return SanoidFacts(True, scheduled, config_dir, config, programs=_programs(config))
-
-
-def _scheduled() -> bool | None:
-    """Debian's cron job does nothing under systemd. Other crontabs are not read."""
-    if PLACES.systemd.is_dir():
-        command = ["systemctl", "--quiet", "is-active", "sanoid.timer"]
-        with LoggedCommand(*command):
-            return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    return True if PLACES.cron_job.exists() else None
-
-
-def _programs(config: SanoidConfig) -> dict[str, HookProgram]:
-    texts = {s.settings.get(key, "") for s in config.sections.values() for key in SETTINGS}
-    named = {parse_hook(text).program for text in texts if text.strip()}
-    return {name: _program(name) for name in named if name}
-
-
-def _program(name: str) -> HookProgram:
-    path = name if "/" in name else shutil.which(name, path=PLACES.path)
-    if path is None or not os.path.isfile(path):
-        return HookProgram(exists=False, executable=False)
-    if not os.access(path, os.X_OK):
-        return HookProgram(exists=True, executable=False)
-    return HookProgram(exists=True, executable=True, version=_version(path))
-
-
-def _version(path: str) -> str:
-    """The version that a ``snaporch`` prints, or the one installed beside a hook's file.
-
-    Other programs are not started; their version is empty.
-    """
-    name = os.path.basename(path)
-    if name.startswith("sanoid-"):  # PREFIX/share/snaporch/hooks, PREFIX/bin
-        path = os.path.join(os.path.dirname(os.path.realpath(path)), "../../../bin/snaporch")
-    if os.path.basename(path) != "snaporch" or not os.path.isfile(path):
-        return ""
-    own = own_command()
-    if os.path.exists(own) and os.path.samefile(path, own):
-        return __version__
-    try:
-        with LoggedCommand(path, "--version"):
-            done = subprocess.run(
-                [path, "--version"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                timeout=_VERSION_SECONDS,
-            )
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    words = done.stdout.decode("utf-8", "replace").split()
-    return words[1] if words[:1] == ["snaporch"] and len(words) > 1 else "unknown"
 
 
 # -- guests -------------------------------------------------------------------------------------

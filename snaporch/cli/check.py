@@ -14,6 +14,7 @@ from snaporch.cli.options import ConfigOption, JsonOption, config_path
 if TYPE_CHECKING:
     from snaporch.check.facts import HostFacts
     from snaporch.check.findings import Finding
+    from snaporch.check.host_files import HostFiles
     from snaporch.context import Context
 
     Opened = AbstractContextManager[Context]
@@ -61,7 +62,8 @@ def check_command(
     chosen = domains or []
 
     def find() -> tuple[list[Finding], HostFacts]:
-        return _findings(opened, chosen, configdir, config_path(context, config))
+        file = config_path(context, config)
+        return _findings(opened, chosen, configdir, file, context.obj.host_files())
 
     return _check_for_nagios(find) if nagios else _check(find, json=json)
 
@@ -100,7 +102,11 @@ def _check_for_nagios(find: Callable[[], tuple[list[Finding], HostFacts]]) -> in
 
 
 def _findings(
-    opened: Opened, names: Sequence[str], configdir: Path, config_file: Path | None
+    opened: Opened,
+    names: Sequence[str],
+    configdir: Path,
+    config_file: Path | None,
+    files: HostFiles,
 ) -> tuple[list[Finding], HostFacts]:
     from snaporch import default_paths
     from snaporch.check.apply_rules import apply_rules
@@ -108,5 +114,5 @@ def _findings(
 
     with opened as context:
         file = (config_file or default_paths.CONFIG).absolute()
-        facts = gather(context, choose_domains(context, names), configdir, file)
+        facts = gather(context, choose_domains(context, names), files, configdir, file)
         return apply_rules(facts), facts

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from snaporch.check.host_files import HostFiles
     from snaporch.config import Config
     from snaporch.context import Context
     from snaporch.hypervisor import Hypervisor
+    from snaporch.rebuild.local_datasets import Local
+    from snaporch.rebuild.replica_source import Source
+    from snaporch.replication.interface import Destination
     from snaporch.zfs import Pool
 
 
@@ -35,6 +39,24 @@ class CommandHost:
         from snaporch.hypervisor import open_hypervisor
 
         return open_hypervisor(uri)
+
+    def open_replica(self, context: Context, name: str) -> Destination:
+        """A replica to copy to; see :func:`~snaporch.replication.destination.open_replica`."""
+        from snaporch.replication.destination import open_replica
+
+        return open_replica(context, name)
+
+    def open_source(self, context: Context, name: str, host: str) -> tuple[Source, Local]:
+        """A replica to read from; see :func:`~snaporch.rebuild.open_source.open_source`."""
+        from snaporch.rebuild.open_source import open_source
+
+        return open_source(context, name, host)
+
+    def host_files(self) -> HostFiles:
+        """The host's files that ``check`` reads, and ``render sanoid``."""
+        from snaporch.check.host_files import HostFiles
+
+        return HostFiles()
 
     def make_context(self, *arguments: Any, **settings: Any) -> Context:
         """Make the context of a command."""

@@ -48,7 +48,7 @@ def daemon_command(
     progress = TerminalProgress(quiet=quiet)
     opened = host.make_context(settings, hypervisor, pool, progress, config_path=path)
     subprocesses = Subprocesses(
-        ConcurrencyLimiter(settings.schedule), snapshot_command(path), bulk_job_command(path)
+        ConcurrencyLimiter(settings.schedule), snapshot_command(opened), bulk_job_command(opened)
     )
     runtime, interrupt = settings.paths.runtime, opened.interrupt
     _report_other(opened)

@@ -64,7 +64,7 @@ def list_command(
     from datetime import UTC, datetime
 
     from snaporch.bundle.store import BundleStore
-    from snaporch.catalog.filter import RecordFilter
+    from snaporch.catalog.filter import RecordFilter, without_replicas_here
     from snaporch.catalog.records import all_records, used_bytes
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.select import parse_since
@@ -73,7 +73,7 @@ def list_command(
     host: CommandHost = context.obj
     settings = host.load_config(config_path(context, config))
     pool = host.open_pool(read_only=True)
-    everything = pool.snapshots()
+    everything = without_replicas_here(settings, pool.snapshots())
     store = BundleStore(settings.paths.bundles)
     records = all_records(store, everything, renamed_too=True)
     if domain is not None:

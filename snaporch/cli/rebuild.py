@@ -10,8 +10,10 @@ from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, YesOptio
 
 if TYPE_CHECKING:
     from snaporch.context import Context
+    from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.plan import Copies, RebuildPlan
     from snaporch.rebuild.rebuild_guest import Rebuilt
+    from snaporch.rebuild.replica_source import Source
     from snaporch.rebuild.run import AlreadyHereError
     from snaporch.rebuild.surroundings import Surroundings
 
@@ -76,8 +78,9 @@ def rebuild_command(
     if cold and no_restore:
         raise typer.BadParameter("--cold and --no-restore exclude one another")
     with session(context, config, quiet=quiet or json) as opened:
+        source, local = context.obj.open_source(opened, replica, host)
         options = RebuildOptions(history, cold, not no_restore, dry_run, yes, json)
-        return Rebuild(opened, replica, host, options).run(domains or [])
+        return Rebuild(opened, source, local, options).run(domains or [])
 
 
 class RebuildOptions(NamedTuple):
@@ -104,15 +107,14 @@ class Rebuild:
     """One call of the command, or of ``restore --from``."""
 
     def __init__(
-        self, context: Context, replica: str, host: str = "", options: RebuildOptions | None = None
+        self, context: Context, source: Source, local: Local, options: RebuildOptions
     ) -> None:
         from snaporch.cli.result_printer import ResultPrinter
-        from snaporch.rebuild.open_source import open_source
 
         self._context = context
-        self._source, self._local = open_source(context, replica, host)
-        self._options = options or RebuildOptions()
-        self._outcomes = ResultPrinter(json=self._options.json)
+        self._source, self._local = source, local
+        self._options = options
+        self._outcomes = ResultPrinter(json=options.json)
 
     def run(self, domains: list[str]) -> int:
         """Rebuild these guests, or all; the exit code."""

@@ -97,7 +97,7 @@ def _recover(
     """Recover all domains or one; the first error's exit code."""
     from snaporch.recovery.recover_domains import recover_domain, unfinished
     from snaporch.recovery.start_guardian import guard_leftovers
-    from snaporch.restore.start_bar import guests_left_barred
+    from snaporch.restore.undo_command import guests_left_barred
 
     names, unreadable = unfinished(context, domain)
     for each in unreadable:

@@ -26,7 +26,8 @@ def render_sanoid_command(
     They make sanoid's snapshots of these domains consistent. The hooks have no time limit. A guest
     with several datasets below a parent of its own gets one recursive section.
     """
-    from snaporch.check.gather import choose_domains, gather_guests, own_command
+    from snaporch.check.gather import choose_domains, gather_guests
+    from snaporch.check.gather_sanoid import own_command
     from snaporch.cli.session import session
     from snaporch.output.terminal import print_result
     from snaporch.sanoid.config.render import render_sanoid
@@ -34,6 +35,6 @@ def render_sanoid_command(
     with session(context, config, quiet=True) as opened:
         guests = gather_guests(opened, choose_domains(opened, domains or []))
         existing = {dataset.name for dataset in opened.pool.datasets()}
-        text = render_sanoid(guests, existing, own_command())
+        text = render_sanoid(guests, existing, own_command(context.obj.host_files().path))
     print_result(text.rstrip("\n"))
     return 0

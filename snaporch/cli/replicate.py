@@ -9,6 +9,7 @@ import typer
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption
 
 if TYPE_CHECKING:
+    from snaporch.cli.command_host import CommandHost
     from snaporch.cli.policy_observers import PolicyObservers
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.context import Context
@@ -56,39 +57,45 @@ def replicate_command(
     if [bool(domains), everything, due].count(True) != 1 or (due and (to or recheck)):
         raise typer.BadParameter("expected DOMAIN... or --all, with --to or without, or --due")
     with session(context, config, quiet=quiet or json) as opened:
+        host: CommandHost = context.obj
         if due:
-            return _replicate_due(opened, json=json)
-        return _replicate(opened, domains or [], to or [], recheck=recheck, json=json)
+            return _replicate_due(host, opened, json=json)
+        return _replicate(host, opened, domains or [], to or [], recheck=recheck, json=json)
 
 
 def _replicate(
-    context: Context, domains: list[str], replicas: list[str], *, recheck: bool, json: bool
+    host: CommandHost,
+    context: Context,
+    domains: list[str],
+    replicas: list[str],
+    *,
+    recheck: bool,
+    json: bool,
 ) -> int:
     from snaporch.cli.result_printer import ResultPrinter
-    from snaporch.replication.destination import open_replica
     from snaporch.replication.replicate import host_lock
     from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
 
     targets = choose_targets(context, domains, replicas)
     outcomes = ResultPrinter(json=json)
     with host_lock(context):
-        for each in replicate_domains(context, targets, open_replica, recheck=recheck):
+        for each in replicate_domains(context, targets, host.open_replica, recheck=recheck):
             _report(outcomes, *each)
     outcomes.print_documents()
     return outcomes.code
 
 
-def _replicate_due(context: Context, *, json: bool) -> int:
+def _replicate_due(host: CommandHost, context: Context, *, json: bool) -> int:
     from snaporch.cli.policy_observers import observing
 
     with observing(context) as observers:
-        outcomes = replicate_and_report_due(context, observers, json=json)
+        outcomes = replicate_and_report_due(host, context, observers, json=json)
     outcomes.print_documents()
     return outcomes.code
 
 
 def replicate_and_report_due(
-    context: Context, observers: PolicyObservers, *, json: bool
+    host: CommandHost, context: Context, observers: PolicyObservers, *, json: bool
 ) -> ResultPrinter:
     """Run the replications that are due by policy, print the results and notify of failures.
 
@@ -96,14 +103,13 @@ def replicate_and_report_due(
     """
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.errors import BusyError, SnaporchError
-    from snaporch.replication.destination import open_replica
     from snaporch.replication.replicate import host_lock
     from snaporch.schedule.run_replications import replicate_due
 
     outcomes = ResultPrinter(json=json)
     try:
         with host_lock(context):
-            for each in replicate_due(context, open_replica):
+            for each in replicate_due(context, host.open_replica):
                 _report(outcomes, each.pending.domain, each.pending.replica, each.outcome)
                 if isinstance(each.outcome, SnaporchError):
                     observers.failed(context.config, each.outcome)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -176,7 +175,8 @@ def restore_command(
 
             _check_lost(request, replica, wait)
             options = RebuildOptions(cold=cold, dry_run=dry_run, yes=yes, json=json)
-            return Rebuild(opened, replica, host, options).run([snapshot])
+            source, local = context.obj.open_source(opened, replica, host)
+            return Rebuild(opened, source, local, options).run([snapshot])
         if dry_run:
             preview = preview_restore(opened, request)
             if json:
@@ -259,9 +259,12 @@ def print_refusals(preview: RestorePreview) -> int:
 
 def print_undo_command(context: Context, restored: Restored) -> None:
     """Print the command that undoes this restore, if a safety copy was kept."""
+    from snaporch.restore.undo_command import command_for
+
     if restored.undo is not None:
-        command = shlex.join(["snaporch", "undo", restored.record.domain])
-        context.progress.step(restored.record.domain, f"undo it with: {command}")
+        record, name = restored.record, Path(restored.undo).parent.name
+        command = command_for(context, record.domain, record.uuid, name, is_last=True)
+        context.progress.step(record.domain, f"undo it with: {command}")
 
 
 def _line(restored: Restored) -> str:

@@ -48,12 +48,14 @@ def run_due_command(
     from snaporch.output.terminal import print_json
     from snaporch.schedule.concurrency import ConcurrencyLimiter
     from snaporch.schedule.run_due import run_due
-    from snaporch.schedule.subprocesses import Subprocesses, snapshot_command
+    from snaporch.schedule.subprocesses import Subprocesses, bulk_job_command, snapshot_command
 
     with session(context, config, quiet=quiet or json) as opened:
         runtime, interrupt = opened.config.paths.runtime, opened.interrupt
         subprocesses = Subprocesses(
-            ConcurrencyLimiter(opened.config.schedule), snapshot_command(opened.config_path)
+            ConcurrencyLimiter(opened.config.schedule),
+            snapshot_command(opened),
+            bulk_job_command(opened),
         )
         with observing(opened) as watching:
             with domain_lock(runtime, SCHEDULE, SCHEDULE, "run-due", wait=0, interrupt=interrupt):
@@ -65,7 +67,7 @@ def run_due_command(
             # Last, and without the lock: they may take hours, and stop no snapshot meanwhile.
             sent, verified = ResultPrinter(json=json), ResultPrinter(json=json)
             if replication and interrupt.signum is None:
-                sent = replicate_and_report_due(opened, watching, json=json)
+                sent = replicate_and_report_due(context.obj, opened, watching, json=json)
             if verification and interrupt.signum is None:
                 verified = verify_and_report_due(opened, watching, json=json)
         if json:

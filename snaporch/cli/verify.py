@@ -132,6 +132,7 @@ def _verify(
     wait: int,
     json: bool,
 ) -> int:
+    from snaporch.catalog.filter import without_replicas_here
     from snaporch.catalog.records import all_records
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.output.terminal import print_error, print_json
@@ -142,7 +143,8 @@ def _verify(
     if texts:
         records = [find_records(context, text)[-1] for text in texts]
     else:
-        records = longest_ago(all_records(context.store, context.pool.snapshots()), sample)
+        snapshots = without_replicas_here(context.config, context.pool.snapshots())
+        records = longest_ago(all_records(context.store, snapshots), sample)
     outcomes = ResultPrinter(json=json)
     with host_lock(context, wait):
         for outcome in verify_all(context, records, options):

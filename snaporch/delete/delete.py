@@ -188,6 +188,7 @@ def _locks(context: Context, domain: str, uuid: str, wait: int | None) -> Iterat
                 DELETING,
                 wait=longest,
                 interrupt=context.interrupt,
+                can_wait=True,
             )
             stack.enter_context(lock)
         yield

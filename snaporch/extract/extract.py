@@ -13,7 +13,7 @@ from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.extract.disk_reader import blocks, open_disk
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
-from snaporch.private_files import sync_directory
+from snaporch.private_files import sync_directory, write_at
 from snaporch.restore.output_file import ExtractedFile, check_destination
 from snaporch.restore.source import Source, check_whole_disks
 from snaporch.zfs.resolver import Resolver
@@ -119,15 +119,8 @@ def _copy_data(
         for inner in range(0, len(block), _GRAIN):
             grain = block[inner : inner + _GRAIN]
             if grain != zeros[: len(grain)]:
-                _write(writing.fileno(), grain, offset + inner)
+                write_at(writing.fileno(), grain, offset + inner)
         context.progress.amount(source.thing, offset + len(block), size)
-
-
-def _write(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view, offset = view[written:], offset + written
 
 
 def _note_missing_files(context: Context, source: Source, disk: DiskEntry, to: Path) -> None:

@@ -24,7 +24,7 @@ from snaporch.bundle.store import (
 )
 from snaporch.catalog.safety_copy_holds import runs_of
 from snaporch.errors import RefusedError
-from snaporch.private_files import store_errors
+from snaporch.private_files import store_errors, subdirectories
 from snaporch.prune.decision import ItemKind, SnapshotReference, StoreItem
 
 TRASH_NAME = ".trash"
@@ -65,7 +65,7 @@ def scan_store(root: Path, only: Collection[str] | None = None) -> list[StoreIte
             for path in (root / reference for reference in only):
                 found += _bundle(path) if _is_directory(path) else ()
             return _wanted(root, found)
-        for path in _directories(root):
+        for path in subdirectories(root):
             if re.fullmatch(UUID_NAME, path.name):
                 found += _of_domain(path)
         return _named(_wanted(root, found))
@@ -94,13 +94,13 @@ def items_with_age(root: Path) -> list[Path]:
         return []
     with store_errors(root):
         trashed = [each.path for each in _trash(root) if each.kind is ItemKind.TRASHED]
-        domains = [path for path in _directories(root) if re.fullmatch(UUID_NAME, path.name)]
-        copies = [path for domain in domains for path in _directories(domain)]
+        domains = [path for path in subdirectories(root) if re.fullmatch(UUID_NAME, path.name)]
+        copies = [path for domain in domains for path in subdirectories(domain)]
     return trashed + [path for path in copies if _SAFETY.fullmatch(path.name)]
 
 
 def _of_domain(directory: Path) -> Iterator[StoreItem]:
-    for path in _directories(directory):
+    for path in subdirectories(directory):
         if re.fullmatch(RUN_NAME, path.name):
             yield from _bundle(path)
         elif match := _PARTIAL.fullmatch(path.name):
@@ -135,7 +135,7 @@ def _trash(root: Path) -> Iterator[StoreItem]:
         return
     if not _is_directory(trash):
         raise RefusedError(str(trash), "is not a directory", "move it away; nothing was changed")
-    for path in _directories(trash):
+    for path in subdirectories(trash):
         if match := _TRASHED.fullmatch(path.name):
             uuid, run = match.groups()
             taken = os.path.lexists(root / uuid / run)
@@ -228,13 +228,6 @@ def _named(found: list[StoreItem]) -> list[StoreItem]:
     """Give items without a manifest the domain name of the bundles with the same UUID."""
     names = {each.uuid: each.domain for each in found if each.domain}
     return [replace(each, domain=each.domain or names.get(each.uuid, "")) for each in found]
-
-
-def _directories(path: Path) -> list[Path]:
-    """The directories in a directory, sorted by name, without links."""
-    with os.scandir(path) as entries:
-        names = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False))
-    return [path / name for name in names]
 
 
 def _is_directory(path: Path) -> bool:

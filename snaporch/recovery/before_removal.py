@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from snaporch.config import load_config
-from snaporch.errors import RefusedError, SnaporchError
+from snaporch.config import Config, load_config
+from snaporch.errors import ConfigError, RefusedError, SnaporchError
 from snaporch.journal import UnreadableJournal, list_journals
 from snaporch.systemd.unit_configuration import DIRECTORIES, unit_configurations
 
@@ -36,6 +36,27 @@ def check_no_run(journals: Path) -> None:
             "a run has not ended, and its guest may be on overlays",
             "wait until it has ended, or run: snaporch recover",
         )
+
+
+def journals_to_check(
+    load: Callable[[Path | None], Config], path: Path | None, output: Callable[[str], object]
+) -> Path:
+    """The directory of journals; the default one if the configuration is broken, with a line.
+
+    Args:
+        load: loads the configuration in ``path``; raises ``ConfigError``.
+
+    Raises:
+        ConfigError: the file that was named does not exist.
+    """
+    try:
+        return load(path).paths.journal
+    except ConfigError as error:
+        if path is not None and not path.exists():
+            raise
+        default = Config().paths.journal
+        output(f"{error.thing}: {error.reason}; looking for unfinished runs in {default} only")
+        return default
 
 
 def main(

@@ -71,6 +71,7 @@ def recover_domain(
         RECOVERING,
         wait=request.wait,
         interrupt=context.interrupt,
+        can_wait=True,
     ):
         # the recovery of a restore leaves its guest in the state that the restore asked for
         may_start = request.autostart and not other_journals_of(context.config.paths.journal, uuid)

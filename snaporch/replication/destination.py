@@ -9,7 +9,7 @@ A copy is never rolled back (``zfs receive -F``): data that only the replica has
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from snaporch.replication.append_only import AppendOnlyDestination, check_append
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
 from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.replica_bundles import ReplicaBundles
+from snaporch.replication.stall_detector import StallDetector
 from snaporch.replication.stream_sender import CopyState, StreamSender
 from snaporch.replication.transfer import Transfers
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
@@ -43,16 +44,24 @@ class ReplicaDestination:
         pool: the pools of this host.
         interrupt: a signal ends a transfer.
         progress: gets notes.
+        watch: see :class:`~snaporch.replication.transfer.Transfers`.
     """
 
     def __init__(
-        self, name: str, replica: Replica, pool: Pool, interrupt: Interrupt, progress: Progress
+        self,
+        name: str,
+        replica: Replica,
+        pool: Pool,
+        interrupt: Interrupt,
+        progress: Progress,
+        *,
+        watch: Callable[[int], StallDetector] = StallDetector,
     ) -> None:
         self._name = name
         self._replica = replica
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)
-        self._transfers = Transfers(name, self._host.label, interrupt, progress)
+        self._transfers = Transfers(name, self._host.label, interrupt, progress, watch=watch)
         self._bundles = ReplicaBundles(name, replica, self._host, self._transfers)
         self._sender = StreamSender(
             name, replica, pool, self._transfers, progress, self._host.label, self
@@ -177,9 +186,14 @@ def open_replica(context: Context, name: str) -> Destination:
     return kind(name, replica, context.pool, context.interrupt, progress)
 
 
-def unavailable_reason(replica: Replica) -> str:
-    """Why no transfer to a replica can succeed now; empty if no obstacle is found."""
-    host, pool = Host(replica.host), replica.dataset.partition("/")[0]
+def unavailable_reason(replica: Replica, open_host: Callable[[str], Host] = Host) -> str:
+    """Why no transfer to a replica can succeed now; empty if no obstacle is found.
+
+    Args:
+        replica: its section.
+        open_host: returns the machine with a name; see :class:`~snaporch.remote_host.Host`.
+    """
+    host, pool = open_host(replica.host), replica.dataset.partition("/")[0]
     try:
         if replica.append_only:
             check_append_only(replica)

@@ -40,7 +40,6 @@ from snaporch.replication.marks import (
     replicas,
 )
 from snaporch.replication.members import Originals, nesting_reason
-from snaporch.systemd.low_priority import lower_priority
 
 REPLICATION = "replication"
 """The name of the lock that lets one replication run at a time on a host."""
@@ -70,7 +69,7 @@ def host_lock(context: Context) -> Iterator[None]:
     """
     runtime, interrupt = context.config.paths.runtime, context.interrupt
     with domain_lock(runtime, REPLICATION, REPLICATION, "replicate", wait=0, interrupt=interrupt):
-        lower_priority("replicate")
+        context.lower_priority("replicate")
         yield
 
 

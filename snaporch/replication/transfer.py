@@ -37,6 +37,7 @@ class Transfers:
         interrupt: a signal ends a transfer.
         progress: gets the bytes.
         end_seconds: how long the commands may take to end after SIGTERM.
+        watch: watches whether a process group still moves data.
     """
 
     def __init__(
@@ -47,12 +48,14 @@ class Transfers:
         progress: Progress,
         *,
         end_seconds: float = 10,
+        watch: Callable[[int], StallDetector] = StallDetector,
     ) -> None:
         self._name = name
         self._label = label
         self._interrupt = interrupt
         self._progress = progress
         self._end_seconds = end_seconds
+        self._watch = watch
 
     def run(
         self,
@@ -139,7 +142,7 @@ class Transfers:
         limit: float | None,
         report: Callable[[Pipeline], None],
     ) -> int:
-        pace, end = StallDetector(process.pid), time.monotonic() + (limit or 0)
+        pace, end = self._watch(process.pid), time.monotonic() + (limit or 0)
         while True:
             self._interrupt.check(self._name)
             with suppress(subprocess.TimeoutExpired):

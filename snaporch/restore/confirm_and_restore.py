@@ -148,6 +148,7 @@ def run_restore(
         "restore",
         wait=longest,
         interrupt=context.interrupt,
+        can_wait=True,
     ):
         current = _plan_under_lock(context, request, record, (domain, snapshot))
         if confirm is None:

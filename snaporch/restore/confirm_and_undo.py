@@ -94,7 +94,13 @@ def run_undo(
 
     def lock() -> AbstractContextManager[object]:
         return domain_lock(
-            default_paths.LOCKS, name, uuid, "undo", wait=longest, interrupt=context.interrupt
+            default_paths.LOCKS,
+            name,
+            uuid,
+            "undo",
+            wait=longest,
+            interrupt=context.interrupt,
+            can_wait=True,
         )
 
     with lock():

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaporch.bundle.manifest import DiskEntry, Manifest
-from snaporch.catalog.records import as_named_now, check_names, renamed
+from snaporch.catalog.renamed_datasets import as_named_now, check_names, renamed
 from snaporch.context import Context
 from snaporch.disks.backing_chain import FileState, is_same
 from snaporch.errors import RefusedError

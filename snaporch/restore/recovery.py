@@ -26,7 +26,7 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
-from snaporch.restore.run import half_done_error, undo_command
+from snaporch.restore.run import half_done_error
 from snaporch.restore.steps import (
     RestoreSteps,
     cancel_restore,
@@ -34,6 +34,7 @@ from snaporch.restore.steps import (
     forget_restore,
     release_targets,
 )
+from snaporch.restore.undo_command import command_to_go_back
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -114,7 +115,7 @@ def _finish(context: Context, old: InterruptedRestore, action: RestoreAction) ->
     text = f"finished the {facts.what}, which had been interrupted: it is {state}"
     if action is RestoreAction.LEAVE_OFF:
         text += ", with its disks as it left them when it ended"
-    if back := undo_command(facts):
+    if back := command_to_go_back(context, facts):
         text += f"; undo it with: {back}"
     return text
 

@@ -33,7 +33,7 @@ from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
 from snaporch.restore.ram_from_pages import IMAGE_NAME, check_image, make_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
-from snaporch.restore.safety_catalog import RECORD, safety_copies
+from snaporch.restore.safety_catalog import safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.source import IncompleteError
 from snaporch.restore.start_bar import has_bar, is_barred
@@ -45,6 +45,7 @@ from snaporch.restore.steps import (
     check_targets,
     forget_restore,
 )
+from snaporch.restore.undo_command import command_for, command_to_go_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +178,15 @@ def restore(
         AttentionError: the restore failed after a rollback; the error has the command that
             finishes it.
     """
-    record, locks = plan.record, default_paths.LOCKS
+    record = plan.record
     with readers_lock(
-        locks, record.domain, record.uuid, alone=True, wait=wait, interrupt=context.interrupt
+        default_paths.LOCKS,
+        record.domain,
+        record.uuid,
+        alone=True,
+        wait=wait,
+        interrupt=context.interrupt,
+        can_wait=True,
     ):
         return _restore(context, plan, safety=safety, keep_running=keep_running)
 
@@ -217,26 +224,18 @@ def half_done_error(context: Context, facts: RestoreFacts, error: Exception) -> 
     """Return the error for a restore that has begun to roll back and cannot be finished."""
     step = f"fix the cause, then: {shlex.join(['snaporch', 'recover', facts.domain])}"
     if facts.ending is Ending.RESUME and facts.undoes:
-        again = ["snaporch", "undo", facts.domain, "--copy", facts.undoes, "--disks-only"]
-        step += f" (or leave it off: {shlex.join(again)})"
+        again = command_for(context, facts.domain, facts.uuid, facts.undoes, disks_only=True)
+        step += f" (or leave it off: {again})"
     elif facts.ending is Ending.RESUME:
-        again = ["snaporch", "restore", "--cold", facts.thing]
-        step += f" (or boot it: {shlex.join(again)})"
-    if back := undo_command(facts):
+        again = shlex.join(["snaporch", "restore", "--cold", facts.thing])
+        step += f" (or boot it: {again})"
+    if back := command_to_go_back(context, facts):
         step += f" (or go back: {back})"
     state, barred = _guest_state(context, facts.uuid)
     how = f"{state} and cannot be started until it is finished" if barred else state
     what = "undo" if facts.undoes else "restore"
     reason = f"the {what} stopped half way ({error}); the guest is {how}"
     return AttentionError(facts.thing, reason, step)
-
-
-def undo_command(facts: RestoreFacts) -> str:
-    """Return the command that undoes the restore; empty if there is no safety copy."""
-    copy = Path(facts.way_back)
-    if not facts.way_back or not (copy / RECORD).exists():
-        return ""
-    return shlex.join(["snaporch", "undo", facts.domain, "--copy", copy.name])
 
 
 def _prepare(

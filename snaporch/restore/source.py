@@ -12,11 +12,11 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
 from snaporch.catalog.records import (
-    as_named_now,
     missing_datasets,
     one_per_dataset,
     run_members,
 )
+from snaporch.catalog.renamed_datasets import as_named_now
 from snaporch.command_log import set_fields
 from snaporch.context import Context
 from snaporch.errors import RefusedError, SnaporchError

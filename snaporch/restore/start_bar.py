@@ -8,19 +8,16 @@ autostart flag, libvirt's snapshot metadata, UEFI variables and TPM state.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from snaporch.context import Context
 from snaporch.default_paths import BARRED_DISK
-from snaporch.errors import AttentionError, SnaporchError
+from snaporch.errors import SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.journal import other_journals_of
 from snaporch.model import Domain
-from snaporch.restore.journal import KIND, unfinished
-from snaporch.restore.safety_catalog import safety_copies
+from snaporch.restore.journal import unfinished
 
 
 def with_start_bar(context: Context, xml: str) -> str:
@@ -78,38 +75,6 @@ def _without_bar(journal: Path, domain: Domain) -> Domain:
         return domain
     disks = domain.disks if domain.active else tuple(domain_xml.disks(domain_xml.parse(before)))
     return replace(domain, inactive_xml=before, disks=disks)
-
-
-def guests_left_barred(
-    context: Context, domains: Iterable[Domain] | None = None
-) -> list[AttentionError]:
-    """Return an error for each guest that is barred although it has no unfinished restore.
-
-    An interrupted ``undo.sh`` leaves a guest so, because it keeps no journal.
-
-    Args:
-        domains: the domains to check, which may have changed since; ``None`` for all.
-    """
-    journal = context.config.paths.journal
-    found = []
-    for domain in context.hypervisor.domains() if domains is None else domains:
-        if not has_bar(journal, domain):
-            continue
-        if any(each.kind == KIND for each in other_journals_of(journal, domain.uuid)):
-            continue
-        if not has_bar(journal, context.hypervisor.find(domain.uuid)):
-            continue  # a restore has just ended
-        copies = [copy for copy in safety_copies(context.store, domain.uuid) if copy.is_offered]
-        words = ["snaporch", "undo", domain.name, *(["--copy", copies[-1].name] if copies else [])]
-        found.append(
-            AttentionError(
-                domain.name,
-                "cannot be started, because undoing its restore was interrupted",
-                f"{shlex.join(words) if copies else 'define it again'}, or restore it again with "
-                "snaporch restore",
-            )
-        )
-    return found
 
 
 def _path(context: Context) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from snaporch.bundle.manifest import SnapshotEntry
 from snaporch.bundle.save_image import SaveImageError, read_header
-from snaporch.catalog.records import check_names
+from snaporch.catalog.renamed_datasets import check_names
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord

@@ -11,6 +11,7 @@ from snaporch.bundle.firmware_files import trusted_directory
 from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.catalog.keep import KEPT
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
+from snaporch.default_paths import BARRED_DISK
 from snaporch.restore.journal import HOLD
 from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, UNDONE, SafetyCopy
 from snaporch.zfs.resolver import HOST, SERVED_FILE_SYSTEMS
@@ -21,26 +22,47 @@ TPM_PREFIX = "tpm."
 _HEAD = r"""#!/bin/sh
 # Undoes a restore by snaporch: brings the disks back to what they were before it.
 # The guest must be off. What was written since the restore is lost.
-# After an interruption it can be run again.
+# After an interruption it can be run again; after it has ended it refuses.
 # It makes all checks first: if one fails, nothing is touched.
 set -eu
 cd "$(dirname "$0")"
 die() { echo "$*; nothing was touched" >&2; exit 5; }
-also='' only=''
+also='' only='' again=''
 for option; do
     case $option in
     --also-roll-back) also=yes ;;
     --disks-only) only=yes ;;
-    *) die "usage: $0 [--also-roll-back] [--disks-only]" ;;
+    --again) again=yes ;;
+    *) die "usage: $0 [--also-roll-back] [--disks-only] [--again]" ;;
     esac
 done
 
 work=$(mktemp -d)
 trap 'rm -r "$work"' EXIT
 
+is_there() { # SNAPSHOT GUID: this snapshot exists
+    [ "$(zfs get -Hpo value guid "$1" 2>/dev/null)" = "$2" ]
+}
+
+once() { # WHAT JOURNAL LAST-SNAPSHOT GUID...: what was undone is not undone a second time
+    [ -z "$again" ] || return 0
+    what=$1 journal=$2
+    shift 2
+    if [ ! -e @UNDONE@ ]; then
+        # of an unfinished restore, or of an interrupted run of this script
+        [ -z "$barred" ] && [ ! -e "$journal" ] || return 0
+        while [ $# -gt 0 ]; do # the last snapshot of each dataset came with its streams
+            is_there "$1" "$2" || return 0
+            shift 2
+        done
+    fi
+    die "$what was undone already, and what was written since would be lost;" \
+        "if it may be: sh $PWD/undo.sh --again"
+}
+
 check() { # SNAPSHOT GUID BYTES-TO-RECEIVE DEVICE-OF-A-VOLUME FILE-OF-THE-GUEST...
     dataset=${1%@*}
-    [ "$(zfs get -Hpo value guid "$1" 2>/dev/null)" = "$2" ] ||
+    is_there "$1" "$2" ||
         die "$1 is missing, or is another snapshot of that name"
     born=$(zfs get -Hpo value createtxg "$1")
     stuck=$(newer '$3 != "" && $3 != "-"'
@@ -214,7 +236,13 @@ def undo_script(
         'flock -n 8 || { echo "a snapshot of the guest is being read" >&2; exit 6; }',
         "# also a domain that was not defined: the restore or the admin may have defined it",
         'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
-        'info=""',
+        "barred='' info=''",
+        f'case "$known" in *{manifest.uuid}*)',
+        f"    xml=$(virsh dumpxml --inactive {manifest.uuid}) ||",
+        '        die "libvirt does not report the definition of the guest"',
+        f'    case "$xml" in *"{BARRED_DISK}"*) barred=yes ;; esac ;;',
+        "esac",
+        _once(copy, journal),
         f'case "$known" in *{manifest.uuid}*)',
         f"    state=$(LC_ALL=C virsh domstate {manifest.uuid}) &&",
         f"        info=$(LC_ALL=C virsh dominfo {manifest.uuid}) ||",
@@ -254,6 +282,7 @@ def undo_script(
     lines.append(f"rm -f {shlex.quote(str(journal))}")
     if "domain.xml" in there:
         lines.append("virsh define domain.xml")
+    lines.append(f"touch {UNDONE} && sync {UNDONE} .")
     if RAM in there:
         lines += _resume(manifest)
     if MANAGED_SAVE in there:
@@ -261,7 +290,6 @@ def undo_script(
             f'echo "its managed save image: virsh restore --bypass-cache $PWD/{MANAGED_SAVE}"'
         )
     lines += [
-        f"touch {UNDONE}",
         f"state=$(LC_ALL=C virsh domstate {manifest.uuid} 2>/dev/null) || state=unknown",
         f'echo {shlex.quote(copy.thing)} "was undone; state of the guest: $state"',
     ]
@@ -271,6 +299,7 @@ def undo_script(
 def _head() -> str:
     own = (HOLD, UNDO_HOLD)
     head = _HEAD.replace("@ANSWERED_FOR@", SERVED_FILE_SYSTEMS).replace("@KEPT@", KEPT)
+    head = head.replace("@UNDONE@", UNDONE)
     return head.replace("@OWN_HOLDS@", "|".join(own)).replace("@TAGS@", " ".join(own))
 
 
@@ -281,8 +310,18 @@ def _resume(manifest: Manifest) -> list[str]:
         return [f"echo {shlex.quote(text)}"]
     return [
         "# the guest goes on as it was; QEMU 11 loads RAM through libvirt's helper only",
-        f'[ -n "$only" ] || virsh restore --bypass-cache "$PWD/{RAM}"',
+        f'[ -n "$only" ] || virsh restore --bypass-cache "$PWD/{RAM}" || {{',
+        '    echo "the disks are back, but the RAM was not resumed; start it, or try again:" \\',
+        f'        "virsh restore --bypass-cache $PWD/{RAM}" >&2',
+        "    exit 9",
+        "}",
     ]
+
+
+def _once(copy: SafetyCopy, journal: Path) -> str:
+    """Refuse if every dataset has its last snapshot back, and no run has to be finished."""
+    last = [word for e in copy.record.last for word in (f"{e.dataset}@{e.name}", str(e.guid))]
+    return shlex.join(["once", copy.thing, str(journal), *last])
 
 
 def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from snaporch.config import Schedule
 from snaporch.context import Context
 from snaporch.errors import ExitCode, NotFoundError
 from snaporch.hypervisor.clone_xml import clone_of
@@ -11,7 +12,12 @@ from snaporch.model import Domain
 from snaporch.schedule.concurrency import ConcurrencyLimiter, SnapshotJob
 from snaporch.schedule.policy_assignment import datasets
 from snaporch.schedule.run_due import estimate_load, take_all, without_repeated_groups
-from snaporch.schedule.subprocesses import SnapshotJobResult, Subprocesses, own_command
+from snaporch.schedule.subprocesses import (
+    SnapshotJobResult,
+    Subprocesses,
+    bulk_job_command,
+    own_command,
+)
 from snaporch.snapshot.request import SnapshotRequest
 
 
@@ -56,16 +62,22 @@ def snapshot_in_parallel(
     Returns:
         The results in the order of the domains' names.
     """
-    limits = context.config.schedule
-    if jobs is not None:
-        limits = limits.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
     children = Subprocesses(
-        ConcurrencyLimiter(limits), lambda job: child_command(context, job, request)
+        ConcurrencyLimiter(limits_for(context.config.schedule, jobs)),
+        lambda job: child_command(context, job, request),
+        bulk_job_command(context),
     )
     level = request.level or "auto"
     planned = [estimate_load(context, domain, request.policy or "", level) for domain in domains]
     results = take_all(context, children, without_repeated_groups(planned), on_result)
     return sorted(results, key=lambda result: result.job.domain)
+
+
+def limits_for(schedule: Schedule, jobs: int | None) -> Schedule:
+    """Return the limits of the configuration; ``jobs`` replaces those on the host and in a pool."""
+    if jobs is None:
+        return schedule
+    return schedule.model_copy(update={"jobs": jobs, "jobs_per_pool": jobs})
 
 
 def worst_status(statuses: Sequence[int]) -> int:
@@ -89,4 +101,4 @@ def child_command(context: Context, job: SnapshotJob, request: SnapshotRequest) 
     given = [word for key, value in options.items() if value is not None for word in (key, value)]
     given += ["--if-changed"] if request.if_changed else []
     words = ["snapshot", job.uuid, *map(str, given), "--json", "--quiet"]
-    return [*own_command(context.config_path), *words]
+    return [*own_command(context), *words]

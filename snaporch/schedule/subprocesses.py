@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from snaporch.context import Context
 from snaporch.errors import ExitCode
 from snaporch.model import Level
 from snaporch.schedule.concurrency import ConcurrencyLimiter, LimiterClosedError, SnapshotJob
@@ -64,25 +63,25 @@ class BulkJobResult:
     """The lines on standard error."""
 
 
-def snapshot_command(config: Path | None) -> Command:
+def snapshot_command(context: Context) -> Command:
     """Returns a function from a snapshot job to its command line."""
 
     def command(job: SnapshotJob) -> list[str]:
         policy = ["--policy", job.policy, "--if-changed"]
-        return [*own_command(config), "snapshot", job.uuid, *policy, "--json", "--quiet"]
+        return [*own_command(context), "snapshot", job.uuid, *policy, "--json", "--quiet"]
 
     return command
 
 
-def bulk_job_command(config: Path | None) -> Callable[[str], list[str]]:
+def bulk_job_command(context: Context) -> Callable[[str], list[str]]:
     """Returns a function from ``verify`` or ``replicate`` to its command line."""
-    return lambda name: [*own_command(config), name, "--due", "--quiet"]
+    return lambda name: [*own_command(context), name, "--due", "--quiet"]
 
 
-def own_command(config: Path | None) -> list[str]:
+def own_command(context: Context) -> list[str]:
     """The command line that starts this snaporch with the same configuration."""
-    words = [sys.executable, "-P", "-m", "snaporch"]
-    return [*words, "--config", str(config.absolute())] if config else words
+    config = context.config_path
+    return [*context.program, *(["--config", str(config.absolute())] if config else [])]
 
 
 class Subprocesses:
@@ -98,7 +97,7 @@ class Subprocesses:
         self,
         limiter: ConcurrencyLimiter,
         command: Command,
-        bulk_job: Callable[[str], Sequence[str]] = bulk_job_command(None),  # noqa: B008 - pure
+        bulk_job: Callable[[str], Sequence[str]],
     ) -> None:
         self.limiter = limiter
         self.command = command

@@ -77,7 +77,8 @@ def _by_verdicts(
     if newest.verified in past and newest.verified is not None and not newest.verified.passed:
         at = when.after(newest.verified.at)
         return DueVerification(policy, newest, at, "it failed, and no newer snapshot exists")
-    passed = [verdict.at for verdict in past if verdict.passed and verdict.disks >= disks]
+    counted = [verdict.disks_at if disks else verdict.at for verdict in past if verdict.passed]
+    passed = [at for at in counted if at is not None]
     if not passed:
         reason = "no verification has passed yet" if past else "no verification yet"
         return DueVerification(policy, newest, now, reason)

@@ -40,11 +40,11 @@ class GroupResult:
 
 def group_of(config: Config, domain: Domain) -> str | None:
     """Return the first group in the configuration that contains the domain; ``None`` if none."""
-    return next((name for name in config.group if _is_in(config, name, domain)), None)
+    return next((name for name in config.group if is_in_group(config, name, domain)), None)
 
 
-def _is_in(config: Config, group: str, domain: Domain) -> bool:
-    """A clone is a member only by its own name or UUID; patterns never match clones."""
+def is_in_group(config: Config, group: str, domain: Domain) -> bool:
+    """Whether the domain is a member: a clone only by its own name or UUID, not by a pattern."""
     patterns = config.group[group].domains
     if domain.name in patterns or domain.uuid in patterns:
         return True
@@ -69,7 +69,7 @@ def members_of_group(context: Context, group: str) -> list[Domain]:
         if wanted not in names and not _PATTERN & set(wanted):
             step = "see `virsh list --all`, and group.*.domains in the configuration"
             raise NotFoundError(wanted, f"no such domain, and the group {group} names it", step)
-    found = [domain for domain in domains if _is_in(context.config, group, domain)]
+    found = [domain for domain in domains if is_in_group(context.config, group, domain)]
     if not found:
         raise NotFoundError(group, "no domain matches the patterns of this group")
     return found

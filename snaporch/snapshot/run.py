@@ -101,6 +101,7 @@ def snapshot_lock(context: Context, domain: Domain, request: SnapshotRequest) ->
         "snapshot",
         wait=settings.wait if request.wait is None else request.wait,
         interrupt=context.interrupt,
+        can_wait=True,
     ):
         for result in recover(context, domain.uuid):
             context.progress.note(domain.name, str(result))

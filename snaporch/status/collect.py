@@ -34,13 +34,14 @@ from snaporch.locks import (
     replication_lock_name,
 )
 from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
+from snaporch.private_files import subdirectories
 from snaporch.prune.scan import TRASH_NAME
-from snaporch.restore.start_bar import guests_left_barred
+from snaporch.restore.undo_command import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
-from snaporch.snapshot.group import group_of
+from snaporch.snapshot.group import group_of, is_in_group
 from snaporch.status.model import (
     DomainStatus,
     OpenRun,
@@ -98,7 +99,13 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     paused = {e.domain.uuid for e in forecasts if e.domain.state is DomainState.PAUSED}
     runs = _runs(config, paused)
     stray = _stray(overlays, runs)
-    domains = tuple(_domain(context, each, runs, now) for each in forecasts)
+    by_groups = {
+        (group, policy)
+        for each in forecasts
+        if (group := group_of(config, each.domain)) is not None
+        for policy in each.assignment.policies
+    }
+    domains = tuple(_domain(context, each, runs, by_groups, now) for each in forecasts)
     used = {str(Path(path).parent) for each in domains for path in each.unknown_overlays}
     limits = [(path, exceeded_limit(config.paths, Path(path))) for path in stray if path in used]
     return Status(
@@ -157,7 +164,11 @@ def _unknown_domains(config: Config, forecasts: Sequence[Forecast]) -> tuple[tup
 
 
 def _domain(
-    context: Context, forecast: Forecast, runs: Sequence[OpenRun], now: datetime
+    context: Context,
+    forecast: Forecast,
+    runs: Sequence[OpenRun],
+    by_groups: Collection[tuple[str, str]],
+    now: datetime,
 ) -> DomainStatus:
     config, domain, records = context.config, forecast.domain, forecast.records
     verified = [record for record in records if record.verified is not None]
@@ -175,7 +186,7 @@ def _domain(
         verified=tuple(sorted(verified, key=_verified_at, reverse=True)),
         replicas=_replicas(config, forecast),
         unknown_overlays=() if known else _on_overlays(context, domain),
-        lost_policy=_lost(forecast),
+        lost_policy=_lost(config, forecast, by_groups),
         replicated_by=_replication(domain.uuid),
     )
 
@@ -185,12 +196,22 @@ def _replication(uuid: str) -> LockHolder | None:
     return holder if holder is not None and holder.doing == REPLICATING else None
 
 
-def _lost(forecast: Forecast) -> str:
-    """The policy of the newest snapshot if no place assigns any, as after a rename."""
+def _lost(config: Config, forecast: Forecast, by_groups: Collection[tuple[str, str]]) -> str:
+    """The policy of the newest snapshot if no place assigns any, as after a rename.
+
+    Args:
+        by_groups: the policies that are carried out for a group, because one of its domains has
+            them; they snapshot the other domains of the group too.
+    """
     assignment = forecast.assignment
     if assignment.policies or assignment.unknown or assignment.source:
         return ""
-    return next((record.policy for record in reversed(forecast.records) if record.policy), "")
+    last = next((record.policy for record in reversed(forecast.records) if record.policy), "")
+    with_group = (
+        policy == last and is_in_group(config, group, forecast.domain)
+        for group, policy in by_groups
+    )
+    return "" if any(with_group) else last
 
 
 def _verified_at(record: SnapshotRecord) -> datetime:
@@ -349,8 +370,7 @@ def usage(store: Path) -> StoreUsage:
 
 def _directories(path: Path) -> list[Path]:
     try:
-        with os.scandir(path) as entries:
-            return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False))
+        return subdirectories(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
 

@@ -113,7 +113,7 @@ class Verification:
 
     @property
     def verdict(self) -> VerificationResult:
-        """The result as it is written on the ZFS snapshots."""
+        """The result of this verification alone."""
         return VerificationResult(self.at, self.passed, self.reached, self.disks, self.failed_steps)
 
     @property
@@ -190,16 +190,18 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
         outcome.failure = error
     except LivenessError as error:
         outcome.failure = error
-    outcome.end(_failed_steps(context, record))
-    write_result(context, record, outcome.verdict)
+    results = _results(context, record)
+    outcome.end(step for result in results if result for step in result.failed_steps)
+    # of results that differ, since writing them was interrupted, only the failures count
+    before = results.pop() if len(results) == 1 else None
+    write_result(context, record, outcome.verdict.after(before))
     return outcome
 
 
-def _failed_steps(context: Context, record: SnapshotRecord) -> set[VerifyStep]:
-    """The failed steps that are on the snapshots now, also if these differ."""
-    texts = [member.properties.get("verified") for member in _members(context, record)]
-    results = filter(None, map(VerificationResult.parse, texts))
-    return {step for result in results for step in result.failed_steps}
+def _results(context: Context, record: SnapshotRecord) -> set[VerificationResult | None]:
+    """The results that are on the ZFS snapshots now; ``None`` if one has no result."""
+    texts = (member.properties.get("verified") for member in _members(context, record))
+    return set(map(VerificationResult.parse, texts))
 
 
 def _check_unchanged(context: Context, record: SnapshotRecord, manifest: Manifest | None) -> None:
@@ -416,7 +418,15 @@ def host_lock(context: Context, wait: int = 0) -> Iterator[None]:
         BusyError: another verification still runs after ``wait`` seconds.
     """
     runtime, interrupt = context.config.paths.runtime, context.interrupt
-    with domain_lock(runtime, VERIFICATION, VERIFICATION, "verify", wait=wait, interrupt=interrupt):
+    with domain_lock(
+        runtime,
+        VERIFICATION,
+        VERIFICATION,
+        "verify",
+        wait=wait,
+        interrupt=interrupt,
+        can_wait=True,
+    ):
         remove_leftovers(context)
         context.lower_priority("verify")
         yield

@@ -18,10 +18,10 @@ from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.private_files import sha256_of
-from snaporch.replication import stall_detector
 from snaporch.replication.append_only import AppendOnlyDestination
 from snaporch.replication.destination import ReplicaDestination
 from snaporch.replication.interface import ReplicaError
+from snaporch.replication.stall_detector import StallDetector
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 ALL = 1 << 62
@@ -36,9 +36,9 @@ def _real_pool():
     return ZfsCommand.open()
 
 
-def destination(scratch, replica, interrupt=None, heard=None):
+def destination(scratch, replica, interrupt=None, heard=None, **more):
     given = scratch.pool, interrupt or Interrupt(), heard or Heard()
-    return ReplicaDestination("x", replica, *given)
+    return ReplicaDestination("x", replica, *given, **more)
 
 
 class WithAdmin(AppendOnlyDestination):
@@ -690,17 +690,19 @@ def test_a_diverged_copy_with_a_part_of_a_transfer_can_be_kept_or_discarded(repl
 
 
 @pytest.mark.lab
-def test_a_stalled_transfer_is_ended_and_continued(tmp_path, monkeypatch):
+def test_a_stalled_transfer_is_ended_and_continued(tmp_path):
     """As with a suspended pool of the replica: no process reads the stream.
 
     The lab's kernel does not count what a process reads and writes.
     """
-    monkeypatch.setattr(stall_detector, "moved_bytes", lambda _group: 0)
-    monkeypatch.setattr(stall_detector, "STALL_SECONDS", 5)
-    monkeypatch.setattr(stall_detector, "_CHECK_SECONDS", 1)
+
+    def watch(group):
+        """Nothing moves, and five seconds are more than an hour."""
+        return StallDetector(group, lambda _group: 0, lambda: time.monotonic() * 750)
+
     scratch = ZfsScratch(_real_pool())
     replica = Replica(dataset=f"{scratch.other}/copies", bundles=tmp_path)
-    there = destination(scratch, replica)
+    there = destination(scratch, replica, watch=watch)
     there.create()
     stopper = threading.Thread(target=_stop_receiver, args=[f"{scratch.other}/copies"])
     try:

@@ -31,6 +31,7 @@ RUN = {
     "docs/how-to/groups.md": (
         "[group.shop]",
         "# snaporch snapshot --group shop --name before-upgrade",
+        "snaporch restore db@before-upgrade --paused",
     ),
     "docs/how-to/logging.md": ("# snaporch --verbose snapshot web1 --name before-upgrade",),
     "docs/how-to/pruning.md": (

@@ -241,3 +241,21 @@ def test_a_policy_takes_the_group_once(pair, tmp_path):
     taken = [entry for entry in snaporch("list", "--json").json if entry["policy"] == "hourly"]
     assert {entry["domain"] for entry in taken} == {"app", "db"}
     assert len({(entry["snapshot"], entry["group_run"]) for entry in taken}) == 1
+
+
+def test_one_that_has_no_policy_of_its_own_is_no_problem(app, db, tmp_path):
+    """The policy of the other one takes it along, also while it is off."""
+    if db.state() != "shut off":
+        db.destroy()
+    more = '[policy.others]\nevery = "52w"\ndomains = ["app"]\n'
+    with config(tmp_path, GROUP + more) as env:
+        outcome = snaporch("run-due", "--json", env=env)
+        assert outcome.status == 0, outcome.err
+        problems = snaporch("status", "--json", env=env).json["problems"]
+    taken = [entry for entry in snaporch("list", "--json").json if entry["policy"] == "others"]
+    assert {(entry["domain"], entry["level"]) for entry in taken} == {("app", "ram"), ("db", "off")}
+    assert [each for each in problems if each["grade"] == "critical"] == []
+    with config(tmp_path, more) as env:  # the group is gone
+        problems = snaporch("status", "--json", env=env).json["problems"]
+    assert [each["subject"] for each in problems if each["code"] == "no-policy"] == ["db"]
+    db.start()

@@ -197,10 +197,12 @@ def test_what_findings_about_directories_advise(tmp_path):
 
 def test_groups():
     page = "docs/how-to/groups.md"
-    group, take = RUN[page]
+    group, take, back = RUN[page]
     members = guests(app_1=("tank/vm/app-1",), db=("tank/vm/db", "flash/db"))
-    with members, system_config(block(page, group).text):
+    with members as made, system_config(block(page, group).text):
         follow(page, take)
+        answer(block(page, back).text, "y\ny\n")
+        assert [guest.state() for guest in made] == ["running", "running"]
 
 
 def test_logging():

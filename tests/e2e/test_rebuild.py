@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from guests.disks import Disk, destroy
-from guests.guest import Guest
-from lab_ssh import sshd_here
+from guests.disks import destroy
+from other_machine import DISKS, copy, create, datasets, listed, other_machine, take, uuid_of
 from support import (
     BUNDLES,
     assert_clean,
@@ -32,57 +31,30 @@ from snaporch.bundle.manifest import (
     read_manifest,
 )
 
-DISKS = {
-    "plain": [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")],
-    "paged": [Disk("file", "tank/paged")],
-}
-CONFIG = """
-[ram_pages]
-dataset = "tank/ram"
 
-[domain.paged]
-ram_store = "pages"
-
-[policy.hourly]
-every = "1h"
-domains = ["plain", "paged"]
-replicate = ["offsite"]
-
-[replica.offsite]
-host = "{host}"
-dataset = "backup/kvm"
-bundles = "{bundles}"
-"""
+@pytest.fixture(scope="module", autouse=True)
+def other(tmp_path_factory):
+    with other_machine(tmp_path_factory.mktemp("there")) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def there(tmp_path_factory):
-    """The other machine's directory of bundles; its pool is ``backup``."""
-    place = tmp_path_factory.mktemp("there")
-    with (place / "vdev").open("wb") as stream:
-        stream.truncate(2 << 30)
-    must("zpool", "create", "-O", "mountpoint=none", "backup", str(place / "vdev"))
-    (place / "bundles").mkdir()
-    yield place / "bundles"
-    must("zpool", "destroy", "backup")
+def there(other):
+    """The other machine's directory of bundles."""
+    return other.bundles
 
 
-@pytest.fixture(scope="module", autouse=True)
-def configuration(there, tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "snaporch.toml"
-    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
-        path.write_text(CONFIG.format(host=host, bundles=there))
-        patch.setenv("SNAPORCH_CONFIG", str(path))
-        yield path
+@pytest.fixture(scope="module")
+def configuration(other):
+    return other.config
 
 
 def guest_of_a_replica(name, there):
-    made = Guest.create(name, disks=DISKS[name])
-    UUIDS[made.name] = must("virsh", "domuuid", made.name).strip()
+    made = create(name)
     yield made
     made.remove()
     for dataset in datasets(made):
-        run("zfs", "destroy", "-r", f"backup/kvm/{dataset.replace('/', ':')}")
+        run("zfs", "destroy", "-r", copy(dataset))
     shutil.rmtree(there / uuid_of(made), ignore_errors=True)
 
 
@@ -94,29 +66,6 @@ def guest(request, there):
 @pytest.fixture
 def plain(there):
     yield from guest_of_a_replica("plain", there)
-
-
-UUIDS = {}
-
-
-def uuid_of(guest):
-    return UUIDS[guest.name]
-
-
-def datasets(guest):
-    pages = [f"tank/ram/{uuid_of(guest)}"] if guest.name == "paged" else []
-    return [*(disk.where for disk in DISKS[guest.name]), *pages]
-
-
-def take(guest):
-    outcome = snaporch("snapshot", guest.name, "--policy", "hourly", "--json")
-    assert outcome.status == 0, outcome.err
-    guest.wait_count(beyond=guest.snapshot_count(outcome.json["snapshot"]) + 5)
-    return outcome.json
-
-
-def listed(guest):
-    return {each["snapshot"]: each for each in snaporch("list", guest.name, "--json").json}
 
 
 def lose(guest):
@@ -163,7 +112,7 @@ def test_a_lost_guest_goes_on_where_it_was(guest):
     again = take(guest)
     outcome = snaporch("replicate", guest.name, "--json")
     assert (outcome.status, outcome.json[0]["arrived"][-1:]) == (0, [again["snapshot"]])
-    copies = [zfs_snapshots(f"{each.replace('/', ':')}@{first['snapshot']}") for each in lost]
+    copies = [zfs_snapshots(f"{copy(each)}@{first['snapshot']}") for each in lost]
     assert all(copies)
 
 

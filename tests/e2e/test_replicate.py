@@ -6,9 +6,18 @@ import shutil
 from pathlib import Path
 
 import pytest
-from guests.disks import Disk, destroy
-from guests.guest import Guest
-from lab_ssh import sshd_here
+from guests.disks import destroy
+from other_machine import (
+    DISKS,
+    ROOT,
+    copy,
+    create,
+    datasets,
+    listed,
+    other_machine,
+    take,
+    uuid_of,
+)
 from pages import RUN, blocks
 from support import (
     BUNDLES,
@@ -23,68 +32,24 @@ from support import (
     zfs_snapshots,
 )
 
-ROOT = "backup/kvm"
-DISKS = {"plain": [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")]}
-DISKS["paged"] = [Disk("file", "tank/paged")]
-CONFIG = """
-[ram_pages]
-dataset = "tank/ram"
-
-[domain.paged]
-ram_store = "pages"
-
-[policy.hourly]
-every = "1h"
-domains = ["plain", "paged"]
-replicate = ["offsite"]
-keep = {{ last = 2 }}
-
-[replica.offsite]
-host = "{host}"
-dataset = "backup/kvm"
-bundles = "{bundles}"
-
-[replica.slow]
-host = "{host}"
-dataset = "backup/slow"
-bundles = "{bundles}-slow"
-rate = 4
-"""
-
-
-@pytest.fixture(scope="module")
-def there(tmp_path_factory):
-    """A pool and a directory of the other machine."""
-    place = tmp_path_factory.mktemp("there")
-    vdev = place / "vdev"
-    with vdev.open("wb") as stream:
-        stream.truncate(2 << 30)
-    must("zpool", "create", "-O", "mountpoint=none", "backup", str(vdev))
-    for name in ("bundles", "bundles-slow"):
-        (place / name).mkdir()
-    yield place / "bundles"
-    must("zpool", "destroy", "backup")
-
 
 @pytest.fixture(scope="module", autouse=True)
-def configured(there, tmp_path_factory):
-    path = tmp_path_factory.mktemp("config") / "snaporch.toml"
-    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
-        path.write_text(CONFIG.format(host=host, bundles=there))
-        patch.setenv("SNAPORCH_CONFIG", str(path))
-        yield
+def there(tmp_path_factory):
+    """The other machine's directory of bundles."""
+    with other_machine(tmp_path_factory.mktemp("there")) as other:
+        yield other.bundles
 
 
 class Guests(dict):
     """Guests, each made when a test first asks for it."""
 
     def __missing__(self, name):
-        self[name] = Guest.create(name, disks=DISKS[name])
+        self[name] = create(name)
         return self[name]
 
 
 @pytest.fixture(scope="module")
-def guests(configured):
+def guests(there):
     made = Guests()
     yield made
     for guest in made.values():
@@ -96,32 +61,11 @@ def guest(request, guests):
     return guests[request.param]
 
 
-def take(guest):
-    outcome = snaporch("snapshot", guest.name, "--policy", "hourly", "--json")
-    assert outcome.status == 0, outcome.err
-    guest.wait_count(beyond=guest.snapshot_count(outcome.json["snapshot"]) + 5)
-    return outcome.json
-
-
 def replicate(guest, *options):
     outcome = snaporch("replicate", guest.name, "--json", *options)
     assert outcome.status == 0, outcome.err
     (document,) = outcome.json
     return document
-
-
-def listed(guest):
-    return {each["snapshot"]: each for each in snaporch("list", guest.name, "--json").json}
-
-
-def datasets(guest):
-    uuid = must("virsh", "domuuid", guest.name).strip()
-    pages = [f"tank/ram/{uuid}"] if guest.name == "paged" else []
-    return [*(disk.where for disk in DISKS[guest.name]), *pages]
-
-
-def copy(name, root=ROOT):
-    return f"{root}/{name.replace('/', ':')}"
 
 
 def guids(*names):
@@ -213,12 +157,11 @@ def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, tmp_path):
     name = list(listed(guest))[-1]
     expected = guest.snapshot_count(name)
     mark = guest.mark()
-    uuid = must("virsh", "domuuid", guest.name).strip()
     lost = datasets(guest)
     guest.destroy()
     for dataset in lost:
         destroy(dataset)
-    shutil.rmtree(BUNDLES / uuid)
+    shutil.rmtree(BUNDLES / uuid_of(guest))
     refused = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
     assert refused.status == 5, refused.err  # the lab is its own backup: it sees the copies
     assert all(guids(copy(dataset)) for dataset in lost)

@@ -94,7 +94,12 @@ def test_snapshots_properties_and_bookmarks_come_back(guest):
     said = snaporch("restore", "undo@s1", "--yes", "--discard-newer")
     assert said.status == 0, said.err
     assert said.err.rstrip().endswith("undo it with: snaporch undo undo")
-    undo(guest)
+    undone = snaporch("undo", "undo", "--yes")
+    for options in (" --discard-newer", ""):  # s2 is there after each second one
+        assert undone.status == 0, undone.err
+        printed = undone.err.rstrip().rpartition("undo it with: ")[2]
+        assert printed == f"snaporch undo undo{options}"
+        undone = snaporch(*printed.split()[1:], "--yes")
     found = must("zfs", "get", "-Hpo", "value", "guid", "tank/undo@s2", "flash/undo@s2")
     assert found == guids
     assert must("zfs", "get", "-Hpo", "value", "org:note", "tank/undo@s2") == "two words\n"
@@ -115,6 +120,40 @@ def test_an_undo_is_undone(guest, restored):
     assert min(guest.disk_counts()) >= restored
     undo(guest, "--discard-newer")
     assert guest.disk_counts() == since
+
+
+@pytest.mark.parametrize("by", ["script", "command"])
+def test_the_script_discards_nothing_that_was_written_since_the_restore_was_undone(
+    guest, restored, by
+):
+    guest.destroy()
+    script = max(Path("/var/lib/snaporch/bundles").glob("*/safety-*/undo.sh"))
+    if by == "script":
+        done = run("sh", str(script))
+        assert done.status == 0, done.err
+        for dataset in DATASETS:  # the mark is enough
+            for name in must("zfs", "list", "-Hro", "name", "-t", "snapshot", dataset).split():
+                if "@snaporch-safety" in name:
+                    must("zfs", "destroy", name)
+    else:
+        undo(guest)
+    assert_undone(guest, restored)
+    undone = guest.disk_counts()
+    guest.start()
+    guest.wait_count()
+    guest.destroy()
+    since = guest.disk_counts()
+    assert since != undone
+    refused = run("sh", str(script))
+    assert (refused.status, refused.out, refused.err.count("\n")) == (5, "", 1), refused
+    assert "was undone already" in refused.err
+    assert f"sh {script} --again" in refused.err
+    assert guest.disk_counts() == since
+    assert_clean(guest, "shut off")
+    again = run("sh", str(script), "--again")
+    assert again.status == 0, again.err
+    assert guest.disk_counts() == undone
+    assert_undone(guest, restored)
 
 
 @pytest.mark.daily(3)

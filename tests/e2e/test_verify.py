@@ -82,6 +82,16 @@ def test_a_snapshot_passes(taken):
     assert "VERIFIED" in snaporch("list").out
 
 
+def test_checksums_do_not_replace_that_it_was_resumed(taken):
+    passed(verify("ok@s1"), "resumed")
+    resumed = listed("s1")["verified"]
+    lesser = passed(verify("ok@s1", "--checksums"), "checked")
+    found = listed("s1")["verified"]
+    assert (found["at"], found["reached"]) == (lesser["at"], "resumed")
+    assert found["reached_at"] == resumed["at"]
+    assert f"passed, resumed on {resumed['at']}" in snaporch("show", "ok@s1").out
+
+
 def test_a_script_sees_the_clone_run_without_a_network(guest, taken, tmp_path):
     count = guest.snapshot_count("s1")
     script = tmp_path / "script"

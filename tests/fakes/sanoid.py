@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fakes.world import World
 from snaporch.interrupt import Interrupt
@@ -38,7 +39,7 @@ def resolved(
     return load_sanoid(directory, datasets, DEFAULTS, program, directory if listed else None)
 
 
-def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: float) -> int:
+def hold_on(world: World, uuid: str, path: Path, interrupt: Interrupt, **more: Any) -> int:
     """Run a hold process on the world's fakes; its exit code."""
     return process.hold(
         uuid,

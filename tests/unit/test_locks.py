@@ -85,7 +85,27 @@ def test_another_process_makes_it_busy_and_is_named(runtime, other):
         pass
     assert str(caught.value).startswith("web: held by restore; ")
     assert str(other.pid) not in str(caught.value)  # or it would be news each time
-    assert "--wait" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("can_wait", "step"),
+    [(True, "try again later, or wait for it with --wait"), (False, "try again later")],
+)
+def test_only_a_command_that_has_the_option_names_it(runtime, other, can_wait, step):
+    with pytest.raises(BusyError) as caught, lock(runtime, can_wait=can_wait):
+        pass
+    assert str(caught.value) == f"web: held by restore; see: snaporch status; {step}"
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("can_wait", [True, False])
+def test_a_readers_lock_too(runtime, alone, can_wait):
+    interrupt, options = Interrupt(), {"can_wait": can_wait}
+    with readers_lock(runtime, "web", "u", alone=not alone, interrupt=interrupt):
+        again = readers_lock(runtime, "web", "u", alone=alone, interrupt=interrupt, **options)
+        with pytest.raises(BusyError) as caught, again:
+            pass
+    assert str(caught.value).endswith("--wait" if can_wait else "; try again later")
 
 
 def test_other_domains_are_free(runtime, other):

@@ -140,9 +140,37 @@ def test_a_verification_result_is_parsed_as_written(passed, disks, reached, step
         "at": "2025-01-02T03:04:05Z",
         "passed": passed,
         "reached": reached.value,
+        "reached_at": "2025-01-02T03:04:05Z",
         "disks_read": disks,
+        "disks_read_at": "2025-01-02T03:04:05Z" if disks else None,
         "failed_steps": [step.value for step in steps],
     }
+
+
+MONDAY, TUESDAY, FRIDAY = (datetime(2025, 6, day, tzinfo=UTC) for day in (2, 3, 6))
+
+
+def test_a_lesser_verification_keeps_what_an_earlier_one_has_proved():
+    whole = VerificationResult(MONDAY, True, VerifyDepth.RESUMED)
+    read = VerificationResult(TUESDAY, True, VerifyDepth.CHECKED, disks=True).after(whole)
+    assert (read.at, read.reached, read.reached_at) == (TUESDAY, VerifyDepth.RESUMED, MONDAY)
+    found = VerificationResult(FRIDAY, True, VerifyDepth.BOOTED).after(read)
+    text = "2025-06-06T00:00:00Z passed resumed@2025-06-02T00:00:00Z disks@2025-06-03T00:00:00Z"
+    assert found.as_text() == text
+    assert VerificationResult.parse(text) == found
+    document = found.as_json()
+    assert document["reached_at"] == "2025-06-02T00:00:00Z"
+    assert document["disks_read_at"] == "2025-06-03T00:00:00Z"
+    again = VerificationResult(FRIDAY, True, VerifyDepth.RESUMED, disks=True)
+    assert again.after(read) == again
+    assert again.after(None) == again
+
+
+@pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False)])
+def test_a_failed_verification_proves_nothing_and_keeps_nothing(first, second):
+    before = VerificationResult(MONDAY, first, VerifyDepth.RESUMED, disks=True)
+    after = VerificationResult(TUESDAY, second, VerifyDepth.CHECKED)
+    assert after.after(before) == after
 
 
 @pytest.mark.parametrize(
@@ -158,6 +186,9 @@ def test_a_verification_result_is_parsed_as_written(passed, disks, reached, step
         "yesterday passed resumed",
         "2025-01-02T03:04:05Z passed resumed twice",
         "2025-01-02T03:04:05Z passed resumed disks disks",
+        "2025-01-02T03:04:05Z passed resumed@",
+        "2025-01-02T03:04:05Z passed resumed@monday",
+        "2025-01-02T03:04:05Z passed resumed disks@",
         "2025-01-02T03:04:05Z failed resumed steps:luck",
         "2025-01-02T03:04:05Z failed resumed steps:",
         "2025-01-02T03:04:05Z failed resumed steps:script disks",

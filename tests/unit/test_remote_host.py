@@ -30,10 +30,10 @@ def test_a_command_over_its_limit_is_ended_and_reported(nas, tmp_path):
         os.kill(int(number.read_text()), 0)
 
 
-def test_after_a_command_over_the_usual_limit_no_other_waits_for_it(nas, tmp_path, monkeypatch):
-    monkeypatch.setattr("snaporch.remote_host.LIMIT_SECONDS", 1)
+def test_after_a_command_over_the_usual_limit_no_other_waits_for_it(nas, tmp_path):
+    nas = Host("root@nas", limit=1)
     with pytest.raises(CommandError, match="takes over 1 s"):
-        nas.script("exec sleep 1000", what="zfs list", limit=1)
+        nas.script("exec sleep 1000", what="zfs list")
     with pytest.raises(CommandError) as caught:
         nas.run("touch", str(tmp_path / "ran"))
     assert caught.value.line() == (
@@ -44,9 +44,9 @@ def test_after_a_command_over_the_usual_limit_no_other_waits_for_it(nas, tmp_pat
 
 
 @pytest.mark.parametrize("limit", [0.5, 1.5], ids=["check", "large"])
-def test_after_a_command_over_another_limit_the_next_is_run(nas, monkeypatch, limit):
+def test_after_a_command_over_another_limit_the_next_is_run(nas, limit):
     """A large bundle on slow disks must not keep the others from being copied."""
-    monkeypatch.setattr("snaporch.remote_host.LIMIT_SECONDS", 1)
+    nas = Host("root@nas", limit=1)
     with pytest.raises(CommandError, match="takes over"):
         nas.script("exec sleep 1000", what="sha256sum", limit=limit)
     assert nas.script("echo done", what="echo") == "done\n"

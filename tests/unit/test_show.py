@@ -208,6 +208,13 @@ def test_custody_shows_the_verification(story, world):
     world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
     rows = dict(provenance(shown(world).record, None))
     assert rows["verified"] == "2026-01-02T03:04:05Z failed, resumed; failed in: script"
+    earlier = "passed resumed@2026-01-01T00:00:00Z disks@2025-12-31T00:00:00Z"
+    text = f"2026-01-02T03:04:05Z {earlier}"
+    world.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:verified": text})
+    assert dict(provenance(shown(world).record, None))["verified"] == (
+        "2026-01-02T03:04:05Z passed, resumed on 2026-01-01T00:00:00Z, "
+        "disks read on 2025-12-31T00:00:00Z"
+    )
 
 
 def test_a_pool_that_fails_is_an_error(story, world):

@@ -21,7 +21,6 @@ from snaporch.recovery.hold_socket import starter_lock
 _MAX_BYTES = 1 << 20
 """Of a message; a longer one arrives truncated, and is no JSON."""
 _POLL_SECONDS = 0.02
-_START_SECONDS = 60.0
 _ATTEMPTS = 20
 
 Message = dict[str, Any]
@@ -87,12 +86,18 @@ def ask(path: Path, message: Message) -> Message | None:
 
 
 def join(
-    path: Path, message: Message, start: Callable[[], None], seconds: float
+    path: Path,
+    message: Message,
+    start: Callable[[], None],
+    seconds: float,
+    start_seconds: float,
 ) -> tuple[JsonConnection, Message]:
     """Join the window of the hold process at ``path``; start one if there is none.
 
     Args:
+        start: starts a hold process.
         seconds: to wait for the first reply.
+        start_seconds: to wait until a hold process that was started listens.
 
     Returns: the connection and the first reply: an estimate of what freezing the guest takes; or
     that it is frozen already; or that it cannot be frozen.
@@ -101,7 +106,7 @@ def join(
         RunFailedError: the hold process cannot be started, has exited, or does not reply.
     """
     for _ in range(_ATTEMPTS):
-        connection = _connect_or_start(path, message, start)
+        connection = _connect_or_start(path, message, start, start_seconds)
         end = time.monotonic() + seconds
         connection.socket.settimeout(seconds)
         reply = connection.receive()
@@ -119,7 +124,9 @@ def join(
     raise RunFailedError(path.stem, "its windows close before they can be joined", "try again")
 
 
-def _connect_or_start(path: Path, message: Message, start: Callable[[], None]) -> JsonConnection:
+def _connect_or_start(
+    path: Path, message: Message, start: Callable[[], None], seconds: float
+) -> JsonConnection:
     """One hook at a time, or two hooks would each start a hold process."""
     try:
         with starter_lock(path, wait=True):
@@ -127,19 +134,19 @@ def _connect_or_start(path: Path, message: Message, start: Callable[[], None]) -
             if connection is None:
                 path.unlink(missing_ok=True)  # left by a hold process that was killed
                 start()
-                connection = _await_hold_process(path)
+                connection = _await_hold_process(path, seconds)
             connection.send(message)
             return connection
     except OSError as error:
         raise RunFailedError(str(path), f"cannot be joined ({error.strerror})") from error
 
 
-def _await_hold_process(path: Path) -> JsonConnection:
-    end = time.monotonic() + _START_SECONDS
+def _await_hold_process(path: Path, seconds: float) -> JsonConnection:
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         connection = connect(path)
         if connection is not None:
             return connection
         time.sleep(_POLL_SECONDS)
-    reason = f"the process that is to freeze it did not start within {_START_SECONDS:.0f} s"
+    reason = f"the process that is to freeze it did not start within {seconds:.0f} s"
     raise RunFailedError(path.stem, reason, "see `journalctl -t snaporch`")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from snaporch.config import load_config
+from snaporch.config import Config, load_config
 from snaporch.context import Context
 from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.hypervisor import open_hypervisor
@@ -23,7 +23,7 @@ from snaporch.progress import Progress
 from snaporch.sanoid.config.frozen_datasets import frozen_by_hooks, unfrozen_by_sanoid
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
-from snaporch.sanoid.hooks.wait_times import patience
+from snaporch.sanoid.hooks.handshake_times import order_seconds, patience
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import open_pool
@@ -92,6 +92,7 @@ def hold(
     join_seconds: float = _JOIN_SECONDS,
     open_context: Callable[[Path | None, Progress, Interrupt], Context] = open_context,
     monotonic: Callable[[], float] = time.monotonic,
+    order_seconds: Callable[[Config], float] = order_seconds,
 ) -> int:
     """Hold a guest for the hooks that join at the socket ``path``.
 
@@ -99,6 +100,7 @@ def hold(
         join_seconds: to wait for the first hook; without one, nothing is touched.
         open_context: opens the configuration, libvirt and ZFS.
         monotonic: the clock of the window.
+        order_seconds: how long to wait for the order to freeze the guest.
 
     Returns: the exit code.
     """
@@ -111,7 +113,13 @@ def hold(
         context = open_context(config_path, progress, interrupt)
         domain = context.hypervisor.domain(uuid)
         settings = context.config.settings(domain.name, domain.uuid)
-        snapshotter = SanoidSnapshotter(context, server, progress.notes, settings.hook_deadline)
+        snapshotter = SanoidSnapshotter(
+            context,
+            server,
+            progress.notes,
+            settings.hook_deadline,
+            order_seconds(context.config),
+        )
         wait = patience(settings)
         take_snapshot(
             context, domain, SnapshotRequest(request.names[0], wait=wait), taker=snapshotter

@@ -13,7 +13,6 @@ from snaporch.errors import RunFailedError
 from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.sanoid.hold.server import HoldServer
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
-from snaporch.sanoid.hooks.wait_times import order_seconds
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.strategies.base import StrategyUnavailableError
@@ -35,6 +34,7 @@ class SanoidSnapshotter:
         server: HoldServer,
         notes: list[str],
         seconds: int,
+        order_seconds: float,
     ) -> None:
         self.window_seconds = 2 * seconds
         """Once until all guests of a call are frozen, and once for the snapshots."""
@@ -42,6 +42,7 @@ class SanoidSnapshotter:
         self._server = server
         self._notes = notes
         self._seconds = seconds
+        self._order_seconds = order_seconds
         self._before: set[int] = set()
         self._found: list[PoolSnapshot] = []
         self._complete = False
@@ -56,7 +57,7 @@ class SanoidSnapshotter:
         """
         name = plan.domain.name
         estimate = estimate_freeze(self._context, plan).as_json()
-        order = self._server.await_order(name, estimate, order_seconds(self._context.config))
+        order = self._server.await_order(name, estimate, self._order_seconds)
         if order["do"] == "refuse":
             raise StrategyUnavailableError(name, str(order["reason"]), str(order["step"]))
         existing = self._context.pool.snapshots(plan.facts.datasets)

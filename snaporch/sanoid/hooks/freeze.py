@@ -29,7 +29,6 @@ from snaporch.sanoid.hooks.freeze_order import (
 from snaporch.sanoid.hooks.guests import GuestDatasets
 from snaporch.sanoid.hooks.host import HookHost
 from snaporch.sanoid.hooks.request import Request
-from snaporch.sanoid.hooks.wait_times import plan_seconds
 
 _POLL_SECONDS = 1.0
 _FINAL = {"withdrawn", "unknown"}
@@ -104,7 +103,7 @@ def _entries(
                 "names": request.names,
             }
             settings = host.config.settings(guest.domain.name, guest.domain.uuid)
-            entries.append(FreezeEntry(guest, message, plan_seconds(settings)))
+            entries.append(FreezeEntry(guest, message, host.plan_seconds(settings)))
     return entries
 
 
@@ -121,6 +120,7 @@ def _join(entry: FreezeEntry, host: HookHost) -> HoldClient:
         entry.message | {"do": "join"},
         lambda: host.start_hold_process(uuid),
         entry.seconds,
+        host.start_seconds,
     )
     client = HoldClient(entry, connection)
     client.handle(reply)

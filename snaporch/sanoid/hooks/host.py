@@ -17,7 +17,7 @@ from snaporch.sanoid.hooks.settings import HookSettings, read_settings
 from snaporch.zfs.resolver import HOST, Resolver, read_mounts
 
 if TYPE_CHECKING:
-    from snaporch.config import Config
+    from snaporch.config import Config, DomainSettings
     from snaporch.zfs import Pool
 
 _ZVOLS = Path("/dev/zvol")
@@ -27,6 +27,8 @@ class HookHost:
     """Everything that the pre and the post hook use of a host; tests hand in another one."""
 
     resolver: Resolver = HOST
+    start_seconds = 60.0
+    """To wait until a hold process that was started listens."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -77,6 +79,12 @@ class HookHost:
     def hold_socket(self, uuid: str) -> Path:
         """The socket of the process that holds a domain."""
         return self.settings.runtime / f"{uuid}{HOLD_SOCKET_SUFFIX}"
+
+    def plan_seconds(self, settings: DomainSettings) -> float:
+        """See :func:`~snaporch.sanoid.hooks.handshake_times.plan_seconds`."""
+        from snaporch.sanoid.hooks.handshake_times import plan_seconds
+
+        return plan_seconds(settings)
 
     def start_hold_process(self, uuid: str) -> None:
         """Start the process that holds a domain; it outlives this one."""

@@ -10,7 +10,6 @@ from snaporch.cli import main
 from snaporch.cli.command_host import CommandHost
 from snaporch.config import load_config
 from snaporch.context import Context
-from snaporch.notify.notifier import Notifier
 
 
 @dataclass
@@ -47,13 +46,15 @@ def snaporch(capsys, monkeypatch, command_host):
 
 
 @pytest.fixture
-def notified(monkeypatch):
-    """The lines of the failures that the admin is notified of."""
-    lines = []
-    monkeypatch.setattr(
-        Notifier, "failed", lambda _self, _config, error: lines.append(error.line())
-    )
-    return lines
+def notified(host, tmp_path):
+    """Returns a function for the lines of the failures that the admin was notified of."""
+    script, sent = tmp_path / "notify", tmp_path / "sent"
+    script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$SNAPORCH_TEXT" >>{sent}\n')
+    script.chmod(0o755)
+    sent.touch()
+    text = host.config_file.read_text()
+    host.config_file.write_text(f'[notify]\ncommand = "{script}"\n{text}')
+    return lambda: sent.read_text().splitlines()
 
 
 @pytest.fixture
@@ -74,8 +75,12 @@ def host(world, command_host, tmp_path):
     command_host.open_hypervisor = lambda _uri: world.hypervisor
     fakes = (
         *("resolver", "clock", "libvirt_times", "sealing_times", "overlay_images"),
-        *("liveness_times", "start_detached", "lower_priority", "unit_states"),
+        *("liveness_times", "program", "start_detached", "lower_priority", "unit_states"),
     )
-    given = {name: getattr(world.context, name) for name in fakes}
-    command_host.make_context = partial(Context, **given)
+
+    def make_context(*arguments, **settings):
+        given = {name: getattr(world.context, name) for name in fakes}
+        return Context(*arguments, **given, **settings)
+
+    command_host.make_context = make_context
     return world

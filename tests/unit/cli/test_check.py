@@ -12,7 +12,7 @@ from fakes.hypervisor import Agent
 from fakes.sanoid import DEFAULTS
 
 from snaporch import __version__
-from snaporch.check import gather
+from snaporch.check.host_files import HostFiles
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import FORMAT
@@ -23,7 +23,7 @@ from snaporch.schedule.carried_out_since import record_first_runs
 
 
 @pytest.fixture
-def sanoid(host, monkeypatch, tmp_path_factory):
+def sanoid(host, command_host, tmp_path_factory):
     """A host with sanoid; writes its configuration."""
     root = tmp_path_factory.mktemp("sanoid")
     programs = root / "bin"
@@ -31,7 +31,7 @@ def sanoid(host, monkeypatch, tmp_path_factory):
     for name in ("sanoid", "snaporch"):
         (programs / name).write_text(f"#!/bin/sh\necho snaporch {__version__}\n")
         (programs / name).chmod(0o755)
-    places = gather.Places(
+    files = HostFiles(
         qemu_conf=root / "qemu.conf",
         zfs_module=root / "zfs",
         apparmor=root / "apparmor",
@@ -41,7 +41,7 @@ def sanoid(host, monkeypatch, tmp_path_factory):
         path=str(programs),
         sanoid_defaults=DEFAULTS,
     )
-    monkeypatch.setattr(gather, "PLACES", places)
+    command_host.host_files = lambda: files
     (root / "zfs/parameters").mkdir(parents=True)
     (root / "zfs/version").write_text("2.4.2-1\n")
 
@@ -455,11 +455,12 @@ def test_a_configuration_that_sanoid_refuses(sound, check, sanoid):
     assert "snapshots is no setting" in check()[1]["sanoid-refuses"]["what"]
 
 
-def test_the_timer_off(sound, check, sanoid, monkeypatch):
+def test_the_timer_off(sound, check, sanoid, command_host, monkeypatch):
     (sanoid.root / "run").mkdir()
     systemctl = sanoid.programs / "systemctl"
     monkeypatch.setenv("PATH", f"{sanoid.programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(gather, "PLACES", replace(gather.PLACES, systemd=sanoid.root / "run"))
+    files = replace(command_host.host_files(), systemd=sanoid.root / "run")
+    command_host.host_files = lambda: files
     for status, expected in ((0, set()), (3, {"sanoid-timer"})):
         systemctl.write_text(f"#!/bin/sh\nexit {status}\n")
         systemctl.chmod(0o755)

@@ -1,6 +1,6 @@
 import os
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import pytest
 from fakes.domain_xml import DiskSpec
@@ -12,8 +12,9 @@ from snaporch.cli import main
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, readers_lock
 from snaporch.model import DomainState
+from snaporch.verify.verify import VERIFICATION
 
 
 @pytest.fixture
@@ -619,24 +620,21 @@ def test_recovering_a_guest_that_was_left_on_overlays(host, snaporch, words):
     assert host.leftovers() == []
 
 
-@pytest.mark.parametrize("notified", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
 def test_a_guest_that_cannot_be_resumed_gets_another_guardian_and_the_admin_is_notified(
-    host, snaporch, monkeypatch, notified
+    host, snaporch, notified, wanted
 ):
-    errors = []
-    monkeypatch.setattr(
-        "snaporch.notify.notifier.Notifier.failed",
-        lambda _self, _config, error: errors.append(error),
-    )
+    text, place = host.config_file.read_text(), host.root / "schedule"
+    host.config_file.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
     host.add_guest()
     host.hooks.at["hypervisor.resume"] = failing(HypervisorError("web", "locked"))
     words = ["snapshot", "web", "--level", "paused", "--quiet"]
     assert snaporch(*words).code == ExitCode.ATTENTION
     host.kill_guardians()
-    options = ["--notify"] if notified else []
+    options = ["--notify"] if wanted else []
     assert snaporch("recover", *options).code == ExitCode.ATTENTION
     assert [facts.domain for facts in host.guarded_again] == ["web"]
-    assert ["locked" in error.line() for error in errors] == [True] * notified
+    assert ["locked" in line for line in notified()] == [True] * wanted
     assert snaporch("recover", "--dry-run").code == 0
     assert len(host.guarded_again) == 1
 
@@ -811,6 +809,40 @@ def test_a_snapshot_of_all_disks_has_no_such_column(host, snaporch):
 # -- undo ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("snapshot", "web"),
+        ("restore", "web@s1", "--yes", "--discard-newer"),
+        ("undo", "web", "--yes", "--discard-newer"),
+        ("delete", "web@s2", "--yes", "--also-newest"),
+        ("verify", "web@s1", "--checksums"),
+        ("clone", "web@s1", "copy", "--network", "none"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_busy_domain_can_be_waited_for_where_the_command_has_the_option(
+    restored, snaporch, command
+):
+    uuid, runtime = restored.hypervisor.domain("web").uuid, default_paths.LOCKS
+    interrupt, config = Interrupt(), restored.context.config
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    with ExitStack() as locks:
+        locks.enter_context(
+            domain_lock(runtime, "web", uuid, "restore", wait=0, interrupt=interrupt)
+        )
+        held = readers_lock(runtime, "web", uuid, alone=True, interrupt=interrupt)
+        locks.enter_context(held)
+        place = config.paths.runtime
+        locks.enter_context(
+            domain_lock(place, VERIFICATION, VERIFICATION, "verify", wait=0, interrupt=interrupt)
+        )
+        answer = snaporch(*command)
+    assert answer.code == ExitCode.BUSY, answer.err
+    has_option = "--wait" in snaporch(command[0], "--help").out
+    assert ("or wait for it with --wait" in answer.err) is has_option
+
+
 @pytest.fixture
 def restored(taken, snaporch):
     """A guest that was restored to ``s1`` and has written to its disk since."""
@@ -823,6 +855,20 @@ def test_a_restore_ends_with_the_command_that_undoes_it(taken, snaporch):
     answer = snaporch("restore", "web@s1", "--yes")
     assert answer.err.splitlines()[-1].endswith("undo it with: snaporch undo web")
     assert "undo it" not in snaporch("restore", "web@s1", "--yes", "--no-safety").err
+
+
+def test_the_command_that_an_undo_prints_is_not_refused(taken, snaporch):
+    """It destroys the newer snapshot again, which the undo has brought back."""
+    assert snaporch("snapshot", "web", "--name", "s2", "--quiet").code == 0
+    assert snaporch("restore", "web@s1", "--yes", "--discard-newer").code == 0
+    for _ in range(2):
+        said = snaporch("undo", "web", "--yes").err.splitlines()[-1]
+        assert said.endswith("undo it with: snaporch undo web --discard-newer")
+        assert snaporch("undo", "web").code == ExitCode.REFUSED
+        assert snaporch("show", "web@s2").code == 0
+        said = snaporch(*said.partition("with: snaporch ")[2].split(), "--yes").err
+        assert said.splitlines()[-1].endswith("undo it with: snaporch undo web")
+        assert snaporch("show", "web@s2").code == ExitCode.NOT_FOUND
 
 
 @pytest.mark.parametrize("by", ["name", "uuid"])

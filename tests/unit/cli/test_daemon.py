@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+from functools import partial
 
 import pytest
 
@@ -31,16 +32,17 @@ def hear(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def retried(monkeypatch):
-    """Is set when a lock was not free, and is tried again."""
-    event, tries, check = threading.Event(), itertools.count(), Interrupt.check
+def retried(command_host, host):
+    """Is set when a lock was not free, and the daemon tries it again."""
+    event, tries = threading.Event(), itertools.count()
 
-    def count(interrupt, thing):
-        if thing == SCHEDULE and next(tries) == 2:  # of the other process, and two of the daemon
-            event.set()
-        check(interrupt, thing)
+    class Counting(Interrupt):
+        def check(self, thing):
+            if thing == SCHEDULE and next(tries) == 1:
+                event.set()
+            super().check(thing)
 
-    monkeypatch.setattr(Interrupt, "check", count)
+    command_host.make_context = partial(command_host.make_context, interrupt=Counting())
     return event
 
 

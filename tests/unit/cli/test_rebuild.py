@@ -33,9 +33,8 @@ DISK = "<disk type='volume'><source pool='vms' volume='x'/><target dev='vdx'/></
 NETWORK = "<network><name>lan</name><ip address='10.77.0.1' prefix='24'/></network>"
 
 
-def lose(host, monkeypatch, prepare=lambda _host: None):
+def lose(host, command_host, prepare=lambda _host: None):
     """A guest that this host has lost, and a replica has."""
-    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
     host.pool.create("tank")
     uuid = host.add_guest().uuid
     prepare(host)
@@ -54,15 +53,15 @@ def lose(host, monkeypatch, prepare=lambda _host: None):
     source.lose("tank/web")
     shutil.rmtree(host.paths.bundles)
     host.local = local = FakeLocal(host.pool, host.hooks)
-    monkeypatch.setattr("snaporch.rebuild.open_source.open_source", lambda *_given: (source, local))
+    command_host.open_source = lambda *_given: (source, local)
     host.hooks.log.clear()
     host.lost_uuid, host.source, host.there = uuid, source, there
     return host
 
 
 @pytest.fixture
-def lost(host, monkeypatch):
-    return lose(host, monkeypatch)
+def lost(host, command_host):
+    return lose(host, command_host)
 
 
 def surround(host):
@@ -79,9 +78,9 @@ def surround(host):
 
 
 @pytest.fixture
-def surrounded(host, monkeypatch):
+def surrounded(host, command_host):
     """A guest that this host has lost with all that surrounds it."""
-    lose(host, monkeypatch, surround)
+    lose(host, command_host, surround)
     host.hypervisor.network_objects.clear()
     host.hypervisor.pool_objects.clear()
     host.there.policies["tank/web"] = "hourly"

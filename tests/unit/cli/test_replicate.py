@@ -21,9 +21,8 @@ AWAY = ReplicaError("nas", "cannot be reached: no route to host")
 
 
 @pytest.fixture
-def there(host, monkeypatch):
+def there(host, command_host):
     """Two replicas, and what each has; the policy of all guests replicates to one of them."""
-    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
     host.add_guest()
     text = host.config_file.read_text()
     place = host.root / "schedule"
@@ -39,7 +38,7 @@ def there(host, monkeypatch):
     def opened(_context, name):
         return replicas.setdefault(name, FakeReplica(host.pool, host.root / "there" / name))
 
-    monkeypatch.setattr("snaporch.replication.destination.open_replica", opened)
+    command_host.open_replica = opened
     opened(None, "nas"), opened(None, "usb")
     return replicas
 
@@ -141,7 +140,7 @@ def test_snapshots_that_were_taken_while_another_guest_was_copied_are_copied_too
 
 
 @pytest.mark.parametrize("words", [["--due"], ["web", "mail", "--to", "nas", "--to", "usb"]])
-def test_a_replica_is_opened_once(host, there, taken, snaporch, monkeypatch, words):
+def test_a_replica_is_opened_once(host, command_host, there, taken, snaporch, words):
     """So that the next guest does not wait for a replica that does not answer, either."""
     host.add_guest("mail", {"vda": "tank/mail"})
     taken("mail"), taken("web")
@@ -151,7 +150,7 @@ def test_a_replica_is_opened_once(host, there, taken, snaporch, monkeypatch, wor
         names.append(name)
         return there[name]
 
-    monkeypatch.setattr("snaporch.replication.destination.open_replica", opened)
+    command_host.open_replica = opened
     assert snaporch("replicate", *words).code == 0
     assert sorted(names) == sorted({*words} & {"nas", "usb"} or {"nas"})
 
@@ -199,14 +198,14 @@ def test_failures_are_notified(there, taken, snaporch, notified, words):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(AWAY)
     snaporch(*words)
-    assert notified == [AWAY.line()]
+    assert notified() == [AWAY.line()]
 
 
 def test_busy_is_not_notified(there, taken, snaporch, notified):
     taken()
     there["nas"].hooks.at["replica.send"] = failing(BusyError("web", "is busy"))
     assert snaporch("replicate", "--due").code == ExitCode.BUSY
-    assert notified == []
+    assert notified() == []
 
 
 def test_status_shows_a_failed_replication(there, taken, snaporch):
@@ -334,3 +333,19 @@ def test_a_bundle_that_is_incomplete_is_printed(there, taken, snaporch):
     assert answer.code == 0
     assert "1 snapshot replicated" in answer.out
     assert "1 without their bundles, which are not whole here" in answer.out
+
+
+@pytest.mark.parametrize(("host_name", "listed"), [("", 1), ("nas", 2)])
+def test_copies_on_a_pool_of_this_host_are_not_listed(
+    host, there, scheduled, taken, snaporch, host_name, listed
+):
+    """Their bundles are on the replica; a copy that another host sent is listed."""
+    text = host.config_file.read_text().replace(
+        'host = "nas"\ndataset = "backup"', f'host = "{host_name}"\ndataset = "tank/copies"'
+    )
+    host.config_file.write_text(text)
+    taken()
+    scheduled.copied(datetime.now(UTC) - timedelta(days=9))
+    assert len(snaporch("list", "--json").json) == listed
+    found = snaporch("verify", "--all", "--checksums", "--json").json
+    assert [each["passed"] for each in found] == [False, True][-listed:]

@@ -10,11 +10,11 @@ from fakes.schedule import Scheduled
 from snaporch.errors import ExitCode
 from snaporch.interrupt import Interrupt
 from snaporch.locks import SCHEDULE, domain_lock, held_by
-from snaporch.schedule import subprocesses
 
 CHILD = """
-import sys
-name = sys.argv[1]
+import sys, uuid
+names = {str(uuid.uuid5(uuid.NAMESPACE_DNS, name)): name for name in ("web", "mail", "bad")}
+name = names[sys.argv[sys.argv.index("snapshot") + 1]]
 if name == "bad":
     print("snaporch: bad: no such luck", file=sys.stderr)
     sys.exit(5)
@@ -26,7 +26,7 @@ PARTIAL = ".20260601T100000Z-0123abcd.partial"
 
 
 @pytest.fixture
-def policies(host, monkeypatch):
+def policies(host):
     """A policy for all guests; the child that takes snapshots only prints its result."""
     host.add_guest()
     with host.config_file.open("a") as stream:
@@ -35,11 +35,7 @@ def policies(host, monkeypatch):
     text = host.config_file.read_text()
     place = host.root / "schedule"
     host.config_file.write_text(text.replace("[paths]", f'[paths]\nschedule = "{place}"'))
-
-    def command(_config):
-        return lambda job: [sys.executable, "-c", CHILD, job.domain]
-
-    monkeypatch.setattr(subprocesses, "snapshot_command", command)
+    host.context.program = (sys.executable, "-c", CHILD)
     return host
 
 
@@ -153,10 +149,10 @@ def test_a_failed_verification_is_printed_and_sets_the_exit_code(
     (policies.paths.bundles / record.uuid / record.run / "ram.save").write_bytes(b"")
     answer = snaporch(*words)
     assert answer.code == ExitCode.FAILED
-    (line,) = notified
+    (line,) = notified()
     assert line.startswith(f"web@{record.snapshot}: verification failed: ")
     assert f"snaporch: {line}" in answer.err.splitlines()
-    assert (snaporch(*words).code, len(notified)) == (0, 1)
+    assert (snaporch(*words).code, len(notified())) == (0, 1)
 
 
 def test_one_run_due_at_a_time(policies, snaporch):

@@ -8,18 +8,24 @@ import threading
 
 import pytest
 
+from snaporch.config import Schedule
 from snaporch.errors import ExitCode
 from snaporch.hypervisor.clone_xml import NAMESPACE
 from snaporch.model import DomainState
-from snaporch.schedule import parallel_snapshots
-from snaporch.schedule.concurrency import ConcurrencyLimiter
-from snaporch.schedule.parallel_snapshots import child_command, worst_status
+from snaporch.schedule.parallel_snapshots import child_command, limits_for, worst_status
 from snaporch.schedule.run_due import estimate_load
 from snaporch.snapshot.request import SnapshotRequest
 
 CHILD = """
-import json, sys
-name = sys.argv[1]
+import json, os, sys, uuid
+asked, words = sys.argv[1], sys.argv[2:]
+known = ["web", "mail", "db", "off", "copy", "app", "bad5", "bad8", "bad9"]
+names = {str(uuid.uuid5(uuid.NAMESPACE_DNS, name)): name for name in known}
+place = words.index("snapshot") + 1
+name, options = names[words[place]], words[place + 1:-2]
+with open(asked, "a") as stream:
+    stream.write(json.dumps([name, options]) + "\\n")
+name = "app+db" if name == "app" else name
 if name.startswith("bad"):
     print(f"snaporch: {name}: no such luck", file=sys.stderr)
     sys.exit(int(name[3:]))
@@ -34,24 +40,31 @@ import signal, sys
 def stop(*_):
     sys.exit("snaporch: web: stopped by SIGTERM")
 signal.signal(signal.SIGTERM, stop)
+with open(sys.argv[2], "a") as stream:
+    stream.write("one\\n")
 open(sys.argv[1], "w").close()
 signal.pause()
 """
 
+TOGETHER = """
+import sys, time
+with open(sys.argv[1], "a") as stream:
+    stream.write("one ")
+end = time.monotonic() + 60
+while open(sys.argv[1]).read().count("one") < 2:
+    if time.monotonic() > end:
+        sys.exit("snaporch: alone")
+    time.sleep(0.02)
+"""
+
 
 @pytest.fixture
-def children(host, monkeypatch):
-    """Replace the child processes by ones that only print; return the options of each."""
-    asked = []
-
-    def command(context, job, request):
-        words = child_command(context, job, request)
-        asked.append((job.domain, words[words.index(job.uuid) + 1 : -2]))
-        names = "app+db" if job.group else job.domain
-        return [sys.executable, "-c", CHILD, names]
-
-    monkeypatch.setattr(parallel_snapshots, "child_command", command)
-    return asked
+def children(host, tmp_path):
+    """Child processes only print; returns a function for the domain and the options of each."""
+    asked = tmp_path / "asked"
+    asked.touch()
+    host.context.program = (sys.executable, "-c", CHILD, str(asked))
+    return lambda: [json.loads(line) for line in asked.read_text().splitlines()]
 
 
 def rows(answer):
@@ -118,7 +131,7 @@ def test_clones_and_guests_elsewhere_are_left_out(host, snaporch, children):
     words = f"<metadata>{mark}</metadata><memory"
     clone.inactive = clone.live = clone.inactive.replace("<memory", words, 1)
     answer = snaporch("snapshot", "--all")
-    assert [name for name, _ in children] == ["web"]
+    assert [name for name, _ in children()] == ["web"]
     assert "bare  left out: no disk of it is on ZFS" in answer.err
     assert "copy  left out: it is a clone" in answer.err
 
@@ -131,23 +144,20 @@ def test_no_guest_at_all(host, snaporch, children):
 def test_options_are_passed_to_the_children(host, snaporch, children):
     host.add_guest("web")
     snaporch("snapshot", "web", "--jobs", "1", "--name", "s1", "--level", "crash", "--wait", "7s")
-    assert children == [("web", ["--name", "s1", "--level", "crash", "--wait", "7s"])]
+    assert children() == [["web", ["--name", "s1", "--level", "crash", "--wait", "7s"]]]
 
 
-@pytest.mark.parametrize(("words", "limits"), [(("--jobs", "7"), (7, 7)), ((), (1, 1))])
-def test_jobs_limits_snapshots_on_the_host_and_in_a_pool(
-    host, snaporch, children, monkeypatch, words, limits
-):
-    given = []
+@pytest.mark.parametrize(("jobs", "limits"), [(7, (7, 7)), (None, (3, 2))])
+def test_jobs_limits_snapshots_on_the_host_and_in_a_pool(jobs, limits):
+    given = limits_for(Schedule(jobs=3, jobs_per_pool=2), jobs)
+    assert (given.jobs, given.jobs_per_pool) == limits
 
-    def gate(schedule):
-        given.append((schedule.jobs, schedule.jobs_per_pool))
-        return ConcurrencyLimiter(schedule)
 
-    monkeypatch.setattr(parallel_snapshots, "ConcurrencyLimiter", gate)
-    host.add_guest("web")
-    snaporch("snapshot", "--all", *words)
-    assert given == [limits]
+def test_with_jobs_several_run_at_once(host, snaporch, tmp_path):
+    for name in ("web", "mail"):
+        host.add_guest(name)
+    host.context.program = (sys.executable, "-c", TOGETHER, str(tmp_path / "begun"))
+    assert snaporch("snapshot", "--all", "--jobs", "2").code == 0
 
 
 def test_with_a_policy_a_group_is_snapshotted_once(host, snaporch, children):
@@ -156,7 +166,7 @@ def test_with_a_policy_a_group_is_snapshotted_once(host, snaporch, children):
     with host.config_file.open("a") as config:
         config.write('[policy.hourly]\nevery = "1h"\n[group.pair]\ndomains = ["app", "db"]\n')
     answer = snaporch("snapshot", "--all", "--policy", "hourly", "--quiet")
-    assert sorted(name for name, _ in children) == ["app", "web"]
+    assert sorted(name for name, _ in children()) == ["app", "web"]
     assert [row[0] for row in rows(answer)] == ["DOMAIN", "app", "db", "web"]
     answer = snaporch("snapshot", "--all", "--policy", "hourly", "--json")
     assert [each["domain"] for each in json.loads(answer.out)] == ["app", "db", "web"]
@@ -185,7 +195,7 @@ def test_json_has_the_snapshots_that_were_taken(host, snaporch, children):
 def test_wrong_usage(host, snaporch, children, words):
     host.add_guest("web")
     answer = snaporch("snapshot", *words)
-    assert (answer.code, answer.out, children) == (ExitCode.USAGE, "", [])
+    assert (answer.code, answer.out, children()) == (ExitCode.USAGE, "", [])
 
 
 def test_bad_names_are_refused_before_anything(host, snaporch, children):
@@ -193,7 +203,7 @@ def test_bad_names_are_refused_before_anything(host, snaporch, children):
     assert snaporch("snapshot", "--all", "--name", "a@b").code == ExitCode.USAGE
     assert snaporch("snapshot", "--all", "--policy", "dayly").code == ExitCode.NOT_FOUND
     assert snaporch("snapshot", "web", "wbe", "--jobs", "2").code == ExitCode.NOT_FOUND
-    assert children == []
+    assert children() == []
 
 
 def test_plans_of_all(host, snaporch, children):
@@ -204,19 +214,13 @@ def test_plans_of_all(host, snaporch, children):
     assert answer.code == ExitCode.REFUSED
     assert answer.out.startswith("mail@")
     assert "web: libvirt is busy" in answer.err
-    assert children == []
+    assert children() == []
 
 
-def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, monkeypatch, tmp_path):
+def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, tmp_path):
     ready = tmp_path / "ready"
     os.mkfifo(ready)
-    begun = []
-
-    def command(_context, job, _request):
-        begun.append(job.domain)
-        return [sys.executable, "-c", WAITING, str(ready)]
-
-    monkeypatch.setattr(parallel_snapshots, "child_command", command)
+    host.context.program = (sys.executable, "-c", WAITING, str(ready), str(tmp_path / "begun"))
     for name in ("web", "mail"):
         host.add_guest(name)
 
@@ -229,6 +233,6 @@ def test_sigterm_stops_the_children_and_begins_no_other(host, snaporch, monkeypa
     answer = snaporch("snapshot", "--all", "--jobs", "1")
     killer.join(60)
     assert answer.code == 128 + signal.SIGTERM
-    assert len(begun) == 1
+    assert (tmp_path / "begun").read_text() == "one\n"
     assert "not started: stopped by a signal" in answer.err
     assert "stopped by SIGTERM" in answer.err

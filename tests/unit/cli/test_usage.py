@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from snaporch import __version__
+from snaporch import __version__, command_log
 from snaporch.errors import ExitCode
 from snaporch.output.terminal import Results
 
@@ -64,12 +64,14 @@ def test_help_lists_the_exit_codes(snaporch):
 
 
 @pytest.mark.parametrize(("words", "handlers"), [(["-v"], 1), (["--verbose"], 1), ([], 0)])
-def test_verbose_starts_the_log_on_standard_error(host, snaporch, monkeypatch, words, handlers):
-    started = []
-    monkeypatch.setattr("snaporch.command_log.start", started.append)
-    assert snaporch(*words, "list").code == 0
-    assert len(started) == handlers
-    assert all(isinstance(each, logging.Handler) for each in started)
+def test_verbose_starts_the_log(host, snaporch, words, handlers):
+    logger = logging.getLogger(command_log.LOGGER)
+    before = list(logger.handlers)
+    try:
+        assert snaporch(*words, "list").code == 0
+        assert len([each for each in logger.handlers if each not in before]) == handlers
+    finally:
+        command_log.log_to([])
 
 
 def test_without_arguments_there_is_help(snaporch):

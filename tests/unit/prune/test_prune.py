@@ -301,17 +301,17 @@ def test_a_run_that_begins_during_a_prune_keeps_its_bundle(shelf):
     assert bundle.is_dir()
 
 
-def test_a_run_that_begins_before_prune_has_the_lock_keeps_its_bundle(shelf, monkeypatch):
+def test_a_run_that_begins_before_prune_has_the_lock_keeps_its_bundle(shelf):
     bundle = shelf.take("s1")
     shelf.lose("s1")
-    real = prune_module._held
 
-    def begin_first(found):
-        (shelf.world.paths.journal / f"{found.name}.jsonl").write_text("{}")
-        return real(found)
+    def begin():
+        """Asked when all is decided, and nothing is carried out."""
+        (shelf.world.paths.journal / f"{bundle.name}.jsonl").write_text("{}")
+        return False
 
-    monkeypatch.setattr(prune_module, "_held", begin_first)
-    assert shelf.actions(trash_days=0)["web@s1"] == ("keep", "its run is under way")
+    done = shelf.actions(trash_days=0, stopped=begin)
+    assert done["web@s1"] == ("keep", "its run is under way")
     assert bundle.is_dir()
 
 
@@ -662,20 +662,20 @@ def test_an_item_that_another_process_moved_is_no_error(shelf):
 
 
 def test_the_rename_is_on_stable_storage_before_anything_is_deleted(shelf, monkeypatch):
-    shelf.take("s1")
+    bundle = shelf.take("s1")
     shelf.lose("s1")
-    order = []
-    real = trash_module.sync_directory
+    files = len(list(bundle.iterdir()))
+    synced, real = [], os.fsync
 
-    def sync(path):
-        order.append(f"sync {path.name}")
-        real(path)
+    def fsync(descriptor):
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((name, sum(1 for _ in (shelf.root / ".trash").glob("*/*"))))
+        real(descriptor)
 
-    monkeypatch.setattr(trash_module, "sync_directory", sync)
-    monkeypatch.setattr(prune_module, "remove", lambda path: order.append("remove"))
+    monkeypatch.setattr(os, "fsync", fsync)
     shelf.prune(trash_days=0)
-    uuid = next(p.name for p in shelf.root.iterdir() if p.name[0] != ".")
-    assert order == ["sync .trash", f"sync {uuid}", "remove"]
+    assert synced[:2] == [(".trash", files), (bundle.parent.name, files)]
+    assert shelf.trashed() == []
 
 
 # -- choosing -----------------------------------------------------------------------------------

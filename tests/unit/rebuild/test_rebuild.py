@@ -100,8 +100,7 @@ class Loss:
 
 
 @pytest.fixture
-def loss(world, monkeypatch):
-    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
+def loss(world):
     made = Loss(world)
     made.take("s1"), made.take("s2")
     made.ship()
@@ -307,8 +306,7 @@ def test_a_guest_that_was_not_lost_is_left_alone(kept, is_lost):
 
 
 @pytest.fixture
-def kept(world, monkeypatch):
-    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", lambda _work: None)
+def kept(world):
     made = Loss(world)
     made.take("s1"), made.take("s2")
     made.ship()

@@ -22,7 +22,6 @@ from snaporch.hypervisor.domain_xml import disk_element, parse
 from snaporch.journal import Journal, Note, Step, append_note, read_journals
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
-from snaporch.recovery import recover_runs
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.hold_socket import address
 from snaporch.recovery.overlay_use import remove_unused
@@ -1617,14 +1616,14 @@ def test_a_pause_beside_a_journal_without_damage_is_its_owners(world):
     assert run.guest.state is DomainState.PAUSED
 
 
-def test_a_guest_that_its_owner_pauses_during_a_recovery_is_recovered(world, monkeypatch):
+def test_a_guest_that_its_owner_pauses_during_a_recovery_is_recovered(world):
     run = paused_without_a_note(world)
     world.hypervisor.resume(run.facts.uuid)
 
-    def pause(*_):
+    def pause():
         run.guest.state, run.guest.paused_reason = DomainState.PAUSED, "user"
 
-    monkeypatch.setattr(recover_runs, "remove_if_dead", pause)
+    world.hooks.at["pool.snapshots"] = pause  # the disks have been recovered
     assert run.recover()[-1].startswith("recovered the run")
 
 

@@ -19,10 +19,11 @@ from snaporch.bundle.store import COPY_NAME
 from snaporch.config import Config, Replica
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
-from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host, ssh_words
+from snaporch.remote_host import CommandError, Host, ssh_words
 from snaporch.replication import destination
 from snaporch.replication.destination import ReplicaDestination, open_replica, unavailable_reason
 from snaporch.replication.interface import BundleCopy, ReplicaError
+from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.transfer import Transfers
 from snaporch.zfs import PoolError
 from snaporch.zfs.remote import RemoteZfs
@@ -798,16 +799,12 @@ class LimitsSeen(Host):
         super().__init__(*given)
         self.seen: dict[str, float] = {}
 
-    def script(self, script, *, what, limit=LIMIT_SECONDS):
+    def script(self, script, *, what, limit=None):
         self.seen[what] = limit
         return super().script(script, what=what, limit=limit)
 
 
-def test_a_large_bundle_may_be_read_and_synced_longer(tmp_path, tools, monkeypatch):
-    hosts = []
-    monkeypatch.setattr(
-        destination, "Host", lambda *given: hosts.append(LimitsSeen(*given)) or hosts[-1]
-    )
+def test_a_large_bundle_may_be_read_and_synced_longer(tmp_path, tools):
     tools.put("rsync", 'eval src="\\${$(($# - 1))}"; for last; do :; done; cp -r "$src." "$last"')
     tools.put("sha256sum")
     tools.put("sync")
@@ -815,14 +812,17 @@ def test_a_large_bundle_may_be_read_and_synced_longer(tmp_path, tools, monkeypat
     bundle.mkdir()
     with (bundle / "ram").open("wb") as stream:
         stream.truncate(1000 << 20)
-    there = to(tmp_path)
+    host, store = LimitsSeen(""), tmp_path / "bundles"
+    store.mkdir()
+    replica = Replica(dataset="backup/kvm", bundles=store)
+    transfers = Transfers("nas", host.label, Interrupt(), Heard())
+    there = ReplicaBundles("nas", replica, host, transfers)
     assert there.store(bundle, "u/run-1", {}) == []
-    (host,) = hosts
     assert (host.seen["sha256sum"], host.seen["sync"]) == (1600, 1600)
     assert there.damaged("u/run-1", {}) == []
     assert 1600 < host.seen["sha256sum"] < 1601
     others = {what: limit for what, limit in host.seen.items() if what.startswith(("touch", "du"))}
-    assert [*others.values()] == [LIMIT_SECONDS] * 2
+    assert [*others.values()] == [None] * 2
     tools.put("du", "echo much")
     with pytest.raises(ReplicaError, match="its answer cannot be read"):
         there.damaged("u/run-1", {})
@@ -1014,16 +1014,13 @@ def test_without_rsync_the_package_is_named(tmp_path, tools, monkeypatch):
     )
 
 
-def test_looking_for_obstacles_takes_a_minute_for_each_command_at_most(
-    tmp_path, tools, monkeypatch
-):
+def test_looking_for_obstacles_takes_a_minute_for_each_command_at_most(tmp_path, tools):
     tools.put("rsync")
-    limits = []
-    monkeypatch.setattr(
-        destination.Host, "run", lambda _host, *_words, limit: limits.append(limit) or ""
-    )
-    assert unavailable_reason(Replica(dataset="backup/kvm", bundles=tmp_path)) == ""
-    assert limits == [60, 60, 60]
+    hosts = []
+    replica = Replica(dataset="backup/kvm", bundles=tmp_path)
+    open_host = lambda name: hosts.append(LimitsSeen(name)) or hosts[-1]  # noqa: E731
+    assert unavailable_reason(replica, open_host) == ""
+    assert [*hosts[0].seen.values()] == [60, 60, 60]
 
 
 def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):

@@ -1752,9 +1752,9 @@ def test_a_snapshot_of_an_interrupted_run_is_replicated_without_a_bundle(shop):
     assert (names(shipped), shipped.missing) == (["s1"], ())
 
 
-def test_one_replication_at_a_time_runs_on_a_host_and_at_low_priority(shop, monkeypatch):
-    works = []
-    monkeypatch.setattr("snaporch.replication.replicate.lower_priority", works.append)
+def test_one_replication_at_a_time_runs_on_a_host_and_at_low_priority(shop):
+    works = shop.world.lowered
+    works.clear()
     with host_lock(shop.context):
         with (
             pytest.raises(BusyError, match="replication: held by replicate;"),

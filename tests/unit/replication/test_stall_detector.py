@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.replication import stall_detector
 from snaporch.replication.stall_detector import StallDetector, moved_bytes, passed_bytes
 
 BLOCK = 1 << 16
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock():
     """Seconds on the monotonic clock, and bytes moved so far."""
 
     class Clock:
@@ -29,15 +28,15 @@ def clock(monkeypatch):
                 self.now += 30
                 self.moved += moving
 
-    clock = Clock()
-    monkeypatch.setattr(stall_detector.time, "monotonic", lambda: clock.now)
-    monkeypatch.setattr(stall_detector, "moved_bytes", clock.look)
-    return clock
+        def transfer(self):
+            return StallDetector(1, self.look, lambda: self.now)
+
+    return Clock()
 
 
 def begun(clock):
     """A transfer that moved something half a minute after its start, and not since."""
-    transfer = StallDetector(1)
+    transfer = clock.transfer()
     clock.passes(30)
     assert not transfer.is_stalled()
     return transfer
@@ -53,7 +52,7 @@ def test_a_transfer_that_moves_nothing_for_an_hour_is_stalled(clock):
 
 def test_counters_are_read_at_intervals(clock):
     """However often ``is_stalled`` is called: a reading looks at all processes of the host."""
-    transfer = StallDetector(1)
+    transfer = clock.transfer()
     for _ in range(600):
         clock.now += 0.1
         assert not transfer.is_stalled()
@@ -79,21 +78,11 @@ def test_a_transfer_that_moves_now_and_then_is_not_stalled(clock, moved):
         assert not transfer.is_stalled()
 
 
-def test_without_counters_a_transfer_never_counts_as_stalled(clock, monkeypatch):
-    transfer = StallDetector(1)
+def test_without_counters_a_transfer_never_counts_as_stalled(clock):
+    transfer = clock.transfer()
     clock.moved = None
     clock.now += 7200
     assert not transfer.is_stalled()
-
-
-def test_a_kernel_without_counters(monkeypatch):
-    process = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    try:
-        monkeypatch.setattr(stall_detector, "_counted", lambda _path: 0)
-        assert moved_bytes(process.pid) is None
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def put(proc, name, group, read=None, written=0):
@@ -105,22 +94,26 @@ def put(proc, name, group, read=None, written=0):
         (process / "io").write_text(f"rchar: {read}\nwchar: {written}\nsyscr: 5\n")
 
 
-def test_members_come_and_go_while_they_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(stall_detector, "Path", lambda _proc: tmp_path)
+def test_a_kernel_without_counters(tmp_path):
+    put(tmp_path, "11", 10, 0, 0)
+    put(tmp_path, "12", 10)
+    assert moved_bytes(10, tmp_path) is None
+
+
+def test_members_come_and_go_while_they_are_counted(tmp_path):
     put(tmp_path, "11", 10, 300, 20)
     put(tmp_path, "12", 10, 0, 0)  # has only just begun
     put(tmp_path, "13", 10)
     put(tmp_path, "14", 99, 7, 7)
     put(tmp_path, "self", 10, 300, 20)
     (tmp_path / "15").mkdir()
-    assert moved_bytes(10) == 320
-    assert moved_bytes(15) == 0, "all of its processes have exited"
+    assert moved_bytes(10, tmp_path) == 320
+    assert moved_bytes(15, tmp_path) == 0, "all of its processes have exited"
 
 
 @pytest.mark.parametrize("error", [ProcessLookupError, PermissionError, FileNotFoundError])
 def test_counters_that_cannot_be_read_count_as_nothing(tmp_path, monkeypatch, error):
     """The process may end after its file is opened and before it is read."""
-    monkeypatch.setattr(stall_detector, "Path", lambda _proc: tmp_path)
     for name in ("11", "12", "13"):
         put(tmp_path, name, 10, 300, 20)
     away, real = (tmp_path / "12" / "stat", tmp_path / "13" / "io"), Path.read_text
@@ -131,7 +124,7 @@ def test_counters_that_cannot_be_read_count_as_nothing(tmp_path, monkeypatch, er
         return real(path)
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert moved_bytes(10) == 320
+    assert moved_bytes(10, tmp_path) == 320
 
 
 def test_all_of_a_group_counts_and_nothing_else():

@@ -36,9 +36,13 @@ def test_an_interrupted_transfer_has_ended_with_all_it_started(tmp_path):
     assert (tmp_path / "ended").exists()
 
 
-def test_a_stalled_transfer_is_ended_and_reported(monkeypatch):
-    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    there = transfers()
+class Stalled(StallDetector):
+    def is_stalled(self):
+        return True
+
+
+def test_a_stalled_transfer_is_ended_and_reported():
+    there = transfers(watch=Stalled)
     with pytest.raises(
         ReplicaError, match=r"no data moved for 60 minutes.*see: zpool status, on nas"
     ):
@@ -76,9 +80,8 @@ def test_bytes_of_an_unknown_size_are_not_reported():
     assert heard.amounts == []
 
 
-def test_a_command_with_a_limit_need_not_move_data(monkeypatch):
-    monkeypatch.setattr(StallDetector, "is_stalled", lambda _self: True)
-    assert transfers().output("sleep", "1", limit=1000) == (0, "")
+def test_a_command_with_a_limit_need_not_move_data():
+    assert transfers(watch=Stalled).output("sleep", "1", limit=1000) == (0, "")
 
 
 def test_a_command_over_its_limit_is_ended_and_reported():

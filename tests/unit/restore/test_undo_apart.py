@@ -9,6 +9,7 @@ from fakes.images import qcow2
 from snaporch.errors import RefusedError
 from snaporch.model import DomainState
 from snaporch.restore.safety_catalog import safety_copies
+from snaporch.restore.undo_command import undo_command
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -44,6 +45,8 @@ def test_ram_is_not_resumed_over_a_disk_that_was_not_rolled_back(excluded, world
     text = refusal(world)
     assert "its RAM would be resumed over vdb (excluded by the configuration)" in text
     assert "use --disks-only" in text
+    (copy,) = safety_copies(world.context.store, "web")
+    assert undo_command(world.context, copy, is_last=True) == "snaporch undo web --disks-only"
     assert undo(world, disks_only=True).state is DomainState.OFF
     assert world.pool.read("tank/web") == b"now"
     assert world.pool.read("flash/web") == b"written since"

@@ -22,7 +22,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import RECORD, choose_copy, safety_copies
 from snaporch.restore.source import reading_lock
-from snaporch.restore.start_bar import guests_left_barred
+from snaporch.restore.undo_command import guests_left_barred, undo_command
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.verify.verify import VerifyOptions, verify
 from snaporch.zfs import PoolError
@@ -365,10 +365,52 @@ def test_a_stream_that_cannot_be_received_names_the_next_step(restored, world):
     del world.hooks.at["pool.receive"]
     copies = safety_copies(world.context.store, "web")
     assert "the undo stopped half way" in caught.value.line()
-    assert f"or go back: snaporch undo web --copy {copies[-1].name}" in caught.value.line()
+    assert f"or go back: snaporch undo web --copy {copies[-1].name})" in caught.value.line()
     undo(world, copies[-1].name)
     assert restored.content() == {b"since"}
     assert held(world) == []
+
+
+def test_an_undo_that_stops_after_newer_snapshots_came_back_names_the_option(story, world):
+    story.snapshot("s2")
+    put_back(world)
+    world.hooks.at["pool.set_properties"] = failing(PoolError("zfs set", "no"))
+    with pytest.raises(AttentionError) as caught:
+        undo(world)
+    del world.hooks.at["pool.set_properties"]
+    copies = safety_copies(world.context.store, "web")
+    command = f"snaporch undo web --copy {copies[-1].name} --discard-newer)"
+    assert command in caught.value.line()
+    undo(world, copies[-1].name, discard_newer=True)
+
+
+def test_a_guest_left_barred_after_newer_snapshots_came_back_needs_the_option(story, world):
+    story.snapshot("s2")
+    put_back(world)
+    (copy,) = safety_copies(world.context.store, "web")
+    guest = world.guest()
+    guest.live, guest.state = None, DomainState.OFF
+    guest.inactive = (copy.directory / "barred.xml").read_text()
+    world.pool.snapshot(["tank/web@s2"], {})
+    (error,) = guests_left_barred(world.context)
+    assert f"snaporch undo web --copy {copy.name} --discard-newer, or" in error.line()
+
+
+def test_the_command_that_undoes_has_the_options_without_which_it_is_refused(restored, world):
+    (copy,) = safety_copies(world.context.store, "web")
+    assert undo_command(world.context, copy, is_last=True) == "snaporch undo web"
+    assert undo_command(world.context, copy) == f"snaporch undo web --copy {copy.name}"
+    (world.root / "zfs/tank/web/note").write_text("of another program")
+    command = undo_command(world.context, copy, is_last=True)
+    assert command == "snaporch undo web --also-roll-back"
+    undo(world, also_roll_back=True)
+
+
+def test_the_command_of_an_undo_that_is_impossible_has_no_options(restored, world):
+    (copy,) = safety_copies(world.context.store, "web")
+    world.pool.release(["tank/web@s1"], UNDO_HOLD)
+    world.pool.destroy_snapshots(["tank/web@s1"])
+    assert undo_command(world.context, copy, is_last=True) == "snaporch undo web"
 
 
 @pytest.mark.parametrize("place", [*DATASETS, RestoreStep.FILES, RestoreStep.RESUME])

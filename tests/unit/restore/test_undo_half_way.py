@@ -12,7 +12,7 @@ from snaporch.restore.confirm_and_undo import UndoRequest, preview_undo, run_und
 from snaporch.restore.journal import RestoreStep, unfinished
 from snaporch.restore.safety_catalog import choose_copy, safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
-from snaporch.restore.start_bar import guests_left_barred
+from snaporch.restore.undo_command import guests_left_barred
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.zfs import PoolError
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.restore.safety_catalog import choose_copy, safety_copies
 from snaporch.restore.source import reading_lock
-from snaporch.restore.start_bar import guests_left_barred
+from snaporch.restore.undo_command import guests_left_barred
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -51,11 +52,11 @@ elif tool == "stat" and asked[:2] == ["-c", "%d"]:
     print(facts["device"])
 elif tool == "stat":
     os.execv({stat!r}, ["stat", *asked])
-elif tool == "virsh" and asked[0] in ("domstate", "dominfo", "list"):
+elif tool == "virsh" and asked[0] in ("domstate", "dominfo", "list", "dumpxml"):
     if asked[0] in facts["down"] or os.environ["LIBVIRT_DEFAULT_URI"] != facts["uri"]:
         sys.exit(1)
-    said = {{"domstate": facts["state"], "dominfo": facts["info"], "list": facts["known"]}}
-    print(said[asked[0]])
+    said = {{"domstate": "state", "dominfo": "info", "list": "known", "dumpxml": "xml"}}
+    print(facts[said[asked[0]]])
 elif asked[0] == facts.get("fails"):
     sys.exit(1)
 else:
@@ -80,6 +81,7 @@ class Host:
             "device": 0,
             "state": "shut off",
             "info": "Managed save:   no",
+            "xml": "<domain/>",
             "down": [],
             "uri": "qemu:///system",
             "known": story.domain.uuid,
@@ -114,8 +116,8 @@ def host(story, world, tmp_path_factory):
     return Host(tmp_path_factory.mktemp("host"), story, script)
 
 
-def refused(host, *words):
-    status, said, done = host.undo()
+def refused(host, *words, options=()):
+    status, said, done = host.undo(*options)
     assert (status, done) == (5, "")
     for word in (*words, "nothing was touched"):
         assert word in said
@@ -165,12 +167,66 @@ def test_the_older_copy_is_offered_when_the_script_has_undone_the_later_restore(
 @pytest.mark.parametrize("again", [False, True])
 def test_a_copy_that_the_script_did_not_bring_back_is_offered(host, world, again):
     """Also one that it has brought back before."""
+    options = ["--again"] if again else []
     if again:
         host.undo()
     for tool in ("receive", "rollback"):
         host.facts["fails"] = tool
-        assert host.undo()[0] != 0
+        assert host.undo(*options)[0] != 0
         assert safety_copies(world.context.store, "web")[0].is_offered
+
+
+def come_back(host, world, *datasets):
+    """The snapshots that the script receives from the copy's streams are on these datasets."""
+    (copy,) = safety_copies(world.context.store, "web")
+    for last in copy.record.last:
+        if last.dataset in datasets:
+            host.facts[f"{last.dataset}@{last.name}"] = {"guid": last.guid, "createtxg": 101}
+
+
+def refused_the_second_time(host, world):
+    (copy,) = safety_copies(world.context.store, "web")
+    again = f"sh {copy.directory}/undo.sh --again"
+    refused(host, "the restore of web to @s1 was undone already", "would be lost", again)
+
+
+def test_the_script_does_not_discard_what_was_written_since_it_has_ended(host, world):
+    """The safety snapshots may be destroyed at any time."""
+    assert host.undo()[0] == 0
+    (host.here / "done").unlink()
+    refused_the_second_time(host, world)
+    host.facts["state"] = "running"
+    refused_the_second_time(host, world)
+    host.facts["state"] = "shut off"
+    assert host.undo("--again")[0] == 0
+
+
+def test_what_snaporch_undo_has_brought_back_is_not_undone_again_by_the_script(host, world):
+    """It leaves no mark: each dataset has the last snapshot of the streams, by its GUID."""
+    come_back(host, world, "tank/web", "flash/web")
+    refused_the_second_time(host, world)
+    (copy,) = safety_copies(world.context.store, "web")
+    host.facts[f"tank/web@{copy.record.last[0].name}"]["guid"] += 1
+    assert host.undo()[0] == 0
+
+
+def test_an_interrupted_run_of_the_script_is_finished(host, world):
+    come_back(host, world, "tank/web")
+    assert host.undo()[0] == 0
+
+
+@pytest.mark.parametrize("left", ["bar", "journal"])
+def test_a_run_interrupted_when_all_streams_were_received_is_finished(host, world, left):
+    """The guest cannot have been started yet."""
+    come_back(host, world, "tank/web", "flash/web")
+    if left == "bar":
+        host.facts["xml"] = (Path(host.script).parent / "barred.xml").read_text()
+    else:
+        (journal,) = re.findall(r"^rm -f (/.*)$", Path(host.script).read_text(), re.MULTILINE)
+        Path(journal).touch()
+    status, said, done = host.undo()
+    assert (status, said) == (0, "")
+    assert "virsh define domain.xml" in done
 
 
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
@@ -339,9 +395,23 @@ def test_a_backing_file_that_was_changed_since_is_refused(
     assert ("virsh restore" in done) is keep
     (host.here / "done").unlink()
     over_a_base.write_bytes(b"committed")
-    refused(host, f"{over_a_base}, which lies beneath a disk", "was changed", "--disks-only")
-    assert host.undo("--disks-only")[0] == 0
-    assert "virsh restore" not in host.undo("--disks-only")[2]
+    words = (f"{over_a_base}, which lies beneath a disk", "was changed", "--disks-only")
+    refused(host, *words, options=["--again"])
+    assert host.undo("--again", "--disks-only")[0] == 0
+    assert "virsh restore" not in host.undo("--again", "--disks-only")[2]
+
+
+def test_ram_that_cannot_be_resumed_leaves_the_disks_back(world, over_a_base, tmp_path_factory):
+    plan = make_restore_plan(world.context, "web", "s1", discard_newer=True)
+    script = restore(world.context, plan, safety=True, keep_running=True).undo
+    story = SimpleNamespace(world=world, datasets=["tank/web"], domain=world.guest())
+    host = Host(tmp_path_factory.mktemp("host"), story, script)
+    host.facts["fails"] = "restore"
+    status, said, done = host.undo()
+    image = Path(script).with_name("running.save")
+    assert (status, f"virsh restore --bypass-cache {image}" in said) == (9, True)
+    assert "virsh define domain.xml" in done
+    assert not safety_copies(world.context.store, "web")[0].is_offered
 
 
 def test_snapshots_that_are_being_read_are_refused(host, story, world):
@@ -350,7 +420,7 @@ def test_snapshots_that_are_being_read_are_refused(host, story, world):
     assert host.undo()[0] == 0
 
 
-@pytest.mark.parametrize("asked", ["list", "domstate", "dominfo"])
+@pytest.mark.parametrize("asked", ["list", "dumpxml", "domstate", "dominfo"])
 def test_a_libvirt_that_does_not_answer_is_refused(host, asked):
     """It may run the guest nevertheless."""
     host.facts["down"] = [asked]

@@ -27,7 +27,7 @@ class HookConnection(JsonConnection):
 class Held:
     """A guest and its hold process."""
 
-    def __init__(self, world, name="web", join_seconds=5):
+    def __init__(self, world, name="web", join_seconds=5, **more):
         self.world = world
         self.uuid = world.guest(name).uuid
         world.paths.runtime.mkdir(exist_ok=True)
@@ -35,13 +35,11 @@ class Held:
         self.interrupt = Interrupt()
         self.code = None
         self._connections = []
-        self._join_seconds = join_seconds
+        self._more = {"join_seconds": join_seconds, **more}
         self._thread = threading.Thread(target=self._hold)
 
     def _hold(self):
-        self.code = hold_on(
-            self.world, self.uuid, self.socket, self.interrupt, join_seconds=self._join_seconds
-        )
+        self.code = hold_on(self.world, self.uuid, self.socket, self.interrupt, **self._more)
 
     def start(self):
         self._thread.start()

@@ -11,7 +11,7 @@ from fakes.sanoid import hold_on
 
 from snaporch import default_paths
 from snaporch.bundle.compression_tuning import RamSaveTimes
-from snaporch.bundle.store import BundleStore
+from snaporch.bundle.manifest import MANIFEST_NAME, Role, manifest_bytes, read_manifest
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import record_commit
 from snaporch.errors import AttentionError, RunFailedError, SnaporchError
@@ -22,7 +22,6 @@ from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.hold_socket import address, remove_if_dead, starter_lock
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.sanoid.hooks import freeze
 from snaporch.sanoid.hooks.caller import Caller
 from snaporch.sanoid.hooks.dispatch import answer
 from snaporch.sanoid.hooks.guests import guests_on
@@ -264,6 +263,22 @@ def three(host, world):
     return host
 
 
+def ram_took(world, name, seconds):
+    """The guest has a bundle whose RAM took so long to save; its snapshot is gone."""
+    domain = world.hypervisor.domain(name)
+    record = take_snapshot(world.context, domain, SnapshotRequest("before"))
+    bundle, times = Path(record.bundle), RamSaveTimes(1, seconds, 0.0, 0.0)
+    manifest = read_manifest(bundle)
+    parts = [
+        part.model_copy(update={"pace": times}) if part.role is Role.RAM else part
+        for part in manifest.parts
+    ]
+    changed = manifest.model_copy(update={"parts": tuple(parts)})
+    (bundle / MANIFEST_NAME).write_bytes(manifest_bytes(changed))
+    world.pool.destroy_snapshots([f"{dataset}@before" for dataset in record.datasets])
+    world.hooks.log.clear()
+
+
 def configured(world, **domains):
     world.context.config = world.context.config.model_copy(update={"domain": domains})
 
@@ -284,9 +299,9 @@ def test_no_guest_is_paused_while_another_waits_for_its_lock(three, world):
     assert world.guest("web").state is DomainState.PAUSED
 
 
-def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world, monkeypatch):
+def test_a_guest_without_a_plan_is_not_waited_for_for_ever(three, world):
     uuid = world.guest("mail").uuid
-    monkeypatch.setattr(freeze, "plan_seconds", lambda settings: 0.5 if settings.ram_rate else 60)
+    three.plan_seconds = lambda settings: 0.5 if settings.ram_rate else 60
     configured(world, mail={"ram_rate": 100})
     with (
         domain_lock(default_paths.LOCKS, "mail", uuid, "test", wait="0s", interrupt=Interrupt()),
@@ -309,13 +324,12 @@ def test_ram_is_saved_before_any_guest_is_suspended(three, world):
 
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
-def test_a_conflict_is_reported_before_any_guest_is_frozen(
-    three, world, capsys, monkeypatch, lower
-):
+def test_a_conflict_is_reported_before_any_guest_is_frozen(three, world, capsys, lower):
     """Two that stay paused may have to wait for one another longer than they may be paused."""
     manual = {"ram_strategy": "manual", "freeze_deadline": "60s", "on_unavailable": lower}
     configured(world, web=manual, mail=manual)
-    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
+    for name in ("web", "mail", "files"):
+        ram_took(world, name, seconds=59)
     if lower == "fail":
         with pytest.raises(SnaporchError, match=r"it may be paused for 59 s .* raise freeze_d"):
             three.pre("tank")
@@ -330,12 +344,13 @@ def test_a_conflict_is_reported_before_any_guest_is_frozen(
 
 @pytest.mark.parametrize("lower", ["fail", "paused"])
 def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
-    three, world, capsys, monkeypatch, lower
+    three, world, capsys, lower
 ):
     """Because of another program all would be paused, for longer than they may be."""
     deadlines = {"freeze_deadline": "60s", "hook_deadline": "200s"}
     world.with_defaults(ram_strategy="auto", on_unavailable=lower, **deadlines)
-    monkeypatch.setattr(BundleStore, "last_save_times", lambda *_: RamSaveTimes(1, 59.0, 0.0, 0.0))
+    for name in ("web", "mail", "files"):
+        ram_took(world, name, seconds=59)
     guests = ("web", "mail", "files")
     world.pool.snapshot([f"tank/{name}@by-hand" for name in guests], {})
     assert three.pre("tank") == 0
@@ -348,10 +363,10 @@ def test_guests_that_other_programs_snapshot_take_overlays_if_they_do_not_fit(
     assert "is not snaporch's; what it takes during the commit will be torn" in said
 
 
-def test_a_holder_that_does_not_start_is_reported(host, world, monkeypatch):
+def test_a_holder_that_does_not_start_is_reported(host, world):
     world.add_guest()
     host.start_hold_process = lambda _uuid: None
-    monkeypatch.setattr("snaporch.sanoid.hold.messages._START_SECONDS", 0.05)
+    host.start_seconds = 0.05
     with pytest.raises(RunFailedError, match="did not start"):
         host.pre("tank/web")
 

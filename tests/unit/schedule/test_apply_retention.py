@@ -220,7 +220,7 @@ def test_an_item_that_cannot_be_removed_or_judged_is_a_failure(scheduled, aged, 
     def refuse(_path):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("snaporch.prune.prune.remove", refuse)
+    monkeypatch.setattr(Path, "rmdir", refuse)
     unknown = aged.parent / "20260601T100000Z-0123abcd"
     unknown.mkdir()
     failed, undecided_items = prune_store(scheduled).failures

@@ -29,7 +29,8 @@ class Taker(Subprocesses):
     """Takes snapshots of the world in the scheduler's thread, and records them in ``taken``."""
 
     def __init__(self, scheduled):
-        super().__init__(ConcurrencyLimiter(scheduled.context.config.schedule), lambda _: [])
+        limiter = ConcurrencyLimiter(scheduled.context.config.schedule)
+        super().__init__(limiter, lambda _: [], lambda _: [])
         self.scheduled = scheduled
         self.taken = queue.SimpleQueue()
         self.statuses = {}

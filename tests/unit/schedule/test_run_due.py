@@ -17,7 +17,7 @@ class Taker(Subprocesses):
     """Returns the given status for each domain, or 0."""
 
     def __init__(self, context, **statuses):
-        super().__init__(ConcurrencyLimiter(context.config.schedule), lambda _: [])
+        super().__init__(ConcurrencyLimiter(context.config.schedule), lambda _: [], lambda _: [])
         self.statuses = statuses
         self.context = context
         self.taken = []

@@ -36,17 +36,19 @@ def captures(script, *arguments, jobs=1):
     return Subprocesses(
         ConcurrencyLimiter(Schedule(jobs=jobs)),
         lambda _: [sys.executable, "-c", script, *arguments],
+        lambda _: [],
     )
 
 
-def test_the_command_names_everything(tmp_path):
-    words = snapshot_command(tmp_path / "c.toml")(WEB)
+def test_the_command_names_everything(world, tmp_path):
+    assert "--config" not in snapshot_command(world.context)(WEB)
+    world.context.config_path = tmp_path / "c.toml"
+    words = snapshot_command(world.context)(WEB)
     assert words[1:5] == ["-P", "-m", "snaporch", "--config"]
     assert words[5:] == [
         str(tmp_path / "c.toml"), "snapshot", "u", "--policy", "hourly", "--if-changed",
         "--json", "--quiet",
     ]  # fmt: skip
-    assert "--config" not in snapshot_command(None)(WEB)
 
 
 def test_a_result_comes_back():
@@ -67,9 +69,8 @@ def test_a_child_that_is_killed_has_status_128_and_the_signal():
 
 
 def test_a_child_that_cannot_be_started():
-    outcome = Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: ["/nonexistent/python"]).take(
-        WEB
-    )
+    missing = lambda _: ["/nonexistent/python"]  # noqa: E731
+    outcome = Subprocesses(ConcurrencyLimiter(Schedule()), missing, missing).take(WEB)
     assert not outcome.ok
     assert outcome.text.startswith("cannot be started")
 
@@ -78,12 +79,12 @@ def running_bulk_jobs(*command):
     return Subprocesses(ConcurrencyLimiter(Schedule()), lambda _: [], lambda _: command)
 
 
-def test_a_bulk_job_is_reported_line_by_line():
+def test_a_bulk_job_is_reported_line_by_line(world):
     script = "import sys; print('a@s  FAILED'); sys.exit('snaporch: verification failed: a')"
     done = running_bulk_jobs(sys.executable, "-c", script).run_bulk_job("verify")
     assert done == BulkJobResult("verify", 1, ("a@s  FAILED",), ("verification failed: a",))
-    assert bulk_job_command(None)("verify")[-3:] == ["verify", "--due", "--quiet"]
-    assert bulk_job_command(None)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
+    assert bulk_job_command(world.context)("verify")[-3:] == ["verify", "--due", "--quiet"]
+    assert bulk_job_command(world.context)("replicate")[-3:] == ["replicate", "--due", "--quiet"]
     assert running_bulk_jobs("/nonexistent/python").run_bulk_job("verify").status == 7
     stopped = running_bulk_jobs(sys.executable, "-c", script)
     stopped.stop()

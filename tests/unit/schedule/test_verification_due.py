@@ -16,7 +16,6 @@ from snaporch.schedule.failed_attempts import (
 )
 from snaporch.schedule.forecast import make_forecasts
 from snaporch.snapshot.plan import make_plan
-from snaporch.verify.verify import verify
 
 DAY = timedelta(days=1)
 NEXT_MONDAY = NOW.replace(day=15, hour=0, minute=0)
@@ -69,6 +68,19 @@ def test_where_disks_must_be_read_only_a_verification_of_disks_counts(scheduled)
     assert (found.at, found.disks) == (NOW, True)
     write_verified(scheduled, old, NOW - timedelta(hours=1), disks=True)
     assert the_check(scheduled).at == NEXT_MONDAY
+
+
+def test_the_time_at_which_disks_were_read_counts_where_they_must_be_read(scheduled):
+    """A later verification has not read them."""
+    policy = HOURLY | {"verify": "weekly", "verify_disks": True}
+    scheduled.configure(policy={"hourly": policy}, defaults={"policies": ["hourly"]})
+    old, _ = scheduled.hours_ago(2, 1)
+    read = VerificationResult(NOW - 7 * DAY, True, VerifyDepth.CHECKED, disks=True)
+    found = VerificationResult(NOW - timedelta(hours=1), True, VerifyDepth.RESUMED).after(read)
+    names = [f"{dataset}@{old.snapshot}" for dataset in old.datasets]
+    text = {"snaporch:verified": found.as_text()}
+    scheduled.world.pool.set_properties(names, text)
+    assert the_check(scheduled).at == NEXT_MONDAY - 7 * DAY
 
 
 def test_after_a_failed_verification_the_next_is_of_a_newer_snapshot_or_at_its_time(weekly):
@@ -167,14 +179,15 @@ def test_a_lack_of_memory_is_remembered_until_a_verification_succeeds(weekly):
     assert read_failed(place, VERIFICATIONS) == {}
 
 
-def test_a_newer_snapshot_that_is_taken_meanwhile_is_not_verified_too(weekly, monkeypatch):
+def test_a_newer_snapshot_that_is_taken_meanwhile_is_not_verified_too(weekly):
     weekly.hours_ago(5)
+    hooks = weekly.world.hooks
 
-    def and_another(context, record, options):
-        outcome = verify(context, record, options)
+    def take_another():
+        del hooks.at["pool.set_properties"]  # of the result
         weekly.hours_ago(0)
-        return outcome
 
-    monkeypatch.setattr(run_verifications, "verify", and_another)
+    hooks.at["pool.set_properties"] = take_another
     assert len(all_due(weekly)) == 1
+    assert hooks.at == {}
     assert all_due(weekly) == []

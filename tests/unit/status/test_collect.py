@@ -19,7 +19,9 @@ from snaporch.schedule.apply_retention import prune_daily
 from snaporch.schedule.failed_attempts import FailedAttempt, write_failed
 from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.recurrence import times
+from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
 from snaporch.status.collect import collect_status, usage
 from snaporch.status.problems import find_problems
 from snaporch.zfs import BlockingMount
@@ -208,12 +210,17 @@ def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypa
     directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
     directory.mkdir(parents=True)
 
-    def ended(*_, **__):
-        directory.rmdir()
-        return []
+    journals, real = scheduled.context.config.paths.journal, os.listdir
+    journals.mkdir(parents=True, exist_ok=True)
 
-    monkeypatch.setattr("snaporch.status.collect.list_journals", ended)
+    def listdir(path):
+        if path == journals and directory.exists():  # its run ends before journals are listed
+            directory.rmdir()
+        return real(path)
+
+    monkeypatch.setattr(os, "listdir", listdir)
     assert standing().overlays_without_journal == ()
+    assert not directory.exists()
 
 
 @pytest.mark.parametrize(
@@ -452,6 +459,39 @@ def test_a_configuration_without_policies(scheduled, standing):
     scheduled.hours_ago(0)
     scheduled.configure()
     assert codes(scheduled, standing()) == ["no-policy"]
+
+
+@pytest.fixture
+def grouped(scheduled):
+    """Two guests of a group, one of them off; the policy is that of the running one."""
+    uuid = scheduled.world.add_guest("db", disks={"vda": "tank/db"}).uuid
+    guest = scheduled.world.hypervisor.guests[uuid]
+    guest.live, guest.state = None, DomainState.OFF
+    policies = {"hourly": HOURLY | {"domains": ["web"]}}
+    scheduled.configure(policy=policies, group={"shop": {"domains": ["web", "db"]}})
+    result = snapshot_group(scheduled.context, "shop", SnapshotRequest(policy="hourly"))
+    assert [record.domain for record in result.records] == ["db", "web"]
+    return scheduled
+
+
+def test_a_domain_is_snapshotted_by_the_policy_of_another_one_in_its_group(grouped, standing):
+    assert codes(grouped, standing(datetime.now(UTC))) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"group": {"shop": {"domains": ["web"]}}},
+        {"domain": {"web": {"policies": ["daily"]}}},
+    ],
+    ids=["left the group", "no domain has the policy"],
+)
+def test_a_domain_that_no_policy_of_its_group_snapshots_any_more(grouped, standing, changes):
+    policies = {"hourly": HOURLY | {"domains": ["web"]}, "daily": {"keep": {"daily": 2}}}
+    group = {"group": {"shop": {"domains": ["web", "db"]}}}
+    grouped.configure(**({"policy": policies} | group | changes))
+    found = find_problems(standing(datetime.now(UTC)), grouped.context.config.status)
+    assert ("no-policy", "db") in [(each.code, each.subject) for each in found]
 
 
 def test_a_domain_whose_policy_was_removed_on_purpose(scheduled, standing):

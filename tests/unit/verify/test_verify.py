@@ -193,8 +193,9 @@ def test_all_data_of_the_disks_is_read_if_asked_for(world, shown, run):
     assert (outcome.passed, outcome.disks) == (True, True)
     assert "all data of 2 disks and backing files was read (6144 KiB)" in outcome.proof
     assert record(world).verified.disks
+    first = record(world).verified
     assert not check(world, run=run).disks
-    assert not record(world).verified.disks
+    assert record(world).verified.disks_at == first.at
 
 
 def test_a_volume_is_read_from_a_clone_that_is_removed_again(world):
@@ -344,6 +345,37 @@ def test_a_failed_result_replaces_a_passed_one(original, world):
     break_bundle(original, "flipped")
     check(world)
     assert not record(world).verified.passed
+
+
+def test_a_lesser_verification_does_not_replace_a_stronger_one(original, world):
+    check(world)
+    resumed = record(world).verified
+    outcome = check(world, run=False)
+    assert outcome.as_json()["reached"] == "checked"
+    found = record(world).verified
+    assert (found.at, found.passed) == (outcome.at.replace(microsecond=0), True)
+    assert (found.reached, found.reached_at) == (VerifyDepth.RESUMED, resumed.at)
+
+
+def test_a_failed_verification_ends_what_an_earlier_one_has_proved(original, world):
+    ram = Path(original.record.bundle) / "ram.save"
+    kept = ram.read_bytes()
+    check(world)
+    break_bundle(original, "flipped")
+    check(world, run=False)
+    assert (record(world).has_failed, record(world).state) == (True, BundleState.DAMAGED)
+    ram.write_bytes(kept)
+    check(world, run=False)
+    assert record(world).verified.reached is VerifyDepth.CHECKED
+
+
+def test_a_stronger_result_on_one_zfs_snapshot_only_does_not_count(original, world):
+    """Writing the result was interrupted."""
+    check(world, run=False)
+    text = "2025-06-01T12:00:00Z passed resumed"
+    world.pool.set_properties(["flash/web@s1"], {"snaporch:verified": text})
+    check(world, run=False)
+    assert record(world).verified.reached is VerifyDepth.CHECKED
 
 
 def failed_steps(world):

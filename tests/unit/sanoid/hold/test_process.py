@@ -10,13 +10,12 @@ from fakes.hypervisor import Agent
 
 from snaporch.catalog.records import all_records
 from snaporch.errors import RefusedError, RunFailedError, SnaporchError
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import CommitTimeouts, HypervisorError
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
 from snaporch.sanoid.hold.messages import JsonConnection, ask, connect
 from snaporch.sanoid.hooks import freeze, guests
-from snaporch.snapshot.strategies.overlay import Overlay
 from snaporch.zfs import PoolError
 
 TWO = {"vda": "tank/web", "vdb": "flash/web"}
@@ -103,18 +102,21 @@ def test_a_sanoid_that_ends_is_not_waited_for(world, hold, sanoid):
     assert world.is_as_it_was()
 
 
-@pytest.mark.parametrize("reached", [Level.TORN, Level.OFF, Level.RAM])
-def test_a_dataset_without_a_snapshot_does_not_raise_the_level(world, hold, monkeypatch, reached):
-    """Another process has committed the overlays meanwhile, at an unknown time."""
-    monkeypatch.setattr(Overlay, "reached", lambda _: reached)
-    world.add_guest(disks=TWO)
+@pytest.mark.parametrize("level", [Level.TORN, Level.OFF, Level.CRASH])
+def test_a_dataset_without_a_snapshot_does_not_raise_the_level(world, hold, level):
+    """Another process has committed the overlays meanwhile, at an unknown time; or it was off."""
+    state = DomainState.OFF if level is Level.OFF else DomainState.RUNNING
+    world.add_guest(disks=TWO, state=state)
     held = hold()
     held.enter("tank/web", datasets=["tank/web"])
+    if level is Level.TORN:
+        facts = world.guarded[0]
+        world.hypervisor.commit(facts.uuid, facts.overlays, lambda _: None, CommitTimeouts())
     held.snapshot("tank/web@hourly")
     held.leave("tank/web")
     assert held.end() == 0
     (record,) = records(world)
-    assert record.level is (Level.CRASH if reached is Level.RAM else reached)
+    assert record.level is level
 
 
 def test_a_sanoid_that_was_killed_before_it_took_anything(world, hold, sanoid):
@@ -200,10 +202,9 @@ def test_one_of_two_sanoids_exits_before_the_order_is_given(world, hold, sanoid)
     assert held.end() == 0
 
 
-def test_a_guest_is_released_if_its_hook_gives_no_order(world, hold, monkeypatch):
-    monkeypatch.setattr("snaporch.sanoid.hold.snapshotter.order_seconds", lambda _config: 0)
+def test_a_guest_is_released_if_its_hook_gives_no_order(world, hold):
     world.add_guest()
-    held = hold()
+    held = hold(order_seconds=lambda _config: 0)
     line = held.request()
     assert held.end() == 8
     assert "no hook has given the order to freeze it" in line.outcome()["line"]

@@ -3,7 +3,7 @@
 import pytest
 
 from snaporch.config import Config
-from snaporch.sanoid.hooks.wait_times import order_seconds, patience, plan_seconds
+from snaporch.sanoid.hooks.handshake_times import order_seconds, patience, plan_seconds
 
 
 @pytest.mark.parametrize(
