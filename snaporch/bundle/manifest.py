@@ -176,6 +176,31 @@ class GroupEntry(_Frozen):
     members: tuple[MemberEntry, ...] = Field(description="all of them, this domain included")
 
 
+class DatasetEntry(_Frozen):
+    """What was set on a dataset of the guest."""
+
+    dataset: str
+    properties: dict[str, str] = Field(description="those of zfsprops(7) that were set locally")
+    encryption_root: str | None = Field(default=None, description="only if it is encrypted")
+
+
+class HostObjectEntry(_Frozen):
+    """A network or a storage pool of libvirt that the domain names."""
+
+    name: str
+    xml: str = Field(description="its definition")
+    starts_at_boot: bool
+
+
+class SurroundingsEntry(_Frozen):
+    """What surrounds the guest on its host, as far as it could be read before the freeze."""
+
+    starts_at_boot: bool | None = Field(default=None, description="None if it is not known")
+    datasets: tuple[DatasetEntry, ...] = ()
+    networks: tuple[HostObjectEntry, ...] = ()
+    storage_pools: tuple[HostObjectEntry, ...] = ()
+
+
 class VersionsEntry(_Frozen):
     """The versions of the programs that made the bundle."""
 
@@ -218,6 +243,7 @@ class Manifest(_Frozen):
     parts: tuple[Part, ...]
     versions: VersionsEntry
     group: GroupEntry | None = None
+    surroundings: SurroundingsEntry | None = None
 
     def part(self, role: Role) -> Part | None:
         """The first part with this role."""

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from snaporch.context import Context
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.plan import Copies, RebuildPlan
+    from snaporch.rebuild.rebuild_guest import Rebuilt
     from snaporch.rebuild.replica_source import Source
-    from snaporch.restore.run import Restored
+    from snaporch.rebuild.run import AlreadyHereError
+    from snaporch.rebuild.surroundings import Surroundings
 
 
 def rebuild_command(
@@ -77,8 +79,19 @@ def rebuild_command(
         raise typer.BadParameter("--cold and --no-restore exclude one another")
     with session(context, config, quiet=quiet or json) as opened:
         source, local = context.obj.open_source(opened, replica, host)
-        run = _Rebuild(opened, source, local, history=history, cold=cold, restores=not no_restore)
-        return run.all(domains or [], dry_run=dry_run, yes=yes, json=json)
+        options = RebuildOptions(history, cold, not no_restore, dry_run, yes, json)
+        return Rebuild(opened, source, local, options).run(domains or [])
+
+
+class RebuildOptions(NamedTuple):
+    """The options of a rebuild, for all of its guests."""
+
+    history: bool = False
+    cold: bool = False
+    restores: bool = True
+    dry_run: bool = False
+    yes: bool = False
+    json: bool = False
 
 
 class _Shown(NamedTuple):
@@ -86,101 +99,160 @@ class _Shown(NamedTuple):
 
     document: dict[str, object]
     lines: list[str]
+    missing: list[str]
+    """What this host lacks."""
 
 
-class _Rebuild:
-    """One call of the command."""
+class Rebuild:
+    """One call of the command, or of ``restore --from``."""
 
     def __init__(
-        self,
-        context: Context,
-        source: Source,
-        local: Local,
-        *,
-        history: bool,
-        cold: bool,
-        restores: bool,
+        self, context: Context, source: Source, local: Local, options: RebuildOptions
     ) -> None:
-        self._context = context
-        self._source = source
-        self._local = local
-        self._history = history
-        self._cold = cold
-        self._restores = restores
-
-    def all(self, domains: list[str], *, dry_run: bool, yes: bool, json: bool) -> int:
-        from snaporch.catalog.records import by_dataset
         from snaporch.cli.result_printer import ResultPrinter
+
+        self._context = context
+        self._source, self._local = source, local
+        self._options = options
+        self._outcomes = ResultPrinter(json=options.json)
+
+    def run(self, domains: list[str]) -> int:
+        """Rebuild these guests, or all; the exit code."""
+        from snaporch.catalog.records import by_dataset
         from snaporch.errors import InterruptedRunError, SnaporchError
-        from snaporch.output.terminal import print_result
         from snaporch.rebuild.plan import find_domains
         from snaporch.rebuild.run import AlreadyHereError
 
         snapshots = self._source.snapshots()
         copies = by_dataset(snapshots)
-        outcomes = ResultPrinter(json=json)
         for domain in domains or list(find_domains(snapshots)):
             try:
-                document, lines = self._one(copies, domain, dry_run=dry_run, yes=yes)
+                self._one(copies, domain)
             except InterruptedRunError:
                 raise
             except AlreadyHereError as error:
-                if domains:
-                    outcomes.fail(error)
-                else:
-                    self._context.progress.note(error.thing, error.reason)
-                continue
+                self._finish(error, is_named=bool(domains))
             except SnaporchError as error:
-                outcomes.fail(error)
-                continue
-            outcomes.add(document, lines[0])
-            for line in () if json else lines[1:]:
+                self._outcomes.fail(error)
+        self._outcomes.print_documents()
+        return self._outcomes.code
+
+    def _one(self, copies: Copies, domain: str) -> None:
+        """Rebuild one guest, and print its result."""
+        from snaporch.errors import RefusedError
+        from snaporch.output.terminal import print_result
+        from snaporch.rebuild.rebuild_guest import rebuild_guest
+        from snaporch.rebuild.run import definitions, plan_guest, runs_to_fetch
+        from snaporch.rebuild.surroundings import plan_surroundings
+
+        context, source, options = self._context, self._source, self._options
+        history = options.history
+        plan = plan_guest(context, source, self._local, copies, domain, history=history)
+        xmls = definitions(source, plan)
+        surroundings = plan_surroundings(context, self._local, plan, copies, xmls)
+        shown = self._shown(plan, surroundings, xmls)
+        if options.dry_run:
+            self._outcomes.add(shown.document, shown.lines[0])
+            for line in () if options.json else shown.lines[1:]:
                 print_result(line)
-        outcomes.print_documents()
-        return outcomes.code
-
-    def _one(
-        self, copies: Copies, domain: str, *, dry_run: bool, yes: bool
-    ) -> tuple[dict[str, object], list[str]]:
-        """Rebuild one guest; the document and the lines of its result."""
-        from snaporch.rebuild.run import bring_back, plan_guest, runs_to_fetch, set_policies
-
-        context, source = self._context, self._source
-        plan = plan_guest(context, source, self._local, copies, domain, history=self._history)
-        shown = self._shown(plan)
-        if dry_run:
-            return shown.document, shown.lines
-        if not yes:
+            if shown.missing:
+                reason = "this host lacks what it needs"
+                self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
+            return
+        if options.yes:
+            for each in shown.missing:
+                context.progress.note(plan.thing, f"this host: {each}")
+        else:
             self._ask(plan, shown.lines)
-        runs = runs_to_fetch(source, copies, plan, history=self._history)
-        bring_back(context, source, self._local, plan, runs)
-        if not self._restores:
-            set_policies(context, source, plan)
-            line = f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"
-            return shown.document, [line]
-        restored = self._restore(plan)
-        set_policies(context, source, plan)
-        document = shown.document | {"state": str(restored.state), "resumed": restored.resumed}
-        how = "resumed from RAM" if restored.resumed else "booted from its disks"
-        how = how if restored.state != "off" else "as it was"
-        return document, [f"{plan.thing}  rebuilt, {restored.state}, {how}"]
+        rebuilt = rebuild_guest(
+            context,
+            source,
+            self._local,
+            plan,
+            surroundings,
+            runs_to_fetch(source, copies, plan, history=history),
+            cold=options.cold,
+            restores=options.restores,
+        )
+        self._print(plan, shown, rebuilt)
 
-    def _shown(self, plan: RebuildPlan) -> _Shown:
+    def _print(self, plan: RebuildPlan, shown: _Shown, rebuilt: Rebuilt) -> None:
+        for note in rebuilt.notes:
+            self._context.progress.note(plan.thing, note)
+        document = shown.document | {"notes": list(rebuilt.notes)}
+        restored = rebuilt.restored
+        if restored is not None:
+            document |= {"state": str(restored.state), "resumed": restored.resumed}
+            how = "resumed from RAM" if restored.resumed else "booted from its disks"
+            how = how if restored.state != "off" else "as it was"
+            self._outcomes.add(document, f"{plan.thing}  rebuilt, {restored.state}, {how}")
+        elif not self._options.restores:
+            line = f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"
+            self._outcomes.add(document, line)
+        for error in rebuilt.failures:
+            self._outcomes.fail(error)
+
+    def _finish(self, here: AlreadyHereError, *, is_named: bool) -> None:
+        """Of a guest that is here: set what an earlier rebuild did not."""
+        from snaporch.errors import RefusedError, SnaporchError
+        from snaporch.rebuild.rebuild_guest import finish
+        from snaporch.rebuild.run import Stage, stage_of
+        from snaporch.rebuild.surroundings import attempt
+        from snaporch.zfs import REBUILD_PROPERTY
+
+        plan = here.plan
+        stage = stage_of(self._context, plan) if plan else None
+        if plan is None or stage is None:
+            if is_named:
+                self._outcomes.fail(here)
+            else:
+                self._context.progress.note(here.thing, here.reason)
+            return
+        domain = self._context.hypervisor.find(plan.manifest.uuid)
+        if stage is Stage.RESTORE and not (domain and domain.active):
+            done = f"zfs inherit {REBUILD_PROPERTY} {' '.join(e.dataset for e in plan.incoming)}"
+            step = f"snaporch restore {plan.thing}; or, if it is as it is to be: {done}"
+            reason = "came back by a rebuild, and was not restored"
+            self._outcomes.fail(RefusedError(plan.manifest.domain, reason, step))
+            return
+        document: dict[str, object] = {"domain": here.thing, "uuid": plan.manifest.uuid}
+        if self._options.dry_run:
+            self._outcomes.add(document, f"{here.thing}  is here; its policies and autostart come")
+            return
+        failures: list[SnaporchError] = []
+        attempt(failures, lambda: failures.extend(finish(self._context, self._source, plan)))
+        if not failures:
+            self._outcomes.add(
+                document, f"{here.thing}  is here; its policies and autostart are set"
+            )
+        for error in failures:
+            self._outcomes.fail(error)
+
+    def _shown(self, plan: RebuildPlan, surroundings: Surroundings, xmls: list[str]) -> _Shown:
         """What the user is shown before anything moves.
 
         Raises:
             RefusedError: a file would be written where none of libvirt's belongs.
         """
-        from snaporch.rebuild.run import check_files, definition, host_paths
+        from snaporch.rebuild.host_report import find_missing
+        from snaporch.rebuild.run import check_files, host_paths
 
-        if self._restores:
+        options = self._options
+        if options.restores:
             check_files(plan)
-        xml = definition(self._source, plan)
-        cpu = plan.manifest.versions.cpu
-        resumes = xml and self._restores and not self._cold
-        obstacle = self._context.hypervisor.incompatibility(xml, cpu) if resumes else ""
-        paths = host_paths(xml) if xml else []
-        return _Shown(_document(plan, obstacle, paths), _lines(plan, obstacle, paths))
+        missing = find_missing(
+            self._context,
+            self._source,
+            plan,
+            surroundings,
+            xmls,
+            restores=options.restores,
+            cold=options.cold,
+        )
+        paths = host_paths(*xmls)
+        document = _document(plan, paths) | surroundings.as_json()
+        document |= {"missing": missing, "notes": list(surroundings.refused)}
+        return _Shown(document, _lines(plan, surroundings, missing, paths), missing)
 
     def _ask(self, plan: RebuildPlan, lines: list[str]) -> None:
         from snaporch.cli.confirm import confirm
@@ -190,29 +262,25 @@ class _Rebuild:
             print_error(line)
         confirm(plan.thing)
 
-    def _restore(self, plan: RebuildPlan) -> Restored:
-        from snaporch.restore.confirm_and_restore import RestoreRequest, run_restore
 
-        request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=self._cold)
-        return run_restore(self._context, request, confirm=None, wait=None)
-
-
-def _lines(plan: RebuildPlan, obstacle: str, paths: list[str]) -> list[str]:
+def _lines(
+    plan: RebuildPlan, surroundings: Surroundings, missing: list[str], paths: list[str]
+) -> list[str]:
     """What comes back, for a reader."""
     lines = [f"{plan.thing} comes back ({plan.manifest.level}):"]
     for each in plan.incoming:
         count = len(each.snapshots)
         what = f"{count} snapshots" if count > 1 else f"@{each.snapshots[0].name}"
         lines.append(f"  dataset {each.dataset}: {what}{', encrypted' if each.raw else ''}")
+    lines += [f"  {each}" for each in surroundings.lines()]
+    lines += [f"  not: {each}" for each in surroundings.refused]
     if paths:
         lines.append("  its definition, which comes from the replica, names these paths here:")
         lines += [f"    {path}" for path in paths]
-    if obstacle:
-        lines.append(f"  this host cannot run it: {obstacle}; see --cold and --no-restore")
-    return lines
+    return [*lines, *(f"  this host: {each}" for each in missing)]
 
 
-def _document(plan: RebuildPlan, obstacle: str, paths: list[str]) -> dict[str, object]:
+def _document(plan: RebuildPlan, paths: list[str]) -> dict[str, object]:
     return {
         "domain": plan.manifest.domain,
         "uuid": plan.manifest.uuid,
@@ -220,5 +288,4 @@ def _document(plan: RebuildPlan, obstacle: str, paths: list[str]) -> dict[str, o
         "level": str(plan.manifest.level),
         "datasets": [each.dataset for each in plan.incoming],
         "paths": paths,
-        "obstacle": obstacle,
     }

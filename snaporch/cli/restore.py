@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -109,6 +110,26 @@ def restore_command(
             "damaged: the host's current files are kept; the guest then boots.",
         ),
     ] = False,
+    replica: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="REPLICA",
+            help="Bring a guest that this host has lost back from this replica, as `rebuild` does; "
+            "only with --cold, --host, --dry-run and --yes.",
+            show_default=False,
+        ),
+    ] = "",
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="With --from: read from this host, such as root@nas, instead of the configured "
+            "one.",
+            show_default=False,
+        ),
+    ] = "",
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no safety copy; the restore cannot be undone."),
@@ -149,6 +170,13 @@ def restore_command(
         despite_damage=despite_damage,
     )
     with session(context, config, quiet=quiet or json) as opened:
+        if replica or host:
+            from snaporch.cli.rebuild import Rebuild, RebuildOptions
+
+            _check_lost(request, replica, wait)
+            options = RebuildOptions(cold=cold, dry_run=dry_run, yes=yes, json=json)
+            source, local = context.obj.open_source(opened, replica, host)
+            return Rebuild(opened, source, local, options).run([snapshot])
         if dry_run:
             preview = preview_restore(opened, request)
             if json:
@@ -165,6 +193,23 @@ def restore_command(
             print_result(_line(restored))
         print_undo_command(opened, restored)
     return 0
+
+
+def _check_lost(request: RestoreRequest, replica: str, wait: int | None) -> None:
+    """Refuse options that concern a guest that is here, with a replica.
+
+    Raises:
+        UsageError: with the reason.
+    """
+    from snaporch.errors import UsageError
+    from snaporch.restore.select import split_name
+
+    if not replica:
+        raise UsageError("--host", "is for --from REPLICA", "name the replica")
+    split_name(request.name)
+    if replace(request, name="", cold=False) != type(request)("") or wait is not None:
+        reason = "goes only with --cold, --host, --dry-run, --yes, --json and --quiet"
+        raise UsageError("--from", reason, "leave the others out")
 
 
 def _ask(context: Context, request: RestoreRequest, plan: RestorePlan) -> None:

@@ -278,6 +278,26 @@ def mac_addresses(root: Element, network: str) -> set[str]:
     return found
 
 
+def networks(root: Element) -> set[str]:
+    """The libvirt networks that the domain's interfaces name."""
+    return _named(root, "devices/interface/source", "network")
+
+
+def storage_pools(root: Element) -> set[str]:
+    """The libvirt storage pools that the domain's disks name."""
+    return _named(root, "devices/disk//source", "pool")
+
+
+def host_interfaces(root: Element) -> set[str]:
+    """The bridges and network interfaces of the host that the domain's interfaces name."""
+    bridges = _named(root, "devices/interface[@type='bridge']/source", "bridge")
+    return bridges | _named(root, "devices/interface[@type='direct']/source", "dev")
+
+
+def _named(root: Element, path: str, attribute: str) -> set[str]:
+    return {name for each in root.findall(path) if (name := each.get(attribute))}
+
+
 def agent_connected(root: Element) -> bool:
     """Whether a guest agent has opened its channel, according to the live XML."""
     channel = root.find("devices/channel/target[@name='org.qemu.guest_agent.0']")

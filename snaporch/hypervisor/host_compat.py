@@ -66,6 +66,16 @@ def guest_cpu(connection: Any, xml: str) -> str:
     return ElementTree.tostring(cpu, encoding="unicode")
 
 
+def emulators_in(capabilities: str) -> frozenset[str]:
+    """The paths of the emulators in libvirt's capabilities of the host (virConnectGetCapabilities).
+
+    libvirt lists what it has found on its own search path, whatever any definition says.
+    """
+    root = fromstring(capabilities, forbid_dtd=True)
+    found = [*root.iterfind("guest/arch/emulator"), *root.iterfind("guest/arch/domain/emulator")]
+    return frozenset(each.text.strip() for each in found if each.text)
+
+
 def _capability_keys(root: Element) -> tuple[str | None, ...]:
     """Emulator, architecture, machine and accelerator, on which capabilities depend."""
     kind = root.find("os/type")

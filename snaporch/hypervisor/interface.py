@@ -196,6 +196,17 @@ class Screenshot:
 
 
 @dataclass(frozen=True, slots=True)
+class HostObject:
+    """A network or a storage pool of libvirt."""
+
+    name: str
+    xml: str
+    """As libvirt has it now, also if it is not active."""
+    starts_at_boot: bool
+    """Whether libvirt starts it by itself (``autostart``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class StartHookProblem:
     """Why libvirt would start a guest on its overlays without checking them."""
 
@@ -451,6 +462,32 @@ class Hypervisor(Protocol):
         Raises:
             NotFoundError: there is no such network.
         """
+
+    def defined_networks(self) -> list[HostObject]:
+        """All networks of libvirt, also those that are not active; none without its driver."""
+
+    def defined_storage_pools(self) -> list[HostObject]:
+        """All storage pools of libvirt, also those that are not active; none without its driver."""
+
+    def define_network(self, xml: str, *, starts_at_boot: bool) -> None:
+        """Define a network that does not exist, and start it.
+
+        Raises:
+            HypervisorError: it was not started, and is not defined.
+        """
+
+    def define_storage_pool(self, xml: str, *, starts_at_boot: bool) -> None:
+        """Define a storage pool that does not exist, and start it.
+
+        Raises:
+            HypervisorError: it was not started, and is not defined.
+        """
+
+    def start_at_boot(self, uuid: str) -> None:
+        """Let libvirt start the domain when the host boots."""
+
+    def emulators(self) -> frozenset[str]:
+        """The paths of the emulators that libvirt has found on this host."""
 
     def set_guest_clock(self, uuid: str) -> bool:
         """Set the guest's clock to the host's; ``False`` if no agent answers."""

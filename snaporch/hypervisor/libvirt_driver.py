@@ -28,6 +28,7 @@ from snaporch.hypervisor.interface import (
 )
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN
 from snaporch.hypervisor.libvirt_queries import LibvirtQueries
+from snaporch.hypervisor.logged_calls import log_calls
 from snaporch.hypervisor.memory_snapshot import capture
 from snaporch.known_faults import needs_pipe
 
@@ -168,6 +169,32 @@ class LibvirtHypervisor(LibvirtQueries):
     def undefine(self, uuid: str) -> None:
         with contextlib.suppress(NotFoundError), self._explained(uuid, "undefine"):
             self._handle(uuid).undefineFlags(_UNDEFINE)
+
+    def define_network(self, xml: str, *, starts_at_boot: bool) -> None:
+        with self._explained("network", "define"):
+            self._start_new(self._conn().networkDefineXML(xml), starts_at_boot=starts_at_boot)
+
+    def define_storage_pool(self, xml: str, *, starts_at_boot: bool) -> None:
+        with self._explained("storage pool", "define"):
+            self._start_new(self._conn().storagePoolDefineXML(xml), starts_at_boot=starts_at_boot)
+
+    def _start_new(self, handle: Any, *, starts_at_boot: bool) -> None:
+        """Start what was just defined; if that fails, undefine it."""
+        handle = log_calls(handle)
+        try:
+            handle.create()
+            handle.setAutostart(int(starts_at_boot))
+        except libvirt.libvirtError:
+            with contextlib.suppress(libvirt.libvirtError):
+                if handle.isActive():
+                    handle.destroy()
+            with contextlib.suppress(libvirt.libvirtError):
+                handle.undefine()
+            raise
+
+    def start_at_boot(self, uuid: str) -> None:
+        with self._explained(uuid, "having it start at boot"):
+            self._handle(uuid).setAutostart(1)
 
     def set_guest_clock(self, uuid: str) -> bool:
         handle = self._handle(uuid)

@@ -15,10 +15,11 @@ from snaporch.errors import NotFoundError
 from snaporch.hypervisor import agent, apparmor, domain_xml
 from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
-from snaporch.hypervisor.host_compat import find_incompatibility, guest_cpu
+from snaporch.hypervisor.host_compat import emulators_in, find_incompatibility, guest_cpu
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,
+    HostObject,
     HypervisorError,
     OpenFile,
     Screenshot,
@@ -221,6 +222,35 @@ class LibvirtQueries(LibvirtConnection):
 
     def screenshot(self, uuid: str) -> Screenshot | None:
         return take_screenshot(self._conn(), self._handle(uuid))
+
+    def defined_networks(self) -> list[HostObject]:
+        return self._objects("networks", "listAllNetworks")
+
+    def defined_storage_pools(self) -> list[HostObject]:
+        return self._objects("storage pools", "listAllStoragePools")
+
+    def _objects(self, kind: str, listing: str) -> list[HostObject]:
+        """All networks or storage pools."""
+        connection = self._conn()
+        with self._explained("libvirt", f"listing {kind}"):
+            try:
+                handles = getattr(connection, listing)(0)
+            except libvirt.libvirtError as error:
+                if error.get_error_code() == libvirt.VIR_ERR_NO_SUPPORT:
+                    return []
+                raise
+            return [
+                HostObject(
+                    handle.name(),
+                    handle.XMLDesc(0),
+                    bool(handle.isPersistent() and handle.autostart()),
+                )
+                for handle in handles
+            ]
+
+    def emulators(self) -> frozenset[str]:
+        with self._explained("libvirt", "asking for its emulators"):
+            return emulators_in(self._conn().getCapabilities())
 
     def network_is_isolated(self, name: str) -> bool:
         try:

@@ -22,16 +22,20 @@ CHANGING = frozenset(
         "managedSaveDefineXML",
         "managedSaveRemove",
         "migrateSetMaxDowntime",
+        "networkDefineXML",
         "restoreFlags",
         "resume",
         "saveFlags",
+        "setAutostart",
         "setTime",
         "snapshotCreateXML",
+        "storagePoolDefineXML",
         "suspend",
+        "undefine",
         "undefineFlags",
     }
 )
-"""Methods of ``virConnect`` and ``virDomain`` that snaporch calls and that change something."""
+"""Methods of libvirt's handles that snaporch calls and that change something."""
 
 
 _LOGGED: dict[type, type] = {}
@@ -39,7 +43,7 @@ _LOGGED: dict[type, type] = {}
 
 
 def log_calls(handle: Any) -> Any:
-    """Have a ``virDomain`` or ``virConnect`` log its :data:`CHANGING` calls from now on.
+    """Have a handle of libvirt, or the connection, log its :data:`CHANGING` calls from now on.
 
     Of the arguments only names and paths are logged: XML can hold passwords.
 

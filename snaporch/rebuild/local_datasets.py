@@ -7,13 +7,17 @@ not over anything, and never where the system finds programs or settings.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from snaporch.default_paths import HOST
 from snaporch.errors import RefusedError, UnavailableError
+from snaporch.hypervisor import HostObject
 from snaporch.interrupt import Interrupt
 from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.rebuild.allowed_networks import HostNetworks
+from snaporch.rebuild.host_networks import read_host_networks
 from snaporch.remote_host import CommandError, Host
 from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.zfs import Pool
@@ -50,7 +54,10 @@ class LocalState(NamedTuple):
 
 
 class Local(Protocol):
-    """The datasets of this host."""
+    """The datasets and networks of this host."""
+
+    def networks(self, defined: Sequence[HostObject]) -> HostNetworks:
+        """The networks that this host reaches, besides those that libvirt has defined."""
 
     def state(self, dataset: str) -> LocalState:
         """The state of a dataset."""
@@ -97,6 +104,10 @@ class LocalDatasets:
     def __init__(self, pool: Pool, interrupt: Interrupt) -> None:
         self._pool = pool
         self._host = Host("", lambda: interrupt.check("zfs"))
+
+    def networks(self, defined: Sequence[HostObject]) -> HostNetworks:
+        """See :class:`Local`."""
+        return read_host_networks(self._host, HOST, defined)
 
     def state(self, dataset: str) -> LocalState:
         """See :class:`Local`."""

@@ -85,6 +85,9 @@ class Source(Protocol):
     def kinds(self) -> Mapping[str, DatasetKind]:
         """The kind of each copy."""
 
+    def sizes(self, snapshots: Sequence[PoolSnapshot]) -> Mapping[str, int]:
+        """The bytes that each of these snapshots of copies refers to, by its full name."""
+
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
     ) -> None:
@@ -197,6 +200,13 @@ class ReplicaSource:
         root = f"{self._replica.dataset}/"
         with readable(self._name, self._host.label):
             return {each.name.removeprefix(root): each.kind for each in self._pool.datasets()}
+
+    def sizes(self, snapshots: Sequence[PoolSnapshot]) -> Mapping[str, int]:
+        """See :class:`Source`."""
+        root = f"{self._replica.dataset}/"
+        with readable(self._name, self._host.label):
+            found = self._pool.sizes([f"{root}{each.full_name}" for each in snapshots])
+        return {name.removeprefix(root): referenced for name, (_, referenced) in found.items()}
 
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool

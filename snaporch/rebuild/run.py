@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Role, parse_manifest
@@ -23,6 +25,7 @@ from snaporch.hypervisor import domain_xml
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.private_files import private_directory
+from snaporch.rebuild.dataset_settings import Settings
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import (
     Copies,
@@ -37,6 +40,7 @@ from snaporch.rebuild.plan import (
     remaining,
 )
 from snaporch.rebuild.replica_source import Source
+from snaporch.rebuild.surroundings import apply_settings
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.marks import COPIED, OF_PAGES
 from snaporch.replication.needed_streams import NO_TOKEN
@@ -45,7 +49,7 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.snapshot.host_directories import existing_part, free_mib
-from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
+from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
 
 _MAX_XML = 1 << 20
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
@@ -70,6 +74,9 @@ def check_room(context: Context, plan: RebuildPlan) -> None:
 class AlreadyHereError(RefusedError):
     """The guest is on this host, so there is nothing to rebuild."""
 
+    plan: RebuildPlan | None = None
+    """What would have come back."""
+
 
 def check_guest(context: Context, manifest: Manifest) -> None:
     """Refuse to bring back a guest that this host has.
@@ -85,10 +92,28 @@ def check_guest(context: Context, manifest: Manifest) -> None:
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
 
 
+def guest_lock(context: Context, plan: RebuildPlan) -> AbstractContextManager[None]:
+    """Hold a guest's lock for all of its rebuild: a snapshot in between would prevent the restore.
+
+    Raises:
+        BusyError: another run holds it.
+    """
+    return _lock(context, default_paths.LOCKS, plan.manifest.domain, plan.manifest.uuid)
+
+
+def _lock(context: Context, place: Path, name: str, uuid: str) -> AbstractContextManager[None]:
+    return domain_lock(place, name, uuid, "rebuild", wait=0, interrupt=context.interrupt)
+
+
 def bring_back(
-    context: Context, source: Source, local: Local, plan: RebuildPlan, runs: Sequence[str]
-) -> None:
-    """Bring the datasets and bundles of a plan to this host.
+    context: Context,
+    source: Source,
+    local: Local,
+    plan: RebuildPlan,
+    runs: Sequence[str],
+    settings: Mapping[str, Settings] = MappingProxyType({}),
+) -> list[str]:
+    """Bring the datasets and bundles of a plan to this host; the caller holds :func:`guest_lock`.
 
     Args:
         context: the configuration, the pools and the store of this host.
@@ -96,6 +121,10 @@ def bring_back(
         local: the datasets of this host.
         plan: what comes.
         runs: those whose bundles come.
+        settings: properties of the datasets.
+
+    Returns:
+        The properties that this host does not accept.
 
     Raises:
         SnaporchError: a step failed; the same call continues.
@@ -103,11 +132,8 @@ def bring_back(
     manifest, paths = plan.manifest, context.config.paths
     check_guest(context, manifest)
     check_store(context.store, context.pool, context.hypervisor)
-    lock = partial(domain_lock, doing="rebuild", wait=0, interrupt=context.interrupt)
-    with (
-        lock(paths.runtime, REPLICATION, REPLICATION),  # no replication of what is half here
-        lock(default_paths.LOCKS, manifest.domain, manifest.uuid),
-    ):
+    # no replication of what is half here
+    with _lock(context, paths.runtime, REPLICATION, REPLICATION):
         private_directory(paths.bundles)
         (paths.bundles / MARKER).touch(mode=0o600)
         places = {
@@ -123,8 +149,35 @@ def bring_back(
         # Not before: `prune` would destroy pages without a bundle.
         for pages in (each.dataset for each in plan.incoming if each.is_pages):
             context.pool.set_properties([pages], {RAM_PROPERTY: manifest.uuid})
+        left_out = apply_settings(context, settings)
+        set_stage(context, plan, Stage.RESTORE)
         for each in sorted(plan.incoming, key=lambda each: each.mountpoint):
             _mount(context, local, each, places[each.dataset])
+    return left_out
+
+
+class Stage(StrEnum):
+    """What has yet to be done for a guest whose data came back: a property of its datasets."""
+
+    RESTORE = "restore"
+    FINISH = "finish"
+    """It was restored; policies and autostart are to be set."""
+
+
+def set_stage(context: Context, plan: RebuildPlan, stage: Stage | None) -> None:
+    """Record what has yet to be done, so that the same command finishes it; None for nothing."""
+    names = [each.dataset for each in plan.incoming]
+    if stage is None:
+        context.pool.clear_properties(names, [REBUILD_PROPERTY])
+    else:
+        context.pool.set_properties(names, {REBUILD_PROPERTY: stage})
+
+
+def stage_of(context: Context, plan: RebuildPlan) -> Stage | None:
+    """What has yet to be done for a guest that is here; None for nothing."""
+    found = context.pool.local_properties([REBUILD_PROPERTY])
+    values = {found.get(each.dataset, {}).get(REBUILD_PROPERTY) for each in plan.incoming}
+    return next((stage for stage in Stage if stage in values), None)
 
 
 def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
@@ -247,12 +300,18 @@ def plan_guest(
     uuid = find_uuid(source, everything, domain or snapshot)
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
-    check_guest(context, manifest)
+    try:
+        check_guest(context, manifest)
+    except AlreadyHereError as error:
+        error.plan = plan
+        raise
     present = context.pool.datasets()
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
     if not has_to_come and context.hypervisor.find(uuid):
         step = f"snaporch restore {plan.thing}"
-        raise AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
+        here = AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
+        here.plan = plan
+        raise here
     check_others(plan, copies, {each.name for each in present})
     check_room(context, plan)
     for each in plan.incoming:
@@ -287,19 +346,17 @@ def check_files(plan: RebuildPlan) -> None:
                 )
 
 
-def definition(source: Source, plan: RebuildPlan) -> str:
-    """The definition that the guest would get; empty if there is none of a sensible size."""
-    manifest = plan.manifest
-    roles = (Role.LIVE_XML, Role.INACTIVE_XML)
-    part = next((found for role in roles if (found := manifest.part(role))), None)
-    if part is None or part.bytes > _MAX_XML:
-        return ""
-    return source.text(plan.reference, part)
+def definitions(source: Source, plan: RebuildPlan) -> list[str]:
+    """The definitions in the bundle that are of a sensible size, the running guest's first."""
+    found = [plan.manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
+    return [source.text(plan.reference, part) for part in found if part and part.bytes <= _MAX_XML]
 
 
-def host_paths(xml: str) -> list[str]:
-    """The paths of this host in a definition, for the question to the admin."""
-    root = domain_xml.parse(xml)
-    elements = (each for each in root.iter() if each.tag != "partition")  # of control groups
+def host_paths(*xmls: str) -> list[str]:
+    """The paths of this host in definitions, for the question to the admin."""
+    roots = map(domain_xml.parse, xmls)
+    elements = (
+        each for root in roots for each in root.iter() if each.tag != "partition"
+    )  # of control groups
     values = [text for each in elements for text in (each.text or "", *each.attrib.values())]
     return sorted({text.strip() for text in values if text.strip().startswith("/")})

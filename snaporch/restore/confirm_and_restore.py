@@ -11,7 +11,7 @@ from snaporch import default_paths
 from snaporch.context import Context
 from snaporch.errors import UsageError
 from snaporch.locks import domain_lock
-from snaporch.model import iso
+from snaporch.model import SnapshotRecord, iso
 from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
 from snaporch.restore.plan import RAISED, make_restore_plan
 from snaporch.restore.plan_model import RestorePlan
@@ -150,21 +150,44 @@ def run_restore(
         interrupt=context.interrupt,
         can_wait=True,
     ):
-        for result in recover_runs(context, record.uuid):
-            context.progress.note(record.domain, str(result))
-        current = request.plan(context, domain, snapshot)
-        current = check_bundle(context, current, despite_damage=request.despite_damage)
+        current = _plan_under_lock(context, request, record, (domain, snapshot))
         if confirm is None:
             _note_group(context, current)
         else:
             check_as_shown(shown, current)
-        return restore(
-            context,
-            current,
-            safety=request.safety,
-            keep_running=request.keep_running,
-            wait=longest,
-        )
+        return _carry_out(context, request, current, longest)
+
+
+def restore_under_lock(context: Context, request: RestoreRequest) -> Restored:
+    """Restore one domain whose lock the caller holds, without a question.
+
+    Raises:
+        SnaporchError: as :func:`run_restore`.
+    """
+    request.check()
+    recover_leftovers(context)
+    chosen = request.choose(context)
+    record = request.plan(context, *chosen).record
+    plan = _plan_under_lock(context, request, record, chosen)
+    _note_group(context, plan)
+    wait = context.config.settings(record.domain, record.uuid).wait
+    return _carry_out(context, request, plan, wait)
+
+
+def _plan_under_lock(
+    context: Context, request: RestoreRequest, record: SnapshotRecord, chosen: tuple[str, str]
+) -> RestorePlan:
+    """Recover interrupted runs of the domain, then plan its restore."""
+    for result in recover_runs(context, record.uuid):
+        context.progress.note(record.domain, str(result))
+    plan = request.plan(context, *chosen)
+    return check_bundle(context, plan, despite_damage=request.despite_damage)
+
+
+def _carry_out(context: Context, request: RestoreRequest, plan: RestorePlan, wait: int) -> Restored:
+    return restore(
+        context, plan, safety=request.safety, keep_running=request.keep_running, wait=wait
+    )
 
 
 def _note_group(context: Context, plan: RestorePlan) -> None:

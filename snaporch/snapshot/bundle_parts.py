@@ -20,6 +20,7 @@ from snaporch.bundle.manifest import (
     PauseEntry,
     Role,
     SnapshotEntry,
+    SurroundingsEntry,
     VersionsEntry,
     cut_to_milliseconds,
 )
@@ -311,6 +312,7 @@ def build_manifest(
     pause: Pause,
     started: datetime,
     created: datetime,
+    surroundings: SurroundingsEntry | None = None,
 ) -> Manifest:
     """Return the manifest of a finished run."""
     return Manifest(
@@ -339,6 +341,7 @@ def build_manifest(
             cpu=versions.cpu,
         ),
         group=_group(plan.group),
+        surroundings=surroundings,
     )
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import Manifest, Part
+from snaporch.bundle.manifest import Manifest, Part, SurroundingsEntry
 from snaporch.catalog.records import record_of
 from snaporch.catalog.torn import commits_of_all, is_torn, mark_torn
 from snaporch.context import Context
@@ -41,6 +41,7 @@ from snaporch.snapshot.snapshotter import LocalSnapshotter, Snapshotter, initial
 from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.snapshot.strategies import make_strategy
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial, StrategyUnavailableError
+from snaporch.snapshot.surroundings import read_surroundings
 from snaporch.zfs import PREFIX
 
 
@@ -170,6 +171,7 @@ class _Run:
         self._taker = taker
         self._domain = plan.domain
         self._started = context.clock.now()
+        self._surroundings: SurroundingsEntry | None = None
         self._freezing = False
         self._touched = False
         self._taken = False
@@ -226,6 +228,7 @@ class _Run:
             with journal.step(Step.PREPARE):
                 await_guardian(self._context, plan.facts, journal.path)
                 strategy.check_unchanged()
+                self._surroundings = read_surroundings(self._context, plan)
                 self._taker.prepare(plan)
                 strategy.prepare()
                 strategy.check_unchanged()
@@ -310,6 +313,7 @@ class _Run:
             strategy.pause,
             self._started,
             strategy.pause.began or snapshots[0].created,
+            self._surroundings,
         )
 
     # -- after a failure --------------------------------------------------------------------

@@ -53,7 +53,7 @@ from snaporch.status.model import (
 )
 from snaporch.status.overlay_limits import exceeded_limit
 from snaporch.verify.copy_results import CopyResults
-from snaporch.zfs import BlockingMount
+from snaporch.zfs import REBUILD_PROPERTY, BlockingMount
 
 _RESTORE_PHASE = "under way"
 
@@ -128,6 +128,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
         unused_policies=_unused(config, forecasts),
         unknown_domains=_unknown_domains(config, forecasts),
         mounted_snapshots=_mounted(context, forecasts),
+        unfinished_rebuilds=tuple(context.pool.local_properties([REBUILD_PROPERTY])),
         barred_guests=tuple(
             (left.thing, left.explanation)
             for left in guests_left_barred(context, [each.domain for each in forecasts])

@@ -206,6 +206,9 @@ class Status:
     copies: tuple[CopyResult, ...] = ()
     """The last results of verifying copies on replicas, also of domains that this host lost."""
 
+    unfinished_rebuilds: tuple[str, ...] = ()
+    """Datasets of guests whose rebuild is not complete."""
+
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``), without the problems."""
         holder = self.scheduler.holder

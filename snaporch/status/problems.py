@@ -43,6 +43,9 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
         found += _slow_replication(domain, status.at - limits.replica_late)
+    for dataset in status.unfinished_rebuilds:
+        text = "the rebuild of its guest is not complete; unless it is running, run it again"
+        found.append(Problem("rebuild", ProblemGrade.WARNING, dataset, text))
     for path in status.overlays_without_journal:
         text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
         found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))

@@ -291,15 +291,20 @@ class ZfsCommand:
     def clone(self, origin: str, dataset: str, properties: Mapping[str, str] | None = None) -> None:
         self._run("clone", *_options(properties or {}), origin, dataset)
 
-    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        listing = Listing((), names)
-        found = self._listed(listing, "-t", "filesystem,volume", sources=("local",))
+    def local_properties(
+        self, names: Sequence[str], datasets: Sequence[str] = ()
+    ) -> dict[str, dict[str, str]]:
+        listing, kinds = Listing((), names), ("-t", "filesystem,volume")
+        found = self._listed(listing, *kinds, names=datasets, sources=("local",))
         return {name: values for name, values in found if values}
 
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         listing = Listing((), [POLICY_PROPERTY])
         found = self._listed(listing, "-t", "filesystem,volume", names=datasets) if datasets else ()
         return {name: values[POLICY_PROPERTY] for name, values in found if values}
+
+    def encryption_roots(self, datasets: Sequence[str]) -> dict[str, str]:
+        return dict(self._values("encryptionroot", datasets))
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         return dict(self._values("origin", datasets))

@@ -21,6 +21,8 @@ PREFIX = "snaporch:"
 
 POLICY_PROPERTY = f"{PREFIX}policy"
 """On a dataset: the policies of the guests that use it."""
+REBUILD_PROPERTY = f"{PREFIX}rebuild"
+"""On the datasets of a guest whose rebuild is not complete: what has yet to be done."""
 RAM_PROPERTY = f"{PREFIX}ram"
 """On a page dataset the domain's UUID; on a snapshot of it the bundle: ``UUID/RUN``."""
 RAM_POOLS_PROPERTY = f"{PREFIX}ram-pools"
@@ -115,7 +117,7 @@ class Pool(Protocol):
         """Mounts that prevent these snapshots (all if ``None``) from being destroyed."""
 
     def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
-        """Remove user properties from snapshots. A property that is not set is not an error."""
+        """Remove user properties from datasets or snapshots; one that is not set is no error."""
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """Set user properties on datasets or snapshots."""
@@ -143,14 +145,23 @@ class Pool(Protocol):
             PoolError: it was not created, or could not be mounted.
         """
 
-    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    def local_properties(
+        self, names: Sequence[str], datasets: Sequence[str] = ()
+    ) -> dict[str, dict[str, str]]:
         """The locally set values of these properties, by dataset. Datasets without any are omitted.
 
         Inherited and received values do not count.
+
+        Args:
+            names: the properties; of numbers, the exact values are returned.
+            datasets: only of these, which must exist; of all if empty.
         """
 
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         """The ``snaporch:policy`` of each of these datasets that has or inherits one."""
+
+    def encryption_roots(self, datasets: Sequence[str]) -> dict[str, str]:
+        """The encryption root of each of these datasets that is encrypted."""
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         """The origin of each of these datasets that is a clone."""

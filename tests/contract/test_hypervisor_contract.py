@@ -564,6 +564,18 @@ class TestHypervisorContract:
         host.autostart()
         assert hypervisor.starts_at_boot(host.uuid)
 
+    def test_a_domain_is_set_to_start_at_boot(self, host, hypervisor):
+        hypervisor.start_at_boot(host.uuid)
+        hypervisor.start_at_boot(host.uuid)
+        assert hypervisor.starts_at_boot(host.uuid)
+        with pytest.raises(NotFoundError):
+            hypervisor.start_at_boot(ABSENT)
+
+    def test_the_emulator_of_a_guest_is_one_of_the_host(self, host, hypervisor):
+        found = hypervisor.emulators()
+        assert found
+        assert all(path.startswith("/") for path in found)
+
     def test_a_guest_that_runs_here_fits(self, host, hypervisor):
         domain = hypervisor.domain(NAME)
         assert hypervisor.incompatibility(domain.live_xml) == ""

@@ -113,6 +113,9 @@ class TestPoolContract:
         scratch.create(f"{root}/secret/below")
         found = {name for name in pool.encrypted() if name.startswith(root)}
         assert found == {f"{root}/secret", f"{root}/secret/below"}
+        roots = pool.encryption_roots([root, f"{root}/secret", f"{root}/secret/below"])
+        assert roots == dict.fromkeys(found, f"{root}/secret")
+        assert pool.encryption_roots([]) == {}
 
     def test_a_snapshot_carries_its_properties(self, pool, root):
         pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:domain": "Bär <vm> & Co"})
@@ -321,6 +324,16 @@ class TestPoolContract:
         scratch.create(f"{root}/below")
         pool.snapshot([f"{root}@a"], {})
         assert pool.local_properties(["snaporch:clone"]) == {root: {"snaporch:clone": "one"}}
+        assert pool.local_properties(["snaporch:clone"], [f"{root}/below"]) == {}
+        with pytest.raises(PoolError):
+            pool.local_properties(["snaporch:clone"], [f"{root}/never"])
+
+    def test_properties_of_zfs_are_set_on_datasets_and_own_ones_cleared(self, pool, root):
+        own = {"recordsize": "16384", "quota": "1073741824", "snaporch:rebuild": "one"}
+        pool.set_properties([root], own)
+        assert pool.local_properties([*own, "atime"], [root]) == {root: own}
+        pool.clear_properties([root], ["snaporch:rebuild", "snaporch:never"])
+        assert pool.local_properties(["snaporch:rebuild"], [root]) == {}
 
     def test_a_clone_that_exists_or_has_no_origin_is_an_error(self, pool, root):
         pool.snapshot([f"{root}@a"], {})

@@ -118,6 +118,10 @@ def test_copies_are_listed_with_their_marks_oldest_first(place):
     assert place.source.policies([place.copy]) == {place.copy: "hourly"}
     assert place.copy not in place.source.encrypted()
     assert place.source.kinds()[place.copy] is DatasetKind.FILESYSTEM
+    sizes = place.source.sizes(found)
+    assert sizes.keys() == {each.full_name for each in found}
+    assert all(size > 0 for size in sizes.values())
+    assert place.source.sizes([]) == {}
 
 
 def test_a_lost_dataset_comes_back_snapshot_by_snapshot(place):

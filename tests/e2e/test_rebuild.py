@@ -1,5 +1,6 @@
 """Guests that are rebuilt from a replica, by one command, after everything here is lost."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,6 +22,15 @@ from support import (
     zfs_snapshots,
 )
 
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    DatasetEntry,
+    HostObjectEntry,
+    SurroundingsEntry,
+    manifest_bytes,
+    read_manifest,
+)
+
 
 @pytest.fixture(scope="module", autouse=True)
 def other(tmp_path_factory):
@@ -39,14 +49,23 @@ def configuration(other):
     return other.config
 
 
-@pytest.fixture(params=list(DISKS))
-def guest(request, there):
-    made = create(request.param)
+def guest_of_a_replica(name, there):
+    made = create(name)
     yield made
     made.remove()
     for dataset in datasets(made):
         run("zfs", "destroy", "-r", copy(dataset))
     shutil.rmtree(there / uuid_of(made), ignore_errors=True)
+
+
+@pytest.fixture(params=list(DISKS))
+def guest(request, there):
+    yield from guest_of_a_replica(request.param, there)
+
+
+@pytest.fixture
+def plain(there):
+    yield from guest_of_a_replica("plain", there)
 
 
 def lose(guest):
@@ -177,3 +196,107 @@ def test_a_damaged_copy_is_found_before_the_guest_is_defined(guest, there):
     assert outcome.status == 0, outcome.err
     assert json.loads(outcome.out)[0]["snapshot"] == older
     assert_restored(guest, mark, expected)
+
+
+SETTINGS = {"recordsize": "16384", "compression": "zstd", "atime": "off", "quota": "1073741824"}
+POOL = "snaporch-pool"
+DVD = f"""<disk type='volume' device='cdrom'><source pool='{POOL}' volume='x.iso'/>
+<target dev='sda' bus='sata'/><readonly/></disk>"""
+
+
+def settings(dataset, *names):
+    listing = must(
+        "zfs", "get", "-Hp", "-s", "local", "-o", "property,value", ",".join(names), dataset
+    )
+    return dict(line.split("\t") for line in listing.splitlines())
+
+
+@pytest.fixture
+def pool():
+    """A storage pool of libvirt, in the guest's dataset."""
+    must("virsh", "pool-define-as", POOL, "dir", "--target", "/tank/plain")
+    must("virsh", "pool-start", POOL)
+    must("virsh", "pool-autostart", POOL)
+    yield POOL
+    run("virsh", "pool-destroy", POOL)
+    run("virsh", "pool-undefine", POOL)
+
+
+def test_what_surrounds_it_comes_back(plain, pool, tmp_path):
+    must("zfs", "set", *(f"{key}={value}" for key, value in SETTINGS.items()), "tank/plain")
+    must("zfs", "set", "refreservation=auto", "copies=2", "flash/plain")
+    volume = settings("flash/plain", "refreservation", "copies")
+    must("virsh", "autostart", plain.name)
+    definition = tmp_path / "definition.xml"
+    text = must("virsh", "dumpxml", "--inactive", "--security-info", plain.name)
+    definition.write_text(text.replace("</devices>", f"{DVD}</devices>"))
+    must("virsh", "define", str(definition))
+    last = take(plain)
+    must("snaporch", "replicate", plain.name)
+    expected, mark = plain.snapshot_count(last["snapshot"]), plain.mark()
+    must("virsh", "pool-destroy", POOL)
+    must("virsh", "pool-undefine", POOL)
+    lose(plain)
+    outcome = rebuild(plain)
+    assert (outcome.status, outcome.json[0]["notes"]) == (0, []), outcome.err
+    assert_restored(plain, mark, expected)
+    assert_clean(plain)
+    assert settings("tank/plain", *SETTINGS, "snaporch:rebuild") == SETTINGS
+    assert settings("flash/plain", *volume) == volume
+    assert "Autostart:      enable" in must("virsh", "dominfo", plain.name)
+    information = must("virsh", "pool-info", POOL)
+    assert information.count("yes") == 2, information  # persistent, autostart
+    again = snaporch("rebuild", "--all", *WORDS)
+    assert (again.status, again.out) == (0, ""), again.err
+
+
+HOSTILE = {
+    "lan": "<network><name>lan</name><ip address='169.254.9.1' prefix='24'/></network>",
+    "dns": "<network><name>dns</name><dns><forwarder addr='8.8.8.8'/></dns></network>",
+}
+
+
+def test_a_hostile_replica_chooses_nothing_of_this_host(plain, there):
+    last = take(plain)
+    must("snaporch", "replicate", plain.name)
+    bundle = there / uuid_of(plain) / last["run"]
+    definition = bundle / "domain.live.xml"
+    cards = "".join(
+        f"<interface type='network'><source network='{n}'/></interface>" for n in HOSTILE
+    )
+    disk = "<disk type='volume'><source pool='etc' volume='shadow'/><target dev='vdx'/></disk>"
+    evil = "<emulator>/tank/plain/evil</emulator>"
+    text = definition.read_text().replace("</devices>", f"{cards}{disk}{evil}</devices>")
+    definition.write_text(text)
+    manifest = read_manifest(bundle)
+    parts = [
+        part.model_copy(update={"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        for part in manifest.parts
+        for data in [(bundle / part.name).read_bytes()]
+    ]
+    etc = "<pool type='dir'><name>etc</name><target><path>/etc</path></target></pool>"
+    bad = {"mountpoint": "/etc/cron.d", "setuid": "on", "recordsize": "16384", "sync": "x"}
+    surroundings = SurroundingsEntry(
+        datasets=(DatasetEntry(dataset="tank/plain", properties=bad),),
+        networks=tuple(
+            HostObjectEntry(name=name, xml=xml, starts_at_boot=True)
+            for name, xml in HOSTILE.items()
+        ),
+        storage_pools=(HostObjectEntry(name="etc", xml=etc, starts_at_boot=True),),
+    )
+    changes = {"parts": tuple(parts), "surroundings": surroundings}
+    (bundle / MANIFEST_NAME).write_bytes(manifest_bytes(manifest.model_copy(update=changes)))
+    lose(plain)
+    words = ("rebuild", plain.name, "--from", "offsite", "--json")
+    shown = snaporch(*words, "--dry-run")
+    assert shown.status == 5, shown.err
+    (document,) = shown.json
+    assert any("no emulator '/tank/plain/evil'" in each for each in document["missing"])
+    for name in ("network 'lan'", "network 'dns'", "storage pool 'etc'", "'mountpoint'", "'sync'"):
+        assert any(name in each for each in document["notes"]), document["notes"]
+    outcome = snaporch(*words, "--yes", "--no-restore")
+    assert outcome.status == 0, outcome.err
+    assert "'mountpoint'" in outcome.err
+    assert settings("tank/plain", *bad).keys() == {"recordsize"}
+    assert not {*HOSTILE} & {*must("virsh", "net-list", "--all", "--name").split()}
+    assert "etc" not in must("virsh", "pool-list", "--all", "--name").split()

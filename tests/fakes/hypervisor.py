@@ -32,6 +32,7 @@ from snaporch.hypervisor.interface import (
     CaptureRequest,
     CommitStage,
     CommitTimeouts,
+    HostObject,
     HypervisorError,
     NotFrozenByUsError,
     OnCommitStage,
@@ -156,6 +157,9 @@ class FakeHypervisor:
         """Those of each commit."""
         self.networks: dict[str, bool] = {}
         """Names of libvirt's networks, and whether each is isolated."""
+        self.network_objects: dict[str, HostObject] = {}
+        self.pool_objects: dict[str, HostObject] = {}
+        self.emulator_paths = frozenset({"/usr/bin/qemu-system-x86_64"})
         self.restored: Callable[[FakeGuest], None] = lambda _guest: None
         """Called with every guest that was resumed from RAM, or booted."""
 
@@ -678,6 +682,43 @@ class FakeHypervisor:
         if name not in self.networks:
             raise NotFoundError(name, "no such libvirt network")
         return self.networks[name]
+
+    def defined_networks(self) -> list[HostObject]:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.defined_networks")
+        return list(self.network_objects.values())
+
+    def defined_storage_pools(self) -> list[HostObject]:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.defined_storage_pools")
+        return list(self.pool_objects.values())
+
+    def define_network(self, xml: str, *, starts_at_boot: bool) -> None:
+        """See the protocol."""
+        self._define_object("network", self.network_objects, xml, starts_at_boot)
+
+    def define_storage_pool(self, xml: str, *, starts_at_boot: bool) -> None:
+        """See the protocol."""
+        self._define_object("storage_pool", self.pool_objects, xml, starts_at_boot)
+
+    def _define_object(
+        self, kind: str, objects: dict[str, HostObject], xml: str, starts_at_boot: bool
+    ) -> None:
+        name = ElementTree.fromstring(xml).findtext("name") or ""
+        self.hooks.act(f"hypervisor.define_{kind}", name)
+        if name in objects:
+            raise HypervisorError(kind.replace("_", " "), f"define: '{name}' already exists")
+        objects[name] = HostObject(name, xml, starts_at_boot)
+
+    def start_at_boot(self, uuid: str) -> None:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.start_at_boot", guest.name)
+        guest.autostart = True
+
+    def emulators(self) -> frozenset[str]:
+        """See the protocol."""
+        return self.emulator_paths
 
     def set_guest_clock(self, uuid: str) -> bool:
         """See the protocol."""

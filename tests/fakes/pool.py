@@ -281,7 +281,8 @@ class FakePool:
         self.hooks.act("pool.clear_properties", *names, *keys)
         for name in names:
             for key in keys:
-                self._find(name)[1].properties.pop(key, None)
+                holder = self._find(name)[1] if "@" in name else self._dataset(name)
+                holder.properties.pop(key, None)
 
     def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
         """See the protocol."""
@@ -339,11 +340,13 @@ class FakePool:
         self._datasets[dataset].properties.update(properties)
         self.created(dataset)
 
-    def local_properties(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+    def local_properties(
+        self, names: Sequence[str], datasets: Sequence[str] = ()
+    ) -> dict[str, dict[str, str]]:
         """See the protocol."""
         self.hooks.reach("pool.local_properties")
         found = {}
-        for dataset in self._datasets.values():
+        for dataset in map(self._dataset, datasets or self._datasets):
             own = {key: value for key, value in dataset.properties.items() if key in names}
             if own:
                 found[dataset.name] = own
@@ -353,6 +356,17 @@ class FakePool:
         """See the protocol."""
         found = {name: self._inherited(self._dataset(name).name, "policy") for name in datasets}
         return {name: policy for name, policy in found.items() if policy}
+
+    def encryption_roots(self, datasets: Sequence[str]) -> dict[str, str]:
+        """See the protocol."""
+        found = {}
+        for name in datasets:
+            root = name if self._dataset(name).encrypted else ""
+            while (above := self._datasets.get(root.rpartition("/")[0])) and above.encrypted:
+                root = above.name
+            if root:
+                found[name] = root
+        return found
 
     def origins(self, datasets: Sequence[str]) -> dict[str, str]:
         """See the protocol."""

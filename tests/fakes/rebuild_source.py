@@ -12,7 +12,9 @@ from fakes.pool import FakePool, Taken
 from fakes.replica import FakeReplica
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
+from snaporch.hypervisor import HostObject
 from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.rebuild.allowed_networks import HostNetworks, subnets_of
 from snaporch.rebuild.local_datasets import LocalState
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.needed_streams import NO_TOKEN
@@ -31,6 +33,7 @@ class FakeSource:
         self._lost: dict[str, Taken] = {}
         self.hooks = hooks
         self.ciphers: set[str] = set()
+        self.bytes_of_a_snapshot = 1 << 20
 
     def lose(self, *datasets: str) -> None:
         """The host loses datasets, which the replica has."""
@@ -76,6 +79,11 @@ class FakeSource:
         present = {copy_name(each.name): each.kind for each in self._pool.datasets()}
         return present | {copy_name(n): each.dataset.kind for n, each in self._lost.items()}
 
+    def sizes(self, snapshots: Sequence[PoolSnapshot]) -> Mapping[str, int]:
+        """See the protocol."""
+        self.hooks.reach("source.sizes")
+        return {each.full_name: self.bytes_of_a_snapshot for each in snapshots}
+
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
     ) -> None:
@@ -107,6 +115,13 @@ class FakeLocal:
         self.hooks = hooks
         self.tokens: dict[str, str] = {}
         self.inherited: dict[str, str] = {}
+        self.host_networks = HostNetworks((), (), ())
+
+    def networks(self, defined: Sequence[HostObject]) -> HostNetworks:
+        """See the protocol."""
+        self.hooks.reach("local.networks")
+        subnets = [(each.name, net) for each in defined for net in subnets_of(each.xml)]
+        return self.host_networks._replace(reached=[*self.host_networks.reached, *subnets])
 
     def state(self, dataset: str) -> LocalState:
         """See the protocol."""

@@ -1,31 +1,43 @@
 import json
+import os
 import shutil
+from ipaddress import ip_network
 from types import SimpleNamespace
 
 import pytest
+from fakes.hooks import failing
 from fakes.pool import FakePool
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
 from fakes.world import Heard
 
+from snaporch import default_paths
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import ExitCode, RefusedError, UsageError
+from snaporch.hypervisor import HostObject, HypervisorError
 from snaporch.interrupt import Interrupt
+from snaporch.locks import lock_holder
 from snaporch.model import DomainState
 from snaporch.rebuild.open_source import open_source
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PoolError
 
 REPLICA = '[replica.nas]\nhost = "nas"\ndataset = "backup/kvm"\nbundles = "/backup/nas"\n'
 
 
-@pytest.fixture
-def lost(host, command_host):
+CARD = "<interface type='network'><source network='lan'/></interface>"
+DISK = "<disk type='volume'><source pool='vms' volume='x'/><target dev='vdx'/></disk>"
+NETWORK = "<network><name>lan</name><ip address='10.77.0.1' prefix='24'/></network>"
+
+
+def lose(host, command_host, prepare=lambda _host: None):
     """A guest that this host has lost, and a replica has."""
     host.pool.create("tank")
     uuid = host.add_guest().uuid
+    prepare(host)
     with host.config_file.open("a") as stream:
         stream.write(REPLICA)
     nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
@@ -40,10 +52,166 @@ def lost(host, command_host):
     host.hypervisor.undefine(uuid)
     source.lose("tank/web")
     shutil.rmtree(host.paths.bundles)
-    local = FakeLocal(host.pool, host.hooks)
+    host.local = local = FakeLocal(host.pool, host.hooks)
     command_host.open_source = lambda *_given: (source, local)
     host.hooks.log.clear()
+    host.lost_uuid, host.source, host.there = uuid, source, there
     return host
+
+
+@pytest.fixture
+def lost(host, command_host):
+    return lose(host, command_host)
+
+
+def surround(host):
+    """Have the guest name a network and a pool, set properties, and start it at boot."""
+    guest, hypervisor = host.guest(), host.hypervisor
+    guest.inactive = guest.inactive.replace("</devices>", f"{CARD}{DISK}</devices>")
+    guest.live = guest.live.replace("</devices>", f"{CARD}</devices>")
+    guest.autostart = True
+    place = host.root / "zfs" / "tank" / "web"
+    pool = f"<pool type='dir'><name>vms</name><target><path>{place}</path></target></pool>"
+    hypervisor.network_objects["lan"] = HostObject("lan", NETWORK, True)
+    hypervisor.pool_objects["vms"] = HostObject("vms", pool, False)
+    host.pool.set_properties(["tank/web"], {"recordsize": "16384", "snaporch:policy": "hourly"})
+
+
+@pytest.fixture
+def surrounded(host, command_host):
+    """A guest that this host has lost with all that surrounds it."""
+    lose(host, command_host, surround)
+    host.hypervisor.network_objects.clear()
+    host.hypervisor.pool_objects.clear()
+    host.there.policies["tank/web"] = "hourly"
+    return host
+
+
+def local(host, *names):
+    return host.pool.local_properties(names).get("tank/web", {})
+
+
+def test_what_surrounds_a_guest_comes_back(surrounded, snaporch):
+    answer = rebuild(snaporch, "web", "--yes", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    (document,) = answer.json
+    assert document["notes"] == []
+    assert document["networks"] == {"lan": "isolated, 10.77.0.1/24"}
+    assert document["properties"] == {"tank/web": {"recordsize": "16384"}}
+    (network,) = surrounded.hypervisor.network_objects.values()
+    assert (network.name, network.starts_at_boot) == ("lan", True)
+    assert surrounded.hypervisor.pool_objects.keys() == {"vms"}
+    assert surrounded.guest().autostart
+    wanted = {"recordsize": "16384", "snaporch:policy": "hourly"}
+    assert local(surrounded, *wanted, "snaporch:rebuild") == wanted
+
+
+def test_the_question_shows_what_is_defined_and_set(surrounded, snaporch):
+    shown = rebuild(snaporch, "web", "--dry-run").out
+    assert "  properties of tank/web: recordsize=16384\n" in shown
+    assert "  network lan: isolated, 10.77.0.1/24, starts at boot\n" in shown
+    assert f"  storage pool vms: dir {surrounded.root}/zfs/tank/web\n" in shown
+    assert "  starts at boot\n" in shown
+    asked = rebuild(snaporch, "web").err
+    assert all(f"snaporch: {line.strip()}\n" in asked for line in shown.splitlines())
+    assert surrounded.hooks.log == []
+
+
+@pytest.mark.parametrize("options", [("--yes", "--quiet"), ("--yes", "--json")])
+def test_what_is_refused_is_named_and_the_guest_comes_all_the_same(surrounded, snaporch, options):
+    route = ("the host's", ip_network("10.77.0.0/16"))
+    surrounded.local.host_networks = surrounded.local.host_networks._replace(reached=[route])
+
+    def refuse():
+        if any("recordsize" in each for each in surrounded.hooks.log[-1:]):
+            raise PoolError("zfs set", "property 'recordsize' is too large")
+
+    surrounded.hooks.at["pool.set_properties"] = refuse
+    answer = rebuild(snaporch, "web", *options)
+    assert answer.code == 0
+    assert "network 'lan': has 10.77.0.0/24, which overlaps the host's 10.77.0.0/16" in answer.err
+    assert "by hand: see docs/how-to/replication.md" in answer.err
+    assert "recordsize=16384: property 'recordsize' is too large" in answer.err
+    assert surrounded.hypervisor.network_objects == {}
+    assert surrounded.guest().autostart
+    if "--json" in options:
+        assert len(answer.json[0]["notes"]) == 2
+
+
+def test_what_fails_after_the_restore_is_finished_by_the_next_call(surrounded, snaporch):
+    error = HypervisorError("web", "autostart: no room")
+    surrounded.hooks.at["hypervisor.start_at_boot"] = failing(error)
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (
+        ExitCode.FAILED,
+        "web@s1  rebuilt, running, resumed from RAM\n",
+    )
+    assert "autostart: no room" in answer.err
+    assert local(surrounded, "snaporch:rebuild") == {"snaporch:rebuild": "finish"}
+    assert rebuild(snaporch, "--all", "--yes", "--quiet").code == ExitCode.FAILED
+    del surrounded.hooks.at["hypervisor.start_at_boot"]
+    assert rebuild(snaporch, "--all", "--dry-run").code == 0
+    assert not surrounded.guest().autostart
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web  is here; its policies and autostart are set\n")
+    assert surrounded.guest().autostart
+    surrounded.guest().autostart = False  # by the admin, later
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "")
+    assert not surrounded.guest().autostart
+
+
+def test_a_guest_whose_restore_failed_is_no_success_of_all(surrounded, snaporch):
+    surrounded.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no such CPU"))
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code != 0, answer.out) == (True, "")
+    del surrounded.hooks.at["hypervisor.restore"]
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+
+
+def test_a_guest_that_was_not_restored_and_is_defined_is_named(surrounded, snaporch):
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == 0
+    surrounded.hypervisor.destroy(surrounded.lost_uuid)
+    surrounded.guest().autostart = False
+    surrounded.pool.set_properties(["tank/web"], {"snaporch:rebuild": "restore"})
+    answer = rebuild(snaporch, "--all", "--yes", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "came back by a rebuild, and was not restored; snaporch restore web@s1" in answer.err
+    assert "zfs inherit snaporch:rebuild tank/web" in answer.err
+    assert not surrounded.guest().autostart
+    assert snaporch("restore", "web@s1", "--yes", "--quiet").code == 0
+    assert rebuild(snaporch, "--all", "--yes", "--quiet").code == 0
+    assert surrounded.guest().autostart
+
+
+@pytest.mark.parametrize("kind", ["network", "storage_pool"])
+def test_what_cannot_be_defined_is_part_of_the_exit_code(surrounded, snaporch, kind):
+    error = HypervisorError(kind, "is refused by libvirt")
+    surrounded.hooks.at[f"hypervisor.define_{kind}"] = failing(error)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "is refused by libvirt" in answer.err
+    assert "web@s1  rebuilt, running" in answer.out
+
+
+def test_without_a_restore_nothing_is_defined_and_that_is_noted(surrounded, snaporch):
+    answer = rebuild(snaporch, "web", "--yes", "--no-restore", "--quiet")
+    assert answer.code == 0
+    hypervisor = surrounded.hypervisor
+    assert (hypervisor.network_objects, hypervisor.pool_objects) == ({}, {})
+    for each in ("network lan", "storage pool vms", "virsh autostart"):
+        assert each in answer.err
+    found = local(surrounded, "recordsize", "snaporch:rebuild", "snaporch:policy")
+    assert found == {"recordsize": "16384", "snaporch:policy": "hourly"}
+
+
+def test_what_the_host_has_already_stays_as_it_is(surrounded, snaporch):
+    objects = surrounded.hypervisor.network_objects
+    objects["lan"] = own = HostObject("lan", "<network><name>lan</name></network>", False)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert (answer.code, answer.err) == (0, "")
+    assert objects == {"lan": own}
 
 
 def rebuild(snaporch, *words):
@@ -54,6 +222,22 @@ def test_a_guest_is_rebuilt_and_runs(lost, snaporch):
     answer = rebuild(snaporch, "web", "--yes", "--quiet")
     assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
     assert lost.hypervisor.domain("web").state is DomainState.RUNNING
+
+
+def test_the_guest_is_locked_until_it_runs(lost, snaporch):
+    uuid, seen = lost.lost_uuid, {}
+
+    def look(act):
+        seen[act] = lock_holder(default_paths.LOCKS, uuid)
+
+    for act in ("source.receive", "local.mount", "hypervisor.restore"):
+        lost.hooks.at[act] = lambda act=act: seen.update(
+            {act: lock_holder(default_paths.LOCKS, uuid)}
+        )
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == 0
+    assert set(seen.values()) == {f"rebuild (pid {os.getpid()})"}
+    assert len(seen) == 3
+    assert lock_holder(default_paths.LOCKS, uuid) is None
 
 
 def test_without_a_yes_nothing_moves(lost, snaporch):
@@ -68,13 +252,18 @@ def test_without_a_yes_nothing_moves(lost, snaporch):
 def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):
     monkeypatch.setattr(lost.hypervisor, "incompatibility", lambda *_words: "no such CPU")
     answer = rebuild(snaporch, "web", "--dry-run")
-    assert answer.code == 0
+    assert answer.code == ExitCode.REFUSED
     assert "  dataset tank/web: @s1\n  its definition, which comes" in answer.out
-    assert "\n  this host cannot run it: no such CPU" in answer.out
-    (document,) = rebuild(snaporch, "--all", "--dry-run", "--json").json
-    assert (document["datasets"], document["obstacle"]) == (["tank/web"], "no such CPU")
+    assert "\n  this host: it cannot run here: no such CPU" in answer.out
+    assert "web@s1: this host lacks what it needs; it cannot run here: no such CPU" in answer.err
+    answer = rebuild(snaporch, "--all", "--dry-run", "--json")
+    assert answer.code == ExitCode.REFUSED
+    (document,) = answer.json
+    assert document["datasets"] == ["tank/web"]
+    assert document["missing"] == ["it cannot run here: no such CPU; see --cold and --no-restore"]
     assert all(path.startswith("/") for path in document["paths"])
     assert lost.hooks.log == []
+    assert "this host: it cannot run here" in rebuild(snaporch, "web", "--yes", "--quiet").err
 
 
 def test_the_data_alone_comes_back(lost, snaporch):
@@ -140,3 +329,35 @@ def test_another_host_may_be_read_from(tmp_path, given):
         open_source(context, "nas", "-oProxyCommand=x")
     with pytest.raises(RefusedError, match="--host root@HOST"):
         open_source(context, "nas")
+
+
+def test_restore_brings_a_lost_guest_from_a_replica(surrounded, snaporch):
+    shown = snaporch("restore", "web@s1", "--from", "nas", "--dry-run")
+    assert (shown.code, surrounded.hooks.log) == (0, [])
+    assert "web@s1 comes back (ram):\n  dataset tank/web: @s1\n" in shown.out
+    answer = snaporch("restore", "web@s1", "--from", "nas", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+    assert surrounded.guest().autostart
+    surrounded.hypervisor.destroy(surrounded.lost_uuid)
+    answer = snaporch("restore", "web@s1", "--from", "nas", "--yes")
+    assert answer.code == ExitCode.REFUSED
+    assert "is on this host, with all its datasets; snaporch restore web@s1" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("web", "--from", "nas"),
+        ("web@s1", "--from", "nas", "--disks-only"),
+        ("web@s1", "--from", "nas", "--no-safety"),
+        ("web", "--from", "nas", "--to-time", "2026-01-01T00:00"),
+        ("web@s1", "--from", "nas", "--wait", "3s"),
+        ("web@s1", "--host", "nas"),
+    ],
+    ids=" ".join,
+)
+def test_what_concerns_a_guest_that_is_here_does_not_go_with_a_replica(lost, snaporch, words):
+    answer = snaporch("restore", *words, "--yes")
+    assert answer.code == ExitCode.USAGE
+    assert answer.err.count("\n") == 1
+    assert lost.hooks.log == []

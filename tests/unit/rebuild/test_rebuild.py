@@ -29,7 +29,8 @@ from snaporch.rebuild.run import (
     AlreadyHereError,
     bring_back,
     check_files,
-    definition,
+    definitions,
+    guest_lock,
     host_paths,
     plan_guest,
     runs_to_fetch,
@@ -434,7 +435,7 @@ def test_a_definition_of_an_impossible_size_is_not_read(loss, monkeypatch):
     parts = [each.model_copy(update={"bytes": (1 << 20) + 1}) for each in plan.manifest.parts]
     manifest = plan.manifest.model_copy(update={"parts": tuple(parts)})
     monkeypatch.setattr(FakeSource, "text", None)
-    assert definition(loss.source, replace(plan, manifest=manifest)) == ""
+    assert definitions(loss.source, replace(plan, manifest=manifest)) == []
 
 
 def test_a_dataset_that_exists_is_refused_before_anything_is_received(loss):
@@ -472,6 +473,7 @@ def test_it_does_not_run_beside_others(loss, name):
     with (
         domain_lock(runtime, name, uuid, "work", wait=0, interrupt=Interrupt()),
         pytest.raises(BusyError),
+        guest_lock(loss.context, plan),
     ):
         bring_back(loss.context, loss.source, loss.local, plan, [])
 
@@ -549,7 +551,7 @@ def test_an_older_bundle_that_is_damaged_is_a_note(loss):
 
 
 def test_the_paths_of_its_definition_are_known_before_it_comes(loss):
-    xml = definition(loss.source, loss.plan())
+    xml, _ = definitions(loss.source, loss.plan())
     assert "<domain" in xml
     assert [path for path in host_paths(xml) if path.endswith((".img", ".qcow2", "/web"))]
     hostile = (

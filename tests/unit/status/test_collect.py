@@ -192,6 +192,12 @@ def test_a_guest_that_an_undo_has_left_barred(scheduled, standing):
     assert collect_status(scheduled.context, seen, NOW).barred_guests == ()
 
 
+def test_a_rebuild_that_is_not_complete(scheduled, standing):
+    assert standing().unfinished_rebuilds == ()
+    scheduled.context.pool.set_properties(["tank/web"], {"snaporch:rebuild": "finish"})
+    assert standing().unfinished_rebuilds == ("tank/web",)
+
+
 def test_overlays_of_no_run(scheduled, standing, opened):
     journal = opened(Step.PREPARE)
     overlays = scheduled.context.config.paths.overlays

@@ -124,6 +124,7 @@ def test_nothing_needs_attention(status):
         (with_domain(verified=(FINE, BROKEN)), ("verify-failed", "warning")),
         (replace(WELL, runs=(replace(RUN, locked=False),)), ("interrupted", "critical")),
         (replace(WELL, runs=(replace(RUN, kind=""),)), ("unreadable-journal", "critical")),
+        (replace(WELL, unfinished_rebuilds=("tank/web",)), ("rebuild", "warning")),
         (replace(WELL, barred_guests=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, overlays_without_journal=("/o/r",)), ("unknown-overlay", "warning")),
         (replace(WELL, quarantined=("/o/quarantine/r",)), ("quarantined", "warning")),

@@ -1,0 +1,123 @@
+"""What a guest needs that this host lacks, before a byte moves.
+
+The definition comes from a replica. So libvirt is asked about its machine type and CPU only with an
+emulator that libvirt has found by itself: libvirt runs the emulator that it is asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from snaporch.context import Context
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import domain_xml
+from snaporch.known_faults import Component, parse_release
+from snaporch.model import Level
+from snaporch.rebuild.plan import RebuildPlan
+from snaporch.rebuild.replica_source import Source
+from snaporch.rebuild.surroundings import Surroundings
+from snaporch.restore.host_requirements import check_memory
+from snaporch.zfs_names import quoted
+
+
+def find_missing(
+    context: Context,
+    source: Source,
+    plan: RebuildPlan,
+    surroundings: Surroundings,
+    definitions: Sequence[str],
+    *,
+    restores: bool,
+    cold: bool,
+) -> list[str]:
+    """What this host lacks, one line each; empty if nothing is known to be missing.
+
+    Args:
+        context: of this host.
+        source: the replica.
+        plan: what comes back.
+        surroundings: what of its surroundings comes back.
+        definitions: of the guest; the one that it ran with first.
+        restores: the guest is restored, and not only its data.
+        cold: it boots from its disks.
+    """
+    found = _room(context, source, plan, surroundings)
+    if not restores:
+        return found
+    roots = [domain_xml.parse(each) for each in definitions]
+    emulators = {each.text for root in roots for each in root.iterfind("devices/emulator")}
+    unknown = sorted({each for each in emulators if each} - context.hypervisor.emulators())
+    found += (
+        f"libvirt has found no emulator {quoted(each)}: machine type and CPU were not compared"
+        for each in unknown
+    )
+    interfaces = set().union(*map(domain_xml.host_interfaces, roots))
+    found += (
+        f"there is no network interface {quoted(each)}"
+        for each in sorted(interfaces - _interfaces(context))
+    )
+    if plan.manifest.level is Level.OFF:
+        return found
+    resumes = plan.manifest.level is Level.RAM and not cold
+    cpu = plan.manifest.versions.cpu if resumes else ""
+    xml = definitions[0] if definitions else ""
+    if xml and not unknown and (reason := context.hypervisor.incompatibility(xml, cpu)):
+        found.append(f"it cannot run here: {reason}; see --cold and --no-restore")
+    if xml:
+        found += _memory(context, plan, xml, resumes=resumes)
+    if resumes:
+        found += _older(context, plan)
+    return found
+
+
+def _interfaces(context: Context) -> set[str]:
+    return {path.name for path in (context.resolver.host.sys / "class" / "net").glob("*")}
+
+
+def _memory(context: Context, plan: RebuildPlan, xml: str, *, resumes: bool) -> list[str]:
+    try:
+        check_memory(context, plan.thing, xml, plan.manifest if resumes else None, None)
+    except RefusedError as error:
+        return [f"it {error.reason}"]
+    except ValueError:
+        return ["its definition has a size of memory that is no number"]
+    return []
+
+
+def _older(context: Context, plan: RebuildPlan) -> list[str]:
+    """Programs that are older here than where the RAM was saved."""
+    here = context.hypervisor.releases()
+    there = plan.manifest.versions
+    pairs = (
+        ("libvirt", there.libvirt, here.get(Component.LIBVIRT, "")),
+        ("QEMU", there.emulator, here.get(Component.QEMU, "")),
+    )
+    found = []
+    for name, then, now in pairs:
+        older, newer = parse_release(now), parse_release(then)
+        if older and newer and older < newer:
+            found.append(f"{name} is {now}, and its RAM was saved by {quoted(then)}")
+    return found
+
+
+def _room(
+    context: Context, source: Source, plan: RebuildPlan, surroundings: Surroundings
+) -> list[str]:
+    """Pools with less room than the data that comes and the reservations need."""
+    present: Collection[str] = {each.name for each in context.pool.datasets()}
+    coming = [each for each in plan.incoming if each.dataset not in present]
+    sizes = source.sizes([each.snapshots[-1] for each in coming])
+    needed: dict[str, int] = {}
+    for each in coming:
+        settings = surroundings.settings.get(each.dataset)
+        data = sizes.get(each.snapshots[-1].full_name, 0)
+        pool = each.dataset.partition("/")[0]
+        size = max(data, settings.reserved if settings else 0)
+        needed[pool] = needed.get(pool, 0) + size
+    lines = []
+    for pool, size in sorted(needed.items()):
+        free = context.pool.available(pool)
+        if size > free:
+            figures = f"{free >> 20} MiB free, and about {size >> 20} MiB come or are reserved"
+            lines.append(f"pool {pool} has {figures}")
+    return lines

@@ -1,0 +1,105 @@
+"""Rebuild one guest: its data, what surrounds it, the restore, and what is set afterwards.
+
+The guest's lock is held for all of it. What is set afterwards may fail without the guest: then the
+same command sets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.rebuild.local_datasets import Local
+from snaporch.rebuild.plan import RebuildPlan
+from snaporch.rebuild.replica_source import Source
+from snaporch.rebuild.run import Stage, bring_back, guest_lock, set_policies, set_stage
+from snaporch.rebuild.surroundings import Surroundings, attempt, define_objects, set_autostart
+from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
+from snaporch.restore.run import Restored
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The result of a rebuild whose data came back."""
+
+    restored: Restored | None
+    """None if the guest was not to be restored, or that failed."""
+    notes: tuple[str, ...]
+    """What did not come back, and is not needed to run the guest."""
+    failures: list[SnaporchError] = field(default_factory=list)
+
+
+def rebuild_guest(
+    context: Context,
+    source: Source,
+    local: Local,
+    plan: RebuildPlan,
+    surroundings: Surroundings,
+    runs: Sequence[str],
+    *,
+    cold: bool,
+    restores: bool,
+) -> Rebuilt:
+    """Rebuild a guest.
+
+    Args:
+        context: of this host.
+        source: the replica.
+        local: the datasets and networks of this host.
+        plan: what comes back.
+        surroundings: what of its surroundings comes back.
+        runs: those whose bundles come.
+        cold: the guest boots from its disks.
+        restores: otherwise only data comes back, and nothing is defined.
+
+    Raises:
+        SnaporchError: the data did not come back; the same call continues.
+    """
+    with guest_lock(context, plan):
+        left_out = bring_back(context, source, local, plan, runs, surroundings.settings)
+        notes = (*surroundings.refused, *left_out)
+        if not restores:
+            set_policies(context, source, plan)
+            set_stage(context, plan, None)
+            return Rebuilt(None, (*notes, *_not_defined(surroundings)))
+        failures = define_objects(context, surroundings)
+        request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=cold)
+        try:
+            restored = restore_under_lock(context, request)
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            return Rebuilt(None, notes, [*failures, error])
+        set_stage(context, plan, Stage.FINISH)
+        return Rebuilt(restored, notes, [*failures, *_finish(context, source, plan)])
+
+
+def finish(context: Context, source: Source, plan: RebuildPlan) -> list[SnaporchError]:
+    """Set policies and autostart of a guest that was rebuilt before.
+
+    Returns:
+        What failed; the same call tries it again.
+    """
+    with guest_lock(context, plan):
+        return _finish(context, source, plan)
+
+
+def _finish(context: Context, source: Source, plan: RebuildPlan) -> list[SnaporchError]:
+    failures: list[SnaporchError] = []
+    attempt(failures, partial(set_policies, context, source, plan))
+    attempt(failures, partial(set_autostart, context, plan.manifest))
+    if not failures:
+        attempt(failures, partial(set_stage, context, plan, None))
+    return failures
+
+
+def _not_defined(surroundings: Surroundings) -> list[str]:
+    """What is not set because only data comes back."""
+    objects = [f"network {made.name}" for made, _ in surroundings.networks]
+    objects += [f"storage pool {made.name}" for made, _ in surroundings.pools]
+    found = [f"{each} was not defined, because of --no-restore" for each in objects]
+    boots = "it started at boot, and does not here, because of --no-restore: virsh autostart"
+    return [*found, *([boots] if surroundings.starts_at_boot else [])]

@@ -1,0 +1,100 @@
+from types import SimpleNamespace
+
+import pytest
+from fakes.rebuild_source import FakeSource
+
+from snaporch.known_faults import Component
+from snaporch.model import DatasetKind, Level, PoolSnapshot, moment_at
+from snaporch.rebuild.dataset_settings import Settings
+from snaporch.rebuild.host_report import find_missing
+from snaporch.rebuild.plan import Incoming
+from snaporch.rebuild.surroundings import Surroundings
+
+EMULATOR = "<emulator>/usr/bin/qemu-system-x86_64</emulator>"
+
+
+def xml_of(*devices, machine="pc-q35-9.2", memory="16384"):
+    return (
+        f"<domain type='kvm'><memory>{memory}</memory><os><type machine='{machine}'>hvm</type></os>"
+        f"<devices>{''.join(devices)}</devices></domain>"
+    )
+
+
+@pytest.fixture
+def missing(world):
+    """Asks what this host lacks for a guest."""
+    world.pool.create("tank")
+    (world.root / "sys" / "class" / "net" / "br0").mkdir(parents=True)
+    source = FakeSource(world.pool, None, world.hooks)
+
+    def ask(*xmls, level=Level.RAM, cpu="", settings=None, size=1 << 20, **how):
+        source.bytes_of_a_snapshot = size
+        versions = SimpleNamespace(cpu=cpu, libvirt="12.1.0", emulator="11.0.2")
+        taken = PoolSnapshot("tank:web", "s1", 1, 1, moment_at(0))
+        part = Incoming("tank/web", "tank:web", (taken,), "", False, DatasetKind.VOLUME, False)
+        manifest = SimpleNamespace(level=level, versions=versions, ram_bytes=1 << 24)
+        plan = SimpleNamespace(manifest=manifest, incoming=(part,), thing="web@s1")
+        found = Surroundings(settings={"tank/web": Settings(settings or {}, ())})
+        options = {"restores": True, "cold": False} | how
+        return find_missing(world.context, source, plan, found, xmls, **options)
+
+    return ask
+
+
+def test_a_host_that_has_all_lacks_nothing(missing):
+    card = "<interface type='bridge'><source bridge='br0'/></interface>"
+    assert missing(xml_of(EMULATOR, card), xml_of(card)) == []
+    assert missing() == []
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_emulator_that_libvirt_has_not_found_is_not_asked_about(missing, world, place):
+    world.hypervisor.machines = set()
+    xmls = [xml_of(EMULATOR), xml_of(EMULATOR)]
+    xmls[place] = xml_of("<emulator>/tank/web/evil</emulator>")
+    (line,) = missing(*xmls)
+    assert line.startswith("libvirt has found no emulator '/tank/web/evil'")
+
+
+@pytest.mark.parametrize(
+    "card",
+    [
+        "<interface type='bridge'><source bridge='br7'/></interface>",
+        "<interface type='direct'><source dev='br7'/></interface>",
+    ],
+)
+def test_interfaces_that_are_not_here_are_named(missing, card):
+    assert missing(xml_of(card)) == ["there is no network interface 'br7'"]
+    assert missing(xml_of(card), level=Level.OFF) == ["there is no network interface 'br7'"]
+    assert missing(xml_of(card), restores=False) == []
+
+
+def test_machine_type_and_cpu_are_compared(missing):
+    assert "'old' is not supported" in missing(xml_of(machine="old"))[0]
+    assert "'old' is not supported" in missing(xml_of(machine="old"), cold=True)[0]
+    assert "CPU" in missing(xml_of(), cpu="<cpu>other</cpu>")[0]
+    assert missing(xml_of(), cpu="<cpu>other</cpu>", cold=True) == []
+    assert missing(xml_of(machine="old"), level=Level.OFF) == []
+
+
+def test_memory_is_compared(missing, world):
+    world.set_memory(1 << 20)
+    assert missing(xml_of()) == ["it needs 16 MiB of memory, 1 MiB are available"]
+    assert missing(xml_of(memory="x")) == ["its definition has a size of memory that is no number"]
+
+
+def test_programs_that_are_older_than_the_ram_are_named(missing, world):
+    world.hypervisor.installed = {Component.LIBVIRT: "9.0.0", Component.QEMU: "11.0.2"}
+    assert missing(xml_of()) == ["libvirt is 9.0.0, and its RAM was saved by '12.1.0'"]
+    assert missing(xml_of(), cold=True) == []
+
+
+def test_data_and_reservations_count_against_the_room(missing, world):
+    world.pool.room = 1 << 30
+    assert missing(xml_of(), size=1 << 29) == []
+    full = ["pool tank has 1024 MiB free, and about 2048 MiB come or are reserved"]
+    assert missing(xml_of(), size=2 << 30) == full
+    reserved = {"refreservation": str(2 << 30)}
+    assert missing(xml_of(), settings=reserved, restores=False) == full
+    world.pool.create("tank/web")
+    assert missing(xml_of(), size=2 << 30) == []
