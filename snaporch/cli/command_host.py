@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from snaporch.config import Config
     from snaporch.context import Context
     from snaporch.hypervisor import Hypervisor
+    from snaporch.pull.local_copies import LocalCopies
+    from snaporch.pull.pull_guest import GuestPull
+    from snaporch.pull.source import PullSource
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.replica_source import Source
     from snaporch.replication.interface import Destination
@@ -51,6 +54,12 @@ class CommandHost:
         from snaporch.rebuild.open_source import open_source
 
         return open_source(context, name, host)
+
+    def open_pull(self, context: Context, name: str) -> tuple[PullSource, LocalCopies, GuestPull]:
+        """A source to pull; see :func:`~snaporch.pull.pull.open_pull`."""
+        from snaporch.pull.pull import open_pull
+
+        return open_pull(context, name)
 
     def host_files(self) -> HostFiles:
         """The host's files that ``check`` reads, and ``render sanoid``."""
