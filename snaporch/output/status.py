@@ -22,6 +22,7 @@ from snaporch.status.model import (
     Problem,
     ProblemGrade,
     SchedulerState,
+    SourceStatus,
     Status,
 )
 from snaporch.status.problems import worst_grade
@@ -68,11 +69,25 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
         f"policies  {_scheduler(status.scheduler, status.at, zone)}",
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
+    for source in status.sources:
+        lines += _source(source, status.at)
     for run in status.runs:
         state = "under way" if run.locked else "interrupted"
         window = ", window open" if run.in_window else ""
         since = age(run.since, status.at)
         lines.append(f"run       {run.domain}: {run.kind} {state}, {run.phase}{window} for {since}")
+    return lines
+
+
+def _source(source: SourceStatus, now: datetime) -> list[str]:
+    whole = source.whole
+    last = f"pulled {age(whole.pulled, now)} ago" if whole and whole.pulled else "never pulled"
+    lines = [f"source    {source.source}: {last}"]
+    for each in source.guests.values():
+        newest = f"newest snapshot {age(each.newest, now)} old" if each.newest else "no snapshot"
+        more = f", {each.skipped} skipped" if each.skipped else ""
+        more += f", {each.waiting} waiting" if each.waiting else ""
+        lines.append(f"          {each.domain}: {newest}{more}")
     return lines
 
 

@@ -15,6 +15,7 @@ from snaporch.status.model import (
     Problem,
     ProblemGrade,
     ReplicaStatus,
+    SourceStatus,
     Status,
     StoreUsage,
 )
@@ -51,6 +52,8 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     if status.store_missing:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
+    for source in status.sources:
+        found += _source(source, status.at - limits.replica_late)
     found += _mounted(status.mounted_snapshots)
     found += _store(status.store, limits)
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
@@ -177,6 +180,34 @@ def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[P
     if replica.next is not None and replica.next.since < limit:
         text = f"replica {replica.replica} lacks the snapshots since {_utc(replica.next.since)}"
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
+
+
+def _source(source: SourceStatus, limit: datetime) -> Iterator[Problem]:
+    """Problems of a source and of its guests.
+
+    Args:
+        source: the source.
+        limit: a pull that would have been due before it is late.
+    """
+    if source.whole is None:
+        text = f"was never pulled; run: snaporch pull {source.source}"
+        yield Problem("pull-late", ProblemGrade.WARNING, f"source.{source.source}", text)
+        return
+    records = [(f"source.{source.source}", source.whole)]
+    records += [(f"{source.source}: {each.domain}", each) for each in source.guests.values()]
+    reported = {each.failed for _, each in records[1:]}
+    for subject, each in records:
+        if each.failed and not (each is source.whole and each.failed in reported):
+            grade = ProblemGrade.WARNING if each.pulled else ProblemGrade.CRITICAL
+            yield Problem("pull-failed", grade, subject, each.failed)
+        every = source.every
+        if every is None or (each is source.whole and reported - {""}):
+            continue  # its guests are reported
+        if each.pulled is None or each.pulled + every < limit:
+            text = f"was last pulled without a failure {_utc(each.pulled)}"
+            if each.pulled is None:
+                text = "was never pulled without a failure"
+            yield Problem("pull-late", ProblemGrade.WARNING, subject, text)
 
 
 def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem]:
