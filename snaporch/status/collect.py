@@ -69,7 +69,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         NotFoundError: a domain does not exist.
         UnavailableError: the journals cannot be read.
     """
-    # A machine that only pulls may have no libvirt.
+    # A machine that only pulls has no guests of its own to report.
     forecasts = [] if context.config.only_pulls else make_forecasts(context, now)
     chosen: set[str] = set()
     for name in names:
