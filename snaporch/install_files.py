@@ -28,6 +28,8 @@ UNITS = (
     "snaporch-run-due.timer",
     "snaporch-replicate.service",
     "snaporch-verify.service",
+    "snaporch-pull.service",
+    "snaporch-pull.timer",
     "snaporch-recover.service",
     "snaporch.slice",
 )

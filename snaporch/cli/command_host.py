@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from snaporch.hypervisor import Hypervisor
     from snaporch.interrupt import Interrupt
     from snaporch.progress import Progress
+    from snaporch.pull.local_copies import LocalCopies
+    from snaporch.pull.pull_guest import GuestPull
+    from snaporch.pull.source import PullSource
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.replica_source import Source
     from snaporch.replication.interface import Destination
@@ -54,6 +57,12 @@ class CommandHost:
         from snaporch.rebuild.open_source import open_source
 
         return open_source(context, name, host)
+
+    def open_pull(self, context: Context, name: str) -> tuple[PullSource, LocalCopies, GuestPull]:
+        """A source to pull; see :func:`~snaporch.pull.pull.open_pull`."""
+        from snaporch.pull.pull import open_pull
+
+        return open_pull(context, name)
 
     def host_files(self) -> HostFiles:
         """The host's files that ``check`` reads, and ``render sanoid``."""

@@ -23,6 +23,7 @@ from snaporch.cli.note import note_command
 from snaporch.cli.options import Command, ConfigOption, VerboseOption
 from snaporch.cli.plan import plan_command
 from snaporch.cli.prune import prune_command
+from snaporch.cli.pull import pull_command
 from snaporch.cli.rebuild import rebuild_command
 from snaporch.cli.receive import receive_command
 from snaporch.cli.recover import recover_command
@@ -30,6 +31,7 @@ from snaporch.cli.render import render_app
 from snaporch.cli.replicate import replicate_command
 from snaporch.cli.restore import restore_command
 from snaporch.cli.run_due import run_due_command
+from snaporch.cli.send import send_command
 from snaporch.cli.show import show_command
 from snaporch.cli.snapshot import snapshot_command
 from snaporch.cli.status import status_command
@@ -71,6 +73,8 @@ app.command("verify", cls=Command)(verify_command)
 app.command("replicate", cls=Command)(replicate_command)
 app.command("rebuild", cls=Command)(rebuild_command)
 app.command("receive", cls=Command)(receive_command)
+app.command("pull", cls=Command)(pull_command)
+app.command("send", cls=Command)(send_command)
 app.command("extract", cls=Command)(extract_command)
 app.command("recover", cls=Command)(recover_command)
 app.command("prune", cls=Command)(prune_command)

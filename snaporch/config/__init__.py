@@ -5,6 +5,7 @@ from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptio
 from snaporch.config.policy import Keep, Policy
 from snaporch.config.replica import Replica
 from snaporch.config.schema import Config, DomainSettings, Paths, Schedule
+from snaporch.config.source import Source
 
 __all__ = [
     "DEFAULT_PATH",
@@ -18,6 +19,7 @@ __all__ = [
     "Policy",
     "Replica",
     "Schedule",
+    "Source",
     "StatusOptions",
     "load_config",
 ]

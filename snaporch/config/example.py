@@ -36,6 +36,13 @@ _EXAMPLES = """\
 #dataset = "backup/kvm"
 #bundles = "/backup/snaporch"
 
+# A source: a host whose guests this machine copies.
+#[source.vm1]
+#host = "root@vm1"
+#dataset = "backup/vm1"
+#bundles = "/backup/vm1"
+#every = "1h"
+
 # A group: guests that are snapshotted together, at the same instant.
 #[group.shop]
 #domains = ["web", "db"]

@@ -23,6 +23,7 @@ from snaporch.config.schema import (
     RamPagesOptions,
     Schedule,
 )
+from snaporch.config.source import Source
 
 _HEAD = f"""# Configuration
 
@@ -51,6 +52,10 @@ _REPLICA_INTRO = (
     "A replica: see [replication](../how-to/replication.md). "
     "The name has the same form as a policy's."
 )
+_SOURCE_INTRO = (
+    "A host whose guests this machine copies: see [pull](../how-to/pull.md). "
+    "The name has the same form as a policy's."
+)
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
     ("`[paths]`", Paths, ""),
@@ -70,12 +75,13 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[policy.NAME.keep]`", Keep, "At least one of these options."),
     ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
+    ("`[source.NAME]`", Source, _SOURCE_INTRO),
     ("`[status]`", StatusOptions, "See [status](../how-to/status.md)."),
     ("`[metrics]`", MetricsOptions, "See [metrics for Prometheus](metrics.md)."),
     ("`[notify]`", NotifyOptions, "See [notifications](../how-to/notify.md)."),
     ("`[notify.email]`", EmailOptions, ""),
 )
-SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica")
+SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica", "source")
 """Options that are tables with names chosen by the user, or part of one; described separately."""
 
 

@@ -13,7 +13,12 @@ from snaporch.zfs_names import is_dataset
 _HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 
-def _host(text: str) -> str:
+def host_name(text: str) -> str:
+    """Check the name of a host for ssh; empty for this machine.
+
+    Raises:
+        ValueError: ssh could take it for something else.
+    """
     if text and not _HOST.fullmatch(text):
         raise ValueError("must be a host as ssh knows it, such as 'root@nas', or empty")
     return text
@@ -32,22 +37,26 @@ def _directory(path: Path) -> Path:
     return path
 
 
+Dataset = Annotated[str, AfterValidator(_dataset)]
+Directory = Annotated[Path, AfterValidator(_directory)]
+
+
 class Replica(BaseModel):
     """Where snapshots and bundles are copied to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    host: Annotated[str, AfterValidator(_host)] = Field(
+    host: Annotated[str, AfterValidator(host_name)] = Field(
         default="",
         description="The other machine, as ssh knows it (`root@nas`, or a name from its "
         "configuration, where ports and keys belong); empty for a pool of this one.",
     )
-    dataset: Annotated[str, AfterValidator(_dataset)] = Field(
+    dataset: Dataset = Field(
         description="Dataset on the replica below which each dataset has its copy, under its whole "
         "name: `backup/kvm/tank:vm:web`. It is made if it is missing; its pool must be there. Each "
         "machine that replicates, and each replica, needs one of its own.",
     )
-    bundles: Annotated[Path, Strict(strict=False), AfterValidator(_directory)] = Field(
+    bundles: Annotated[Directory, Strict(strict=False)] = Field(
         description="Directory on the replica for bundles, which must exist; no other replica's, "
         "nor inside it.",
     )

@@ -23,6 +23,7 @@ from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName
 from snaporch.config.replica import Replica, are_nested
+from snaporch.config.source import Source
 from snaporch.default_paths import BUNDLES, LIBVIRT_URI, RUNTIME
 from snaporch.zfs_names import is_dataset
 
@@ -373,6 +374,16 @@ class Config(_Section):
         default={}, description="Where snapshots are copied to, by name: `[replica.offsite]`."
     )
 
+    source: dict[PolicyName, Source] = Field(
+        default={},
+        description="Hosts whose guests this machine copies, by name: `[source.vm1]`.",
+    )
+
+    @property
+    def only_pulls(self) -> bool:
+        """Whether this machine copies guests of other hosts, and has nothing to do with its own."""
+        return bool(self.source) and not (self.policy or self.group or self.domain or self.replica)
+
     @model_validator(mode="after")
     def _replicas_exist(self) -> Config:
         for name, policy in self.policy.items():
@@ -387,9 +398,23 @@ class Config(_Section):
                     f"replica.{name}.bundles is this host's own bundle store, or one is inside "
                     "the other"
                 )
-        for (name, one), (other, two) in combinations(self.replica.items(), 2):
+        return self
+
+    @model_validator(mode="after")
+    def _sources_have_places(self) -> Config:
+        for name, source in self.source.items():
+            if name in self.replica:
+                raise ValueError(f"source.{name} and replica.{name} have the same name")
+            if are_nested(Path(source.bundles), self.paths.bundles):
+                raise ValueError(
+                    f"source.{name}.bundles is this host's own bundle store, or one is inside "
+                    "the other"
+                )
+        copies = [(f"replica.{name}", replica) for name, replica in self.replica.items()]
+        copies += [(f"source.{name}", source.as_replica()) for name, source in self.source.items()]
+        for (name, one), (other, two) in combinations(copies, 2):
             if shared := one.shared_with(two):
-                raise ValueError(f"replica.{name} and replica.{other} have the same {shared}")
+                raise ValueError(f"{name} and {other} have the same {shared}")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from snaporch.status.model import (
     Problem,
     ProblemGrade,
     SchedulerState,
+    SourceStatus,
     Status,
 )
 from snaporch.status.problems import worst_grade
@@ -69,6 +70,8 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
     lines += _copies(status)
+    for source in status.sources:
+        lines += _source(source, status.at)
     for run in status.runs:
         state = "under way" if run.locked else "interrupted"
         window = ", window open" if run.in_window else ""
@@ -85,6 +88,18 @@ def _copies(status: Status) -> list[str]:
         passed = f"{sum(each.passed for each in own)} of {len(own)} verified copies passed"
         newest, oldest = (age(choose(e.at for e in own), status.at) for choose in (max, min))
         lines.append(f"replica   {name}: {passed}; verified {newest} to {oldest} ago")
+    return lines
+
+
+def _source(source: SourceStatus, now: datetime) -> list[str]:
+    whole = source.whole
+    last = f"pulled {age(whole.pulled, now)} ago" if whole and whole.pulled else "never pulled"
+    lines = [f"source    {source.source}: {last}"]
+    for each in source.guests.values():
+        newest = f"newest snapshot {age(each.newest, now)} old" if each.newest else "no snapshot"
+        more = f", {each.skipped} skipped" if each.skipped else ""
+        more += f", {each.waiting} waiting" if each.waiting else ""
+        lines.append(f"          {each.domain}: {newest}{more}")
     return lines
 
 

@@ -13,11 +13,11 @@ from snaporch.replication.interface import find_replica
 
 
 def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Local]:
-    """The replica with this name in the configuration, and the datasets of this host.
+    """The replica or pulled source with this name in the configuration, and this host's datasets.
 
     Args:
         context: has the configuration.
-        name: of the replica.
+        name: of the replica, or of a source whose copies are on this machine.
         host: reads from this host, as ssh knows it, instead of the configured one.
 
     Raises:
@@ -25,7 +25,8 @@ def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Lo
         RefusedError: this host may not read from it.
         UsageError: the host's name is invalid.
     """
-    replica = find_replica(context.config, name)
+    pulled = context.config.source.get(name)
+    replica = pulled.as_replica() if pulled else find_replica(context.config, name)
     if host:
         try:
             changes = {"host": host, "append_only": False}

@@ -6,28 +6,25 @@ could also create datasets, and set properties of them, such as where they are m
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
-import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import IO, Protocol, cast
+from typing import IO, Protocol
 
 from snaporch.bundle.manifest import Part
-from snaporch.command_log import LoggedCommand
 from snaporch.config import Replica
 from snaporch.errors import RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed
+from snaporch.remote_host import Host
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable
 from snaporch.replication.needed_streams import NO_TOKEN, RAW, is_token
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.remote_output import AGAIN, remote_output
 from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
@@ -35,11 +32,6 @@ from snaporch.replication.transfer import Transfers, buffer_words, expected_byte
 from snaporch.replication.unsent_files import UnsentFiles
 from snaporch.zfs.remote import RemoteZfs
 from snaporch.zfs_names import is_snapshot
-
-_POLL_SECONDS = 0.5
-_END_SECONDS = 10
-_ERROR_BYTES = 1 << 13
-_AGAIN = "try again; it continues where it stopped"
 
 
 class Source(Protocol):
@@ -242,7 +234,7 @@ class ReplicaSource:
             if status != 0:
                 reason = next((line for line in lines if line.startswith("cannot ")), "")
                 reason = reason or (lines or ["zfs receive failed without output"])[-1]
-                raise ReplicaError(thing, reason, _AGAIN)
+                raise ReplicaError(thing, reason, AGAIN)
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See :class:`Source`."""
@@ -272,67 +264,6 @@ class ReplicaSource:
 
         return LimitedStream(stream, check, report, STALL_SECONDS)
 
-    @contextmanager
-    def _reading(self, script: str, thing: str) -> Iterator[IO[bytes]]:
-        """The output of a script on the replica, which is ended with the block.
-
-        Raises:
-            ReplicaError: the script failed.
-        """
-        words = self._host.words(script)
-        check_installed(words[0])
-        with (
-            LoggedCommand(*(["ssh", self._host.name] if self._host.name else []), script) as log,
-            tempfile.TemporaryFile() as errors,
-            subprocess.Popen(
-                words,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                bufsize=0,
-                process_group=0,
-            ) as process,
-        ):
-            stream = cast("IO[bytes]", process.stdout)
-            try:
-                yield stream
-            except ReplicaError as error:
-                said = _last_line(errors)
-                _end(process)
-                reason = f"{error.reason} ({said})" if said else error.reason
-                raise ReplicaError(thing, reason, error.step) from error
-            except BaseException:
-                _end(process)
-                raise
-            stream.close()
-            status = self._wait(process)
-            log.exited(status)
-            # SIGPIPE: it had more to send than was asked for, which the receiver has checked.
-            if status not in (0, -signal.SIGPIPE, 128 + signal.SIGPIPE):
-                reason = _last_line(errors) or f"exit status {status}"
-                raise ReplicaError(thing, reason, _AGAIN)
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                return process.wait(_POLL_SECONDS)
-            self._interrupt.check(self._name)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_END_SECONDS)
-        return
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _last_line(errors: IO[bytes]) -> str:
-    """The last line of an error output."""
-    size = errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, size - _ERROR_BYTES))
-    lines = errors.read().decode("utf-8", "replace").strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    def _reading(self, script: str, thing: str) -> AbstractContextManager[IO[bytes]]:
+        """The output of a script on the replica; see :func:`remote_output`."""
+        return remote_output(self._host, script, thing, self._interrupt)

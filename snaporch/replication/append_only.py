@@ -21,12 +21,8 @@ from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
 from snaporch.replication.protection import weakness
-from snaporch.replication.receive_request import (
-    MAX_ARGUMENT_BYTES,
-    Verb,
-    is_mark,
-    request_command,
-)
+from snaporch.replication.receive_request import Verb, is_mark, request_command
+from snaporch.replication.request_command import MAX_ARGUMENT_BYTES
 from snaporch.replication.stream_sender import CopyState, StreamSender
 from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver
 from snaporch.replication.unsent_files import unsent_files

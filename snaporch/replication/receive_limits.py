@@ -74,8 +74,15 @@ class LimitedStream:
 
 
 @contextmanager
-def limited_requests(directory: Path, limit: int = MAX_REQUESTS) -> Iterator[None]:
-    """Carry out a request while fewer than ``limit`` others are, of the same directory.
+def limited_requests(
+    directory: Path, limit: int = MAX_REQUESTS, *, file: str = _LOCKS
+) -> Iterator[None]:
+    """Carry out a request while fewer than ``limit`` others are, of the same file.
+
+    Args:
+        directory: where the file of the locks is.
+        limit: of requests.
+        file: its name.
 
     Raises:
         BusyError: there are too many.
@@ -83,7 +90,7 @@ def limited_requests(directory: Path, limit: int = MAX_REQUESTS) -> Iterator[Non
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(directory / _LOCKS, flags, 0o600)
+        descriptor = os.open(directory / file, flags, 0o600)
     except OSError as error:
         step = "it must exist, and belong to the receiving user"
         raise UnavailableError(str(directory), error.strerror or str(error), step) from error

@@ -7,8 +7,6 @@ table of verbs names, and each value is checked before any code uses it.
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,14 +18,12 @@ from snaporch.bundle.store import COPY_NAME, RUN_NAME, UUID_NAME
 from snaporch.errors import RefusedError
 from snaporch.model import Level
 from snaporch.replication.marks import MARKS
+from snaporch.replication.request_command import checked_text, command_of, split_command
 from snaporch.zfs_names import is_snapshot, quoted
 
 PROTOCOL = "snaporch-replica 1"
 """The first words of each request; the number changes when an older replica would err."""
-MAX_ARGUMENT_BYTES = 60_000
-"""Of the JSON text: sshd passes the command in one environment variable (MAX_ARG_STRLEN)."""
-_MAX_COMMAND = 100_000
-_COMMAND = re.compile(rf"{PROTOCOL} ([a-z]{{1,16}})(?: ([A-Za-z0-9_-]+={{0,2}}))?")
+_THING = "snaporch receive"
 _MAX_FILES = 64
 _MAX_FILE_BYTES = 1 << 50
 _MAX_VALUE = 1024
@@ -90,10 +86,7 @@ def request_command(verb: Verb, values: Mapping[str, object]) -> str:
         verb: what is asked for.
         values: its values, by the names of the fields of :class:`Request`.
     """
-    if not values:
-        return f"{PROTOCOL} {verb}"
-    text = json.dumps(values, separators=(",", ":")).encode()
-    return f"{PROTOCOL} {verb} {base64.urlsafe_b64encode(text).decode()}"
+    return command_of(PROTOCOL, verb, values)
 
 
 def parse_request(command: str | None) -> Request:
@@ -105,41 +98,14 @@ def parse_request(command: str | None) -> Request:
     Raises:
         RefusedError: it is anything but a valid request.
     """
-    if not command:
-        raise _refused("no request: this key gives no shell")
-    match = _COMMAND.fullmatch(command) if len(command) <= _MAX_COMMAND else None
-    verb = next((each for each in Verb if match and match[1] == each), None)
-    if not match or not verb:
-        raise _refused(f"{quoted(command)} is no request")
-    values = _values(match[2])
+    name, values = split_command(_THING, PROTOCOL, command)
+    verb = next((each for each in Verb if name == each), None)
+    if not verb:
+        raise _refused(f"{quoted(name)} is no request")
     wanted = _VALUES[verb]
     if values.keys() != set(wanted):
         raise _refused(f"{verb} needs exactly these values: {', '.join(wanted) or 'none'}")
     return Request(verb, **{key: _CHECKS[key](value) for key, value in values.items()})
-
-
-def _values(argument: str | None) -> dict[str, Any]:
-    if argument is None:
-        return {}
-    try:
-        text = base64.b64decode(argument, altchars=b"-_", validate=True)
-        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise _refused("its argument is not a JSON object in base64url") from error
-    if not isinstance(found, dict) or len(text) > MAX_ARGUMENT_BYTES:
-        raise _refused("its argument is not a JSON object of the permitted size")
-    return found
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name comes twice")
-    return found
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def _text(value: object, is_valid: Callable[[str], object], what: str) -> str:
@@ -148,9 +114,7 @@ def _text(value: object, is_valid: Callable[[str], object], what: str) -> str:
     Raises:
         RefusedError: it is not.
     """
-    if not isinstance(value, str) or not is_valid(value):
-        raise _refused(f"{quoted(str(value))} is no {what}")
-    return value
+    return checked_text(_THING, value, is_valid, what)
 
 
 def _copy(value: object) -> str:
@@ -268,7 +232,7 @@ def _policies(value: object) -> dict[str, str]:
 
 
 def _refused(reason: str) -> RefusedError:
-    return RefusedError("snaporch receive", reason)
+    return RefusedError(_THING, reason)
 
 
 _CHECKS: dict[str, Callable[[object], Any]] = {

@@ -16,13 +16,11 @@ from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receive_request import Request, Verb
 from snaporch.replication.received_bundles import ReceivedBundles
-from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
+from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
 from snaporch.zfs.received import Readable
 from snaporch.zfs_names import is_dataset, is_snapshot
 
-_CLOCK_SECONDS = 86_400
-"""How far the clock of a sender may be ahead."""
 INHERITED = {"readonly": "on", "mountpoint": "none", "volmode": "none"}
 """What the copies inherit from the dataset above them."""
 
@@ -179,15 +177,8 @@ class Receiver:
                 "is encrypted: the next raw stream could replace the key of the whole copy",
                 "use a replica without append_only for encrypted datasets",
             )
-        if sent.created > self._now() + _CLOCK_SECONDS:
-            raise RefusedError(full, "was taken in the future", "check the clocks of both machines")
         there = self._zfs.copies(self._dataset, [name])
-        guids = {each.guid: each.name for each in there if each.dataset == name}
-        if sent.guid in guids:
-            reason = f"has the GUID of @{guids[sent.guid]}, which is there already"
-            raise RefusedError(full, reason)
-        if sent.guid == 0:
-            raise RefusedError(full, "has no GUID")
+        check_sent(full, sent, [each for each in there if each.dataset == name], self._now())
         self._zfs.append(full, header, self._stream)
         return {}
 

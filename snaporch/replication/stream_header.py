@@ -8,11 +8,15 @@ then cannot be pruned. The rest of a stream is checked by ZFS.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from snaporch.errors import RefusedError
+from snaporch.model import PoolSnapshot
 from snaporch.zfs_names import is_snapshot, quoted
 
+CLOCK_SECONDS = 86_400
+"""How far the clock of a sender may be ahead."""
 HEADER_BYTES = 312
 """Of a ``dmu_replay_record`` (zfs_ioctl.h), whatever its type."""
 _MAGIC = 0x2F5BACBAC
@@ -69,6 +73,29 @@ def sent_snapshot(header: bytes) -> SentSnapshot:
     if end and not rest.strip(b"\0") and is_snapshot(snapshot):
         return SentSnapshot(snapshot, guid, created, bool(version >> 2 & _RAW))
     raise _refused(f"{quoted(snapshot)} is no name of a snapshot")
+
+
+def check_sent(thing: str, sent: SentSnapshot, copies: Iterable[PoolSnapshot], now: float) -> None:
+    """Check a snapshot that comes against those that the copy has.
+
+    Args:
+        thing: the snapshot's full name here, for errors.
+        sent: the snapshot.
+        copies: all snapshots of the copy.
+        now: seconds since the epoch.
+
+    Raises:
+        RefusedError: it is of the future, or one of the copy has its GUID, by which a restore would
+            find it.
+    """
+    if sent.created > now + CLOCK_SECONDS:
+        raise RefusedError(thing, "was taken in the future", "check the clocks of both machines")
+    guids = {each.guid: each.name for each in copies}
+    if sent.guid in guids:
+        reason = f"has the GUID of @{guids[sent.guid]}, which is there already"
+        raise RefusedError(thing, reason)
+    if sent.guid == 0:
+        raise RefusedError(thing, "has no GUID")
 
 
 def _refused(reason: str) -> RefusedError:

@@ -36,6 +36,7 @@ from snaporch.locks import (
 from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
 from snaporch.private_files import subdirectories
 from snaporch.prune.scan import TRASH_NAME
+from snaporch.pull.record import choose_guests, read_records, record_key
 from snaporch.restore.undo_command import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
@@ -48,6 +49,7 @@ from snaporch.status.model import (
     PolicyStatus,
     ReplicaStatus,
     SchedulerState,
+    SourceStatus,
     Status,
     StoreUsage,
 )
@@ -68,7 +70,8 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         NotFoundError: a domain does not exist.
         UnavailableError: the journals cannot be read.
     """
-    forecasts = make_forecasts(context, now)
+    # A machine that only pulls has no guests of its own to report.
+    forecasts = [] if context.config.only_pulls else make_forecasts(context, now)
     chosen: set[str] = set()
     for name in names:
         found = {e.domain.uuid for e in forecasts if name in (e.domain.name, e.domain.uuid)}
@@ -85,6 +88,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         copies=tuple(each for each in status.copies if each.uuid in chosen),
         overlays_without_journal=(),
         exceeded_limits=(),
+        sources=(),
         unused_policies=(),
         unknown_domains=(),
     )
@@ -123,6 +127,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
         overlays_without_journal=stray,
         quarantined=tuple(map(str, _directories(config.paths.overlays / QUARANTINE))),
         exceeded_limits=tuple(each for each in limits if each[1]),
+        sources=_sources(config),
         store=usage(config.paths.bundles),
         store_missing=_store_gone(context, forecasts),
         unused_policies=_unused(config, forecasts),
@@ -135,6 +140,25 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
         ),
         copies=tuple(CopyResults(config.paths.schedule).all(config.replica)),
     )
+
+
+def _sources(config: Config) -> tuple[SourceStatus, ...]:
+    """The state of each source; a guest that ``domains`` does not name any more is left out."""
+    records = read_records(config.paths.schedule) if config.source else {}
+    found = []
+    for name, source in config.source.items():
+        start, whole = record_key(name), records.get(record_key(name))
+        guests = {
+            key.removeprefix(start): each
+            for key, each in records.items()
+            if key.startswith(start) and key != start
+        }
+        chosen, _ = choose_guests(
+            {uuid: each.domain for uuid, each in guests.items()}, source.domains
+        )
+        own = {uuid: each for uuid, each in guests.items() if uuid in chosen}
+        found.append(SourceStatus(name, source.every, whole, own))
+    return tuple(found)
 
 
 def _mounted(context: Context, forecasts: Sequence[Forecast]) -> tuple[BlockingMount, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from snaporch import __version__
 from snaporch.errors import UnavailableError
 from snaporch.private_files import store_errors
-from snaporch.status.model import DomainStatus, Problem, ProblemGrade, Status
+from snaporch.status.model import DomainStatus, Problem, ProblemGrade, SourceStatus, Status
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -88,6 +88,7 @@ def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetri
     yield from _of_policies(status.domains)
     yield from _of_replicas(status.domains)
     yield from _of_copies(status.copies)
+    yield from _of_sources(status.sources)
     store = status.store
     kinds = {
         "bundles": store.bundle_bytes, "trash": store.trash_bytes, "other": store.other_bytes,
@@ -209,6 +210,39 @@ def _of_copies(results: Sequence[CopyResult]) -> Iterator[GaugeMetricFamily]:
             ("domain", "replica"),
             [(words, choose(each.at for each in own).timestamp()) for words, own in pairs],
         )
+
+
+def _of_sources(sources: Sequence[SourceStatus]) -> Iterator[GaugeMetricFamily]:
+    labels = ("source", "domain")
+    pairs = [
+        ({"source": source.source, "domain": each.domain}, each)
+        for source in sources
+        for each in ([source.whole] if source.whole else []) + [*source.guests.values()]
+    ]
+    yield _many(
+        "source_last_success_timestamp_seconds",
+        "When the last pull without a failure ended; without a domain, of the whole source.",
+        labels,
+        [(words, each.pulled.timestamp()) for words, each in pairs if each.pulled],
+    )
+    yield _many(
+        "source_newest_snapshot_timestamp_seconds",
+        "When the newest snapshot that was pulled as a whole was taken.",
+        labels,
+        [(words, each.newest.timestamp()) for words, each in pairs if each.newest],
+    )
+    yield _many(
+        "source_last_try_failed",
+        "Whether the last pull failed.",
+        labels,
+        [(words, bool(each.failed)) for words, each in pairs],
+    )
+    yield _many(
+        "source_skipped_snapshots",
+        "Snapshots that the last pull could not copy.",
+        labels,
+        [(words, each.skipped) for words, each in pairs if each.domain],
+    )
 
 
 def _one(name: str, text: str, value: float, **labels: str) -> GaugeMetricFamily:

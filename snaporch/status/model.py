@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from snaporch.locks import DAEMON, LockHolder
 from snaporch.model import Level, SnapshotRecord, iso, parse_iso
+from snaporch.pull.record import PullRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.schedule.replication_due import PendingReplication
@@ -73,6 +74,19 @@ class ReplicaStatus:
     """``None`` if the replica lacks no snapshot, or no policy replicates to it."""
     failed: FailedAttempt | None = None
     """The last attempt, if it failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """The state of a source that this machine pulls."""
+
+    source: str
+    every: timedelta | None
+    """How often it is pulled; ``None`` by hand only."""
+    whole: PullRecord | None
+    """Its last pull; ``None`` if it was never pulled."""
+    guests: Mapping[str, PullRecord] = field(default_factory=dict)
+    """The last pull of each guest, by UUID."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +215,7 @@ class Status:
     """Mounted snapshots of these domains, which cannot be destroyed, and where they are mounted."""
     barred_guests: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
+    sources: tuple[SourceStatus, ...] = ()
     exceeded_limits: tuple[tuple[str, str], ...] = ()
     """Pairs of such a directory, and how its overlays exceed a limit."""
     copies: tuple[CopyResult, ...] = ()
@@ -223,6 +238,7 @@ class Status:
                 "units": dict(self.scheduler.units),
             },
             "domains": [_domain_json(each, self.at) for each in self.domains],
+            "sources": [_source_json(each) for each in self.sources],
             "runs": [
                 {
                     "domain": run.domain,
@@ -254,6 +270,30 @@ class Status:
                 "size_bytes": store.size_bytes,
             },
         }
+
+
+def _source_json(source: SourceStatus) -> dict[str, object]:
+    return {
+        "source": source.source,
+        "pulled": _moment(source.whole.pulled if source.whole else None),
+        "failed": (source.whole.failed or None) if source.whole else None,
+        "guests": [
+            {
+                "domain": each.domain,
+                "uuid": uuid,
+                "pulled": _moment(each.pulled),
+                "newest": _moment(each.newest),
+                "failed": each.failed or None,
+                "skipped": each.skipped,
+                "waiting": each.waiting,
+            }
+            for uuid, each in source.guests.items()
+        ],
+    }
+
+
+def _moment(at: datetime | None) -> str | None:
+    return iso(at) if at else None
 
 
 def _domain_json(domain: DomainStatus, now: datetime) -> dict[str, object]:

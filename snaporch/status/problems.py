@@ -16,6 +16,7 @@ from snaporch.status.model import (
     Problem,
     ProblemGrade,
     ReplicaStatus,
+    SourceStatus,
     Status,
     StoreUsage,
 )
@@ -43,22 +44,13 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         for replica in domain.replicas:
             found += _replica(domain.name, replica, status.at - limits.replica_late)
         found += _slow_replication(domain, status.at - limits.replica_late)
-    for dataset in status.unfinished_rebuilds:
-        text = "the rebuild of its guest is not complete; unless it is running, run it again"
-        found.append(Problem("rebuild", ProblemGrade.WARNING, dataset, text))
-    for path in status.overlays_without_journal:
-        text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
-        found.append(Problem("unknown-overlay", ProblemGrade.WARNING, path, text))
-    for path in status.quarantined:
-        text = "holds writes that its base lacks; commit or delete it: see docs/how-to/recovery.md"
-        found.append(Problem("quarantined", ProblemGrade.WARNING, path, text))
-    for path, text in status.exceeded_limits:
-        commit = f"{text}; commit them: see docs/how-to/recovery.md"
-        found.append(Problem("overlay-limit", ProblemGrade.CRITICAL, path, commit))
+    found += _left_behind(status)
     if status.store_missing:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _copies(status.copies)
+    for source in status.sources:
+        found += _source(source, status.at - limits.replica_late)
     found += _mounted(status.mounted_snapshots)
     found += _store(status.store, limits)
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
@@ -67,6 +59,22 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
 def worst_grade(problems: Sequence[Problem]) -> ProblemGrade | None:
     """The worst grade; ``None`` without problems."""
     return min((each.grade for each in problems), key=_ORDER.index, default=None)
+
+
+def _left_behind(status: Status) -> Iterator[Problem]:
+    """What a run or a rebuild has left, and nobody has finished or removed."""
+    for dataset in status.unfinished_rebuilds:
+        text = "the rebuild of its guest is not complete; unless it is running, run it again"
+        yield Problem("rebuild", ProblemGrade.WARNING, dataset, text)
+    for path in status.overlays_without_journal:
+        text = "belongs to no known run; may hold writes of a guest: see docs/how-to/recovery.md"
+        yield Problem("unknown-overlay", ProblemGrade.WARNING, path, text)
+    for path in status.quarantined:
+        text = "holds writes that its base lacks; commit or delete it: see docs/how-to/recovery.md"
+        yield Problem("quarantined", ProblemGrade.WARNING, path, text)
+    for path, text in status.exceeded_limits:
+        commit = f"{text}; commit them: see docs/how-to/recovery.md"
+        yield Problem("overlay-limit", ProblemGrade.CRITICAL, path, commit)
 
 
 def _scheduler(status: Status, limits: StatusOptions) -> Iterator[Problem]:
@@ -203,6 +211,34 @@ def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[P
     if replica.next is not None and replica.next.since < limit:
         text = f"replica {replica.replica} lacks the snapshots since {_utc(replica.next.since)}"
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
+
+
+def _source(source: SourceStatus, limit: datetime) -> Iterator[Problem]:
+    """Problems of a source and of its guests.
+
+    Args:
+        source: the source.
+        limit: a pull that would have been due before it is late.
+    """
+    if source.whole is None:
+        text = f"was never pulled; run: snaporch pull {source.source}"
+        yield Problem("pull-late", ProblemGrade.WARNING, f"source.{source.source}", text)
+        return
+    records = [(f"source.{source.source}", source.whole)]
+    records += [(f"{source.source}: {each.domain}", each) for each in source.guests.values()]
+    reported = {each.failed for _, each in records[1:]}
+    for subject, each in records:
+        if each.failed and not (each is source.whole and each.failed in reported):
+            grade = ProblemGrade.WARNING if each.pulled else ProblemGrade.CRITICAL
+            yield Problem("pull-failed", grade, subject, each.failed)
+        every = source.every
+        if every is None or (each is source.whole and reported - {""}):
+            continue  # its guests are reported
+        if each.pulled is None or each.pulled + every < limit:
+            text = f"was last pulled without a failure {_utc(each.pulled)}"
+            if each.pulled is None:
+                text = "was never pulled without a failure"
+            yield Problem("pull-late", ProblemGrade.WARNING, subject, text)
 
 
 def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem]:

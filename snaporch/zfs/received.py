@@ -68,7 +68,9 @@ class ReceivedZfs(CopiesZfs):
         listing = self._run("get", "-Hp", "-o", "property,value", ",".join(properties), dataset)
         return dict(line.split("\t", 1) for line in listing.splitlines())
 
-    def append(self, snapshot: str, header: bytes, rest: Readable) -> None:
+    def append(
+        self, snapshot: str, header: bytes, rest: Readable, options: Collection[str] = ()
+    ) -> None:
         """Receive a snapshot that follows the newest one of its dataset, or makes the dataset.
 
         An interrupted transfer can be continued. Never ``-F``: that discards what is there.
@@ -77,11 +79,12 @@ class ReceivedZfs(CopiesZfs):
             snapshot: its full name.
             header: the first bytes of the stream.
             rest: the other bytes.
+            options: further ones of ``zfs receive``.
 
         Raises:
             PoolError: ZFS refused the stream, or it is incomplete.
         """
-        words = ("receive", "-s", "-u", snapshot)
+        words = ("receive", "-s", "-u", *options, snapshot)
         with LoggedCommand("zfs", *words) as log, tempfile.TemporaryFile() as errors:
             process = subprocess.Popen(
                 [self._zfs, *words],
@@ -90,12 +93,15 @@ class ReceivedZfs(CopiesZfs):
                 stderr=errors,
                 env={**os.environ, "LC_ALL": "C"},
             )
-            with suppress(BrokenPipeError), process.stdin as receiver:  # type: ignore[union-attr]
-                block = header
-                while block:
-                    receiver.write(block)
-                    block = rest.read(_BLOCK)
-            log.exited(process.wait())
+            try:
+                with suppress(BrokenPipeError), process.stdin as receiver:  # type: ignore[union-attr]
+                    block = header
+                    while block:
+                        receiver.write(block)
+                        block = rest.read(_BLOCK)
+            finally:
+                process.wait()  # it still records its position, and would block the next one
+            log.exited(process.returncode)
             errors.seek(0)
             said = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
         if process.returncode != 0:

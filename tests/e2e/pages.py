@@ -104,6 +104,17 @@ NOT_RUN = {
         "[template_guests]": "test_sanoid has the configuration",
         "mv STORE/.trash/20261121T142229Z.UUID.RUN STORE/UUID/RUN": _PLACES + "test_prune",
     },
+    "docs/how-to/pull.md": {
+        "zfs create -o canmount=off": "test_pull runs it",
+        'restrict,command="snaporch send': "test_pull has it in authorized_keys",
+        "Host vm1": "test_pull has it in its configuration of ssh",
+        "[source.vm1]": "test_pull has it as its configuration",
+        "[paths]": "test_pull has it as a configuration",
+        "snaporch --config /etc/snaporch/pulled-vm1.toml prune": "test_pull runs it",
+        "ssh vm1": "test_pull runs it, without the timer",
+        "snaporch rebuild web --from vm1": "test_pull runs it, without --dry-run",
+        "[replica.pulled]": "names another host",
+    },
     "docs/how-to/recovery.md": {
         "systemctl enable snaporch-recover": "test_boot_systemd starts the unit",
         "error: Failed to start domain 'web'": _OUTPUT,

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.config import Config, DomainSettings, Replica, load_config
+from snaporch.config import Config, DomainSettings, Replica, Source, load_config
 from snaporch.errors import ConfigError, ExitCode
 
 SAMPLES = Path(__file__).parents[2] / "config-samples"
@@ -42,6 +42,7 @@ def test_the_full_sample_sets_every_option_to_something_else():
     nightly = config.policy["nightly"]
     assert nightly.model_fields_set == set(type(nightly).model_fields) - {"every"}
     assert config.replica["offsite"].model_fields_set == set(Replica.model_fields)
+    assert config.source["vm1"].model_fields_set == set(Source.model_fields)
     for section in (config.paths, config.ram_pages, config.defaults, config.schedule, nightly.keep):
         assert section.model_fields_set == set(type(section).model_fields)
     usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()
@@ -80,3 +81,31 @@ def test_a_hostile_value_cannot_break_out_of_the_message(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     assert str(caught.value).isprintable()
+
+
+SOURCE = """
+[source.vm1]
+host = "vm1"
+dataset = "backup/vm1"
+bundles = "/srv/vm1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ('[replica.b]\ndataset = "backup/vm1"\nbundles = "/x"\n', "have the same dataset"),
+        ('[replica.b]\ndataset = "backup/b"\nbundles = "/srv/vm1/x"\n', "have the same bundles"),
+        ('[replica.vm1]\ndataset = "backup/b"\nbundles = "/x"\n', "have the same name"),
+        ('[source.b]\nhost="b"\ndataset="backup/vm1"\nbundles="/x"\n', "have the same dataset"),
+        ('[source.b]\nhost=""\ndataset="backup/b"\nbundles="/x"\n', "source.b.host"),
+        ('[paths]\nbundles = "/srv"\n', "own bundle store"),
+    ],
+)
+def test_a_source_has_places_of_its_own(tmp_path, more, reason):
+    path = tmp_path / "snaporch.toml"
+    path.write_text(SOURCE)
+    assert load_config(path).only_pulls
+    path.write_text(SOURCE + more)
+    with pytest.raises(ConfigError, match=reason):
+        load_config(path)

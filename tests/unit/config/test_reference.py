@@ -15,6 +15,7 @@ from snaporch.config.schema import (
     RamPagesOptions,
     Schedule,
 )
+from snaporch.config.source import Source
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
@@ -33,6 +34,7 @@ SECTIONS = (
     Keep,
     Group,
     Replica,
+    Source,
 )
 SECTIONS += (StatusOptions, MetricsOptions, NotifyOptions, EmailOptions)
 
@@ -49,7 +51,7 @@ def test_every_option_is_described(section):
 def test_every_default_and_type_is_on_the_page():
     entries = reference().count("\n### ")
     options = sum(len(section.model_fields) for section in (Config, *SECTIONS))
-    assert entries == options - 14  # these have sections of their own
+    assert entries == options - 15  # these have sections of their own
     assert (
         len(re.findall(r"(?m)^Type: .+\. (Default: `.+`|No default|Required)\.$", reference()))
         == entries

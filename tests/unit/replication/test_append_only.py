@@ -16,7 +16,8 @@ from snaporch.interrupt import Interrupt
 from snaporch.replication.append_only import AppendOnlyDestination
 from snaporch.replication.destination import open_replica, unavailable_reason, weakness_of
 from snaporch.replication.interface import BundleCopy, ReplicaError
-from snaporch.replication.receive_request import MAX_ARGUMENT_BYTES, Verb, parse_request
+from snaporch.replication.receive_request import Verb, parse_request
+from snaporch.replication.request_command import MAX_ARGUMENT_BYTES
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 ALL = 1 << 62

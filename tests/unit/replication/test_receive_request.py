@@ -9,13 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.errors import RefusedError
-from snaporch.replication.receive_request import (
-    MAX_ARGUMENT_BYTES,
-    SentFile,
-    Verb,
-    parse_request,
-    request_command,
-)
+from snaporch.replication.receive_request import SentFile, Verb, parse_request, request_command
+from snaporch.replication.request_command import MAX_ARGUMENT_BYTES
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 SHA = "0" * 64

@@ -9,9 +9,10 @@ from fakes.status_example import NEXT, NOW, RECORD, RUN, WELL, with_domain, with
 from snaporch.config import StatusOptions
 from snaporch.locks import LockHolder
 from snaporch.model import BundleState, Level, VerificationResult, VerifyDepth, VerifyStep, iso
+from snaporch.pull.record import PullRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.replication_due import PendingReplication
-from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState
+from snaporch.status.model import ProblemGrade, ReplicaStatus, SchedulerState, SourceStatus
 from snaporch.status.problems import find_problems, worst_grade
 from snaporch.verify.copy_decision import Source
 from snaporch.verify.copy_results import CopyResult
@@ -216,7 +217,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 28
+    assert len(found) == 31
     for code in found:
         assert f"`{code}`" in page
 
@@ -271,3 +272,47 @@ def test_many_copies_that_failed_are_counted():
     (problem,) = find_problems(replace(WELL, copies=bad), StatusOptions())
     assert problem.text.startswith("copies on replica nas (4) failed")
     assert problem.text.endswith("snaporch verify --on nas web")
+
+
+def with_source(whole=None, every=timedelta(hours=1), **guests):
+    return replace(WELL, sources=(SourceStatus("vm1", every, whole, guests),))
+
+
+PULLED = PullRecord("", pulled=NOW, tried=NOW)
+WEB = PullRecord("web", pulled=NOW, newest=NOW, tried=NOW)
+LATE = NOW - timedelta(days=1, hours=1, seconds=1)
+
+
+def pull_problems(status):
+    return [(e.code, e.grade.value, e.subject) for e in find_problems(status, StatusOptions())]
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (with_source(PULLED, u=WEB), []),
+        (with_source(), [("pull-late", "warning", "source.vm1")]),
+        (
+            with_source(replace(PULLED, failed="away")),
+            [("pull-failed", "warning", "source.vm1")],
+        ),
+        (
+            with_source(replace(PULLED, pulled=None, failed="away"), every=None),
+            [("pull-failed", "critical", "source.vm1")],
+        ),
+        (
+            with_source(replace(PULLED, failed="torn"), u=replace(WEB, failed="torn")),
+            [("pull-failed", "warning", "vm1: web")],
+        ),
+        (
+            with_source(replace(PULLED, failed="no wbe"), u=replace(WEB, failed="torn")),
+            [("pull-failed", "warning", "source.vm1"), ("pull-failed", "warning", "vm1: web")],
+        ),
+        (with_source(replace(PULLED, pulled=LATE)), [("pull-late", "warning", "source.vm1")]),
+        (with_source(PULLED, u=replace(WEB, pulled=LATE)), [("pull-late", "warning", "vm1: web")]),
+        (with_source(replace(PULLED, pulled=LATE), every=None), []),
+        (with_source(replace(PULLED, pulled=LATE + timedelta(seconds=1))), []),
+    ],
+)
+def test_pulls_that_fail_or_are_late_are_reported(status, expected):
+    assert pull_problems(status) == expected

@@ -1,0 +1,121 @@
+"""``snaporch pull``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from snaporch.cli.command_host import CommandHost
+    from snaporch.cli.result_printer import ResultPrinter
+    from snaporch.context import Context
+    from snaporch.pull.pull import Pulled
+    from snaporch.pull.pull_guest import GuestResult
+
+
+def pull_command(
+    context: typer.Context,
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SOURCE]...", help="Names of sources in the configuration.", show_default=False
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All sources of the configuration.")
+    ] = False,
+    due: Annotated[
+        bool, typer.Option("--due", help="Only the sources that are due by their `every`.")
+    ] = False,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    config: ConfigOption = None,
+) -> int:
+    """Copy guests from hosts that cannot reach this machine.
+
+    Copies their snapshots and bundles: asks `snaporch send` on each source for what is missing
+    here, by ssh. Destroys nothing and rolls nothing back. A failure of a guest or source does not
+    stop the others. The next pull resumes an interrupted transfer. One pull at a time runs on a
+    machine, at low priority.
+    """
+    from snaporch.cli.session import session
+
+    if [bool(sources), everything, due].count(True) != 1:
+        raise typer.BadParameter("expected SOURCE... or --all, or --due")
+    with session(context, config, quiet=quiet or json, read_only=True) as opened:
+        return pull_and_report(context.obj, opened, sources or [], due=due, json=json)
+
+
+def pull_and_report(
+    host: CommandHost, context: Context, names: Sequence[str], *, due: bool, json: bool
+) -> int:
+    """Pull sources and print the results; with ``due``, notify of failures, too."""
+    from datetime import UTC, datetime
+
+    from snaporch.cli.policy_observers import observing
+    from snaporch.cli.result_printer import ResultPrinter
+    from snaporch.errors import BusyError
+    from snaporch.pull.pull import due_sources, find_sources, pull_lock, pull_sources
+
+    outcomes = ResultPrinter(json=json)
+    wanted = (
+        due_sources(context, datetime.now(UTC)) if due else [*find_sources(context.config, names)]
+    )
+    if not due:
+        with pull_lock(context):
+            for each in pull_sources(context, wanted, host.open_pull):
+                _report(outcomes, each)
+        outcomes.print_documents()
+        return outcomes.code
+    try:
+        with observing(context) as observers, pull_lock(context):
+            for each in pull_sources(context, wanted, host.open_pull):
+                _report(outcomes, each)
+                for failure in each.failures:
+                    observers.failed(context.config, failure)
+    except BusyError as error:
+        context.progress.note(error.thing, f"{error.reason}; due sources are pulled later")
+    outcomes.print_documents()
+    return outcomes.code
+
+
+def _report(outcomes: ResultPrinter, pulled: Pulled) -> None:
+    for failure in pulled.failures:
+        outcomes.fail(failure)
+    if pulled.result is not None:
+        outcomes.add(_document(pulled), _line(pulled.source, pulled.result))
+
+
+def _document(pulled: Pulled) -> dict[str, object]:
+    result = pulled.result
+    if result is None:
+        return {}
+    return {
+        "source": pulled.source,
+        "domain": result.domain,
+        "uuid": result.uuid,
+        "arrived": result.arrived,
+        "waiting": list(result.waiting),
+        "skipped": result.skipped,
+        "dropped": result.dropped,
+        "failures": [each.line() for each in result.failures],
+    }
+
+
+def _line(source: str, result: GuestResult) -> str:
+    count = len(result.arrived)
+    text = f"{count} snapshot{'' if count == 1 else 's'} pulled" if count else "up to date"
+    if result.failures and not count:
+        text = "nothing pulled"
+    if count:
+        text += f", up to @{result.arrived[-1]}"
+    if result.waiting:
+        text += f"; {len(result.waiting)} wait for a run on the source to end"
+    if result.skipped:
+        text += f"; {len(result.skipped)} skipped"
+    return f"{result.domain}  {source}  {text}"

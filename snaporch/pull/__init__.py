@@ -1,0 +1,1 @@
+"""Copy guests from hosts that must not reach this machine."""

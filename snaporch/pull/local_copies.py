@@ -1,0 +1,195 @@
+"""The copies that this machine has of one source: extended, marked, and never taken back."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from snaporch.bundle.store import copy_name
+from snaporch.catalog.records import COPY
+from snaporch.errors import RefusedError, UnavailableError
+from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.pull.offered import MAX_DATASETS, MAX_SNAPSHOTS, OfferedDataset
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.mark_rules import decide_marks
+from snaporch.replication.needed_streams import NO_TOKEN
+from snaporch.replication.receive_limits import LimitedStream
+from snaporch.replication.receiver import INHERITED
+from snaporch.replication.remote_output import AGAIN
+from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
+from snaporch.zfs import POLICY_PROPERTY, PREFIX
+from snaporch.zfs.pulled import Counts
+from snaporch.zfs.received import Readable
+
+_OPTIONS = {DatasetKind.FILESYSTEM: ("-o", "canmount=noauto"), DatasetKind.VOLUME: ()}
+"""Of ``zfs receive``: no boot mounts a copy, also when its mount point is changed."""
+
+
+class Pulled(Protocol):
+    """ZFS on this machine; :class:`~snaporch.zfs.pulled.PulledZfs` is the real one."""
+
+    def exists(self, dataset: str) -> bool:
+        """Whether a dataset exists."""
+
+    def make_root(self, dataset: str) -> None:
+        """Create the dataset of all copies."""
+
+    def counts(self, dataset: str) -> Counts:
+        """How much is below the dataset of all copies."""
+
+    def values(self, dataset: str, properties: Collection[str]) -> dict[str, str]:
+        """The values of properties of ZFS's own."""
+
+    def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """The snapshots of those of the datasets that exist, oldest first."""
+
+    def append(
+        self, snapshot: str, header: bytes, rest: Readable, options: Collection[str] = ()
+    ) -> None:
+        """Receive a snapshot."""
+
+    def discard_partial(self, dataset: str) -> None:
+        """Discard the part of an interrupted transfer."""
+
+    def policies(self, datasets: Sequence[str]) -> dict[str, str]:
+        """The policies of datasets."""
+
+    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        """Set user properties."""
+
+    def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
+        """Remove user properties."""
+
+
+class LocalCopies:
+    """The copies below the dataset of a source.
+
+    Args:
+        name: the source's name in the configuration, which each copy records.
+        root: the dataset.
+        zfs: ZFS on this machine.
+        now: the seconds since the epoch.
+    """
+
+    def __init__(
+        self, name: str, root: str, zfs: Pulled, now: Callable[[], float] = time.time
+    ) -> None:
+        self._name = name
+        self._root = root
+        self._zfs = zfs
+        self._now = now
+        self._counts = Counts(0, 0)
+
+    def prepare(self) -> None:
+        """Create the dataset of all copies, unless it exists; check what copies inherit from it.
+
+        Raises:
+            SnaporchError: copies would be mounted or changed, or it cannot be created.
+        """
+        if not self._zfs.exists(self._root):
+            self._zfs.make_root(self._root)
+        found = self._zfs.values(self._root, [*INHERITED])
+        wrong = {key: value for key, value in INHERITED.items() if found.get(key) != value}
+        if wrong:
+            settings = " ".join(f"{key}={value}" for key, value in wrong.items())
+            raise UnavailableError(
+                self._root,
+                "copies would inherit other properties than they need",
+                f"if it is only for copies: zfs set {settings} {self._root}",
+            )
+        self._counts = self._zfs.counts(self._root)
+
+    def copy_of(self, dataset: str) -> str:
+        """The full name of a dataset's copy."""
+        return f"{self._root}/{copy_name(dataset)}"
+
+    def snapshots(self, datasets: Iterable[str]) -> dict[str, list[PoolSnapshot]]:
+        """The copies' snapshots by the source's dataset, oldest first."""
+        names = {self.copy_of(each): each for each in datasets}
+        found: dict[str, list[PoolSnapshot]] = {each: [] for each in names.values()}
+        for each in self._zfs.copies(self._root, [*names]):
+            if each.dataset in names:
+                found[names[each.dataset]].append(each)
+        return found
+
+    def token(self, dataset: str) -> str:
+        """What continues an interrupted transfer of a dataset."""
+        name = self.copy_of(dataset)
+        if not self._zfs.exists(name):
+            return NO_TOKEN
+        return self._zfs.values(name, ["receive_resume_token"])["receive_resume_token"]
+
+    def discard_partial(self, dataset: str) -> None:
+        """Discard the part of a snapshot that an interrupted transfer has left."""
+        self._zfs.discard_partial(self.copy_of(dataset))
+
+    def receive(self, dataset: OfferedDataset, wanted: PoolSnapshot, stream: LimitedStream) -> None:
+        """Receive a snapshot that follows the newest one of its copy.
+
+        Args:
+            dataset: as the source describes it.
+            wanted: the snapshot on the source.
+            stream: what the source sends.
+
+        Raises:
+            RefusedError: something else came, or there are too many snapshots.
+            ReplicaError: nothing came.
+            PoolError: ZFS refused it, or the stream is incomplete.
+        """
+        name = self.copy_of(dataset.name)
+        full = f"{name}@{wanted.name}"
+        there = [e for e in self._zfs.copies(self._root, [name]) if e.dataset == name]
+        self._check_room(full, is_new=not there and not self._zfs.exists(name))
+        header = stream.exactly(HEADER_BYTES)
+        if len(header) < HEADER_BYTES:
+            raise ReplicaError(full, "the stream ended early", AGAIN)
+        sent = sent_snapshot(header)
+        if sent[:2] != (wanted.name, wanted.guid):
+            raise RefusedError(full, "another snapshot was sent")
+        if sent.is_raw != dataset.raw:
+            raise RefusedError(full, "the source did not say whether it is encrypted")
+        check_sent(full, sent, there, self._now())
+        self._zfs.append(full, header, stream, _OPTIONS[dataset.kind])
+        more = Counts(int(not there), 1)
+        self._counts = Counts(*(map(sum, zip(self._counts, more, strict=True))))
+
+    def _check_room(self, full: str, *, is_new: bool) -> None:
+        """Check the limits of a source, which ``snapshot_limit`` does not set for root."""
+        if self._counts.snapshots >= MAX_SNAPSHOTS:
+            reason = f"there are {MAX_SNAPSHOTS} snapshots of this source already"
+            raise RefusedError(full, reason, "destroy old ones: see docs/how-to/pull.md")
+        if is_new and self._counts.datasets >= MAX_DATASETS:
+            reason = f"there are {MAX_DATASETS} datasets of this source already"
+            raise RefusedError(full, reason, "see docs/how-to/pull.md")
+
+    def mark(self, offered: OfferedDataset, copies: Sequence[PoolSnapshot]) -> None:
+        """Set the marks of the copies, by the rules of an append-only replica.
+
+        Args:
+            offered: the dataset on the source, with its marks.
+            copies: all snapshots of its copy, oldest first.
+        """
+        guids = {each.name: each.guid for each in copies}
+        wanted = {
+            each.name: {**each.properties, COPY: self._name}
+            for each in offered.snapshots
+            if each.properties and guids.get(each.name) == each.guid
+        }
+        changes: dict[tuple[tuple[str, str], ...], list[str]] = defaultdict(list)
+        for name, values in decide_marks(copies, wanted).new.items():
+            full = f"{self.copy_of(offered.name)}@{name}"
+            changes[tuple(sorted(values.items()))].append(full)
+        for pairs, names in changes.items():
+            properties = {PREFIX + key: value for key, value in pairs}
+            self._zfs.set_properties(names, properties)
+
+    def set_policy(self, dataset: str, policy: str) -> None:
+        """Set the policy of a copy, which has no effect here, and comes back with it."""
+        name = self.copy_of(dataset)
+        there = self._zfs.policies([name]).get(name, "")
+        if policy and policy != there:
+            self._zfs.set_properties([name], {POLICY_PROPERTY: policy})
+        elif there and not policy:
+            self._zfs.clear_properties([name], [POLICY_PROPERTY])

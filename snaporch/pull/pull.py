@@ -1,0 +1,181 @@
+"""Pull sources: one guest after another, and record for each how that went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from snaporch.config import Config, Source
+from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.locks import domain_lock
+from snaporch.pull.local_copies import LocalCopies
+from snaporch.pull.pull_guest import GuestPull, GuestResult
+from snaporch.pull.record import (
+    PullRecord,
+    after_failure,
+    after_success,
+    choose_guests,
+    read_records,
+    record_key,
+    write_record,
+)
+from snaporch.pull.source import PullSource
+from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.zfs.pulled import PulledZfs
+
+PULLING = "pull"
+"""The name of the lock that lets one pull run at a time on a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The result of one guest, or the failure of a source."""
+
+    source: str
+    result: GuestResult | None
+    """None for a failure that is of no single guest."""
+    failures: Sequence[SnaporchError]
+
+
+Open = Callable[[Context, str], tuple[PullSource, LocalCopies, GuestPull]]
+"""Opens a source of the configuration by its name."""
+
+
+@contextmanager
+def pull_lock(context: Context) -> Iterator[None]:
+    """Allow one pull at a time on this machine, at low priority.
+
+    Raises:
+        BusyError: another pull runs.
+    """
+    runtime, interrupt = context.config.paths.runtime, context.interrupt
+    with domain_lock(runtime, PULLING, PULLING, PULLING, wait=0, interrupt=interrupt):
+        context.lower_priority(PULLING)
+        yield
+
+
+def find_sources(config: Config, names: Iterable[str]) -> dict[str, Source]:
+    """The sources with these names in the configuration; all without names.
+
+    Raises:
+        NotFoundError: there is none of this name, or none at all.
+    """
+    wanted = list(names) or list(config.source)
+    for name in wanted or [""]:
+        if name not in config.source:
+            known = ", ".join(config.source) or "none is configured"
+            step = "see docs/how-to/pull.md"
+            raise NotFoundError(name or "pull", f"no such source ({known})", step)
+    return {name: config.source[name] for name in wanted}
+
+
+def due_sources(context: Context, now: datetime) -> list[str]:
+    """The names of the sources that are due, or whose failed pull is to be retried."""
+    config = context.config
+    records = read_records(config.paths.schedule)
+    return [
+        name
+        for name, source in config.source.items()
+        if source.every is not None
+        and _is_due(records.get(record_key(name)), source.every, config.schedule.retry, now)
+    ]
+
+
+def _is_due(record: PullRecord | None, every: timedelta, retry: timedelta, now: datetime) -> bool:
+    if record is None or record.tried is None or record.tried > now:
+        return True
+    return record.tried + (min(retry, every) if record.failed else every) <= now
+
+
+def open_pull(context: Context, name: str) -> tuple[PullSource, LocalCopies, GuestPull]:
+    """Open a source of the configuration.
+
+    Raises:
+        UnavailableError: ZFS cannot be used here.
+    """
+    settings = context.config.source[name]
+    source = PullSource(name, settings, context.interrupt, context.progress)
+    copies = LocalCopies(name, settings.dataset, PulledZfs.open())
+    bundles = ReceivedBundles(settings.bundles, settings.dataset)
+    bundles.check()
+    guests = GuestPull(name, source, copies, bundles, settings.bundles, context.progress)
+    return source, copies, guests
+
+
+def pull_sources(
+    context: Context,
+    names: Iterable[str],
+    open_source: Open = open_pull,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Iterator[Pulled]:
+    """Pull sources one after another; a failure of a source or guest does not stop the others.
+
+    The caller holds :func:`pull_lock`.
+
+    Raises:
+        InterruptedRunError: a signal came; the next pull continues.
+        UnavailableError: the results cannot be recorded.
+    """
+    for name in names:
+        failures: list[SnaporchError] = []
+        for each in _pull(context, name, open_source):
+            failures += each.failures
+            if each.result is not None:
+                _record(context, name, each.result, now())
+            yield each
+        directory, key = context.config.paths.schedule, record_key(name)
+        before, at = read_records(directory).get(key), now()
+        record = PullRecord("", pulled=at, tried=at, failed=failures[0].line() if failures else "")
+        after = after_failure if failures else after_success
+        write_record(directory, key, after(before, record))
+
+
+def _pull(context: Context, name: str, open_source: Open) -> Iterator[Pulled]:
+    settings = context.config.source[name]
+    try:
+        source, copies, puller = open_source(context, name)
+        copies.prepare()
+        guests = source.guests()
+    except InterruptedRunError:
+        raise
+    except SnaporchError as error:
+        yield Pulled(name, None, (error,))
+        return
+    chosen, unknown = choose_guests(guests, settings.domains)
+    for each in unknown:
+        reason = "the source sends no such guest: it does not exist, has no snapshot, or the key "
+        reason += "may not have it"
+        step = f"see: source.{name}.domains here, and authorized_keys on {settings.host}"
+        yield Pulled(name, None, (NotFoundError(f"{name}: {each}", reason, step),))
+    if not chosen and not unknown:
+        step = f"see authorized_keys on {settings.host}; has any guest a snapshot?"
+        yield Pulled(name, None, (NotFoundError(name, "the source sends no guest", step),))
+    for uuid, domain in chosen.items():
+        context.interrupt.check(name)
+        result = GuestResult(uuid, domain)
+        try:
+            result = puller.pull(source.guest(uuid, domain))
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            result.failures.append(error)
+        yield Pulled(name, result, result.failures)
+
+
+def _record(context: Context, name: str, result: GuestResult, at: datetime) -> None:
+    directory, key = context.config.paths.schedule, record_key(name, result.uuid)
+    before = read_records(directory).get(key)
+    record = PullRecord(
+        result.domain,
+        pulled=at,
+        newest=result.newest,
+        tried=at,
+        failed=result.failures[0].line() if result.failures else "",
+        skipped=len(result.skipped),
+        waiting=len(result.waiting),
+    )
+    after = after_failure if result.failures else after_success
+    write_record(directory, key, after(before, record))

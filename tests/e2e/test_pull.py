@@ -1,0 +1,375 @@
+"""Guests are pulled from a host (the lab itself) by a key that can only read; attacks with it.
+
+The lab is the source and the backup machine at once: its sshd runs the forced command of a second
+key. The commands and the configuration are those of the page.
+"""
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk, destroy
+from guests.guest import Guest
+from lab_ssh import sshd_here
+from outcome import Outcome
+from pages import blocks
+from support import (
+    BUNDLES,
+    PATIENCE_SECONDS,
+    assert_clean,
+    assert_restored,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+    snapshot,
+    started,
+    wait_for,
+)
+
+PAGE = "docs/how-to/pull.md"
+ROOT = "backup/pulled/vm1"
+PULLED = Path("/srv/pulled-vm1/bundles")
+DISKS = {
+    "web": [Disk("file", "tank/web"), Disk("zvol", "flash/web")],
+    "db": [Disk("file", "tank/db")],
+    "secret": [Disk("file", "tank/secret")],
+}
+FORCED = 'restrict,command="snaporch send --as nas --domain web --domain db" ssh-ed25519 AAAA…'
+
+
+def block(first):
+    """A block of the page, by the beginning of its first line."""
+    (text,) = [each.text for each in blocks(PAGE) if each.first.startswith(first)]
+    return text
+
+
+@pytest.fixture(scope="module", autouse=True)
+def machine(tmp_path_factory):
+    """The configuration of the backup machine, which is set up by the commands of the page."""
+    place = tmp_path_factory.mktemp("there")
+    vdev, config = place / "vdev", place / "snaporch.toml"
+    with vdev.open("wb") as stream:
+        stream.truncate(3 << 30)
+    must("zpool", "create", "-O", "mountpoint=none", "backup", str(vdev))
+    home = Path("/root/.ssh")
+    with sshd_here(), pytest.MonkeyPatch.context() as patch:
+        key = must("bash", "-euc", block("zfs create -o canmount=off")).splitlines()[-1]
+        line = block("restrict,").replace("ssh-ed25519 AAAA…", key)
+        with (home / "authorized_keys").open("a") as stream:
+            stream.write(line)
+        port = "    HostName localhost\n    Port 2222\n"
+        with (home / "config").open("a") as stream:
+            stream.write(block("Host vm1") + port)
+        config.write_text(block("[source.vm1]"))
+        patch.setenv("SNAPORCH_CONFIG", str(config))
+        yield config
+    (home / "snaporch-vm1").unlink()
+    must("zpool", "destroy", "backup")
+
+
+@pytest.fixture(scope="module")
+def guests(machine):
+    made = {name: Guest.create(name, disks=disks) for name, disks in DISKS.items()}
+    yield made
+    for guest in made.values():
+        guest.remove()
+
+
+@pytest.fixture(scope="module")
+def pulled(guests):
+    """Each guest has a snapshot, and those of two guests were pulled."""
+    names = {name: snapshot(guest)["snapshot"] for name, guest in guests.items()}
+    outcome = snaporch("pull", "vm1", "--json")
+    assert outcome.status == 0, outcome.err
+    arrived = {each["domain"]: each["arrived"] for each in outcome.json}
+    assert arrived == {name: [names[name]] for name in ("web", "db")}
+    return names
+
+
+def copy(dataset):
+    return f"{ROOT}/{dataset.replace('/', ':')}"
+
+
+def guids(dataset):
+    words = ("zfs", "list", "-Hp", "-d", "1", "-t", "snapshot", "-o", "name,guid", dataset)
+    lines = (line.split("\t") for line in must(*words).splitlines())
+    return {name.partition("@")[2]: guid for name, guid in lines}
+
+
+def value(key, name):
+    return must("zfs", "get", "-Hp", "-o", "value", key, name).strip()
+
+
+def uuid_of(name):
+    return must("virsh", "domuuid", name).strip()
+
+
+def sums(directory):
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.iterdir()
+        if path.name != "copy.json"
+    }
+
+
+def bundle_of(store, domain):
+    (found,) = [p for p in (store / uuid_of(domain)).iterdir() if not p.name.startswith(".")]
+    return found
+
+
+def status_problems():
+    outcome = snaporch("status", "--json")
+    return {each["code"]: each["text"] for each in outcome.json["problems"]}, outcome
+
+
+def test_all_of_a_guest_on_two_pools_comes_ram_included(pulled):
+    for disk in (*DISKS["web"], *DISKS["db"]):
+        assert guids(copy(disk.where)) == guids(disk.where)
+        assert value("readonly", copy(disk.where)) == "on"
+        assert value("mounted", copy(disk.where)) in ("no", "-")
+        assert value("mountpoint", copy(disk.where)) in ("none", "-")
+    assert value("canmount", copy("tank/web")) == "noauto"
+    assert value("snaporch:copy", f"{copy('tank/web')}@{pulled['web']}") == "vm1"
+    source, here = bundle_of(BUNDLES, "web"), bundle_of(PULLED, "web")
+    assert "ram.save" in sums(here)
+    assert sums(here) == sums(source)
+    assert json.loads((here / "copy.json").read_text())["dataset"] == ROOT
+
+
+def test_a_guest_that_the_key_may_not_have_did_not_come(pulled):
+    assert run("zfs", "list", copy("tank/secret")).status != 0
+    assert not (PULLED / uuid_of("secret")).exists()
+
+
+def test_status_and_metrics_have_the_pull(pulled):
+    problems, outcome = status_problems()
+    assert problems == {}, outcome.out
+    (source,) = outcome.json["sources"]
+    assert {each["domain"] for each in source["guests"]} == {"web", "db"}
+    assert source["failed"] is None
+    assert "source    vm1: pulled " in snaporch("status").out
+    metrics = snaporch("status", "--prometheus", "-").out
+    assert 'snaporch_source_last_try_failed{domain="web",source="vm1"} 0.0' in metrics
+
+
+def test_what_is_new_comes_by_a_bookmark_when_the_last_one_is_gone(pulled, guests):
+    disk = DISKS["db"][0].where
+    must("zfs", "destroy", f"{disk}@{pulled['db']}")
+    new = snapshot(guests["db"])["snapshot"]
+    outcome = snaporch("pull", "vm1", "--json")
+    assert outcome.status == 0, outcome.err
+    assert {each["domain"]: each["arrived"] for each in outcome.json} == {"web": [], "db": [new]}
+    assert guids(copy(disk)).items() > guids(disk).items()
+
+
+def test_a_cut_line_is_continued(pulled, guests, machine, tmp_path):
+    Path(guests["web"].sources()["vda"]).with_name("more").write_bytes(os.urandom(24 << 20))
+    new = snapshot(guests["web"])["snapshot"]
+    slow = tmp_path / "slow.toml"
+    slow.write_text(machine.read_text() + "rate = 2\n")
+
+    def token():
+        found = value("receive_resume_token", copy("tank/web"))
+        return found if found != "-" else None
+
+    with started("pull", "vm1", env={"SNAPORCH_CONFIG": str(slow)}) as process:
+        wait_for(lambda: value("receive_resume_token", copy("tank/web")) != "-" or None, "a part")
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_SECONDS)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert new not in guids(copy("tank/web"))
+    assert wait_for(token, "the position of the transfer")
+    outcome = snaporch("--verbose", "pull", "vm1", "--json")
+    assert outcome.status == 0, outcome.err
+    assert "begins again" not in outcome.err
+    assert {each["domain"]: each["arrived"] for each in outcome.json}["web"] == [new]
+    assert guids(copy("tank/web")) == guids("tank/web")
+
+
+def test_a_name_that_matches_nothing_is_seen_and_the_others_come(pulled, machine, tmp_path):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(machine.read_text().replace('"web"', '"wbe"'))
+    env = {"SNAPORCH_CONFIG": str(wrong)}
+    outcome = snaporch("pull", "vm1", env=env)
+    assert outcome.status == 4
+    assert "vm1: wbe: the source sends no such guest" in outcome.err
+    assert "db  vm1  up to date" in outcome.out
+    problems, _ = status_problems()
+    assert "wbe" in problems["pull-failed"]
+    assert snaporch("pull", "vm1").status == 0
+    assert status_problems()[0] == {}
+
+
+def attack(command, *options, stream=b""):
+    """Use the key for a command."""
+    words = ["ssh", "-o", "BatchMode=yes", *options, "vm1", *([command] if command else [])]
+    done = subprocess.run(
+        words, input=stream, capture_output=True, check=False, timeout=PATIENCE_SECONDS
+    )
+    return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode())
+
+
+def ask(verb, values=None):
+    """Use the key for a request; the values may be anything."""
+    text = "" if values is None else base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
+    return attack(f"snaporch-source 1 {verb} {text}".rstrip())
+
+
+@pytest.fixture
+def unharmed(pulled):
+    """Whatever the test does: the source's datasets, snapshots and bundles stay as they are."""
+    words = ("zfs", "list", "-H", "-o", "name,guid,snaporch:level", "-t", "all", "-r", "tank")
+    before = must(*words), sums(bundle_of(BUNDLES, "secret"))
+    yield
+    now = {line for line in must(*words).splitlines() if "#" not in line}
+    assert now == {line for line in before[0].splitlines() if "#" not in line}
+    assert sums(bundle_of(BUNDLES, "secret")) == before[1]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "sh",
+        "zfs destroy -r tank/web",
+        "snaporch-source 1 guests; zfs destroy -r tank/web",
+        "snaporch-source 1 guests $(touch /tmp/hacked)",
+        "snaporch send --as x --all",
+        "scp -f /etc/shadow",
+        "/usr/lib/openssh/sftp-server",
+        "snaporch-replica 1 check",
+        "snaporch-source 1 destroy",
+    ],
+)
+def test_the_key_runs_nothing_else(unharmed, command):
+    outcome = attack(command)
+    assert (outcome.status, outcome.out) == (5, "")
+    assert "no request" in outcome.err
+    assert not Path("/tmp/hacked").exists()
+
+
+@pytest.mark.parametrize("option", ["-tt", "-W127.0.0.1:2222"])
+def test_the_key_forwards_nothing_and_has_no_terminal(unharmed, option):
+    outcome = attack("", option)
+    assert outcome.status != 0
+    assert outcome.out.replace("\r", "") in ("", outcome.err) or "no request" in outcome.out
+
+
+def test_the_key_reads_no_other_guest_and_no_other_file(unharmed, guests):
+    secret, web = uuid_of("secret"), uuid_of("web")
+    guid = int(next(iter(guids("tank/secret").values())))
+    run_of = bundle_of(BUNDLES, "secret").name
+    stream = {"uuid": web, "dataset": "tank/secret", "guid": guid, "base": 0, "token": "-"}
+    file = {"name": "ram.save", "offset": 0}
+    for verb, values in (
+        ("snapshots", {"uuid": secret}),
+        ("stream", stream),
+        ("stream", stream | {"uuid": secret}),
+        ("stream", stream | {"dataset": "tank/web"}),
+        ("stream", stream | {"dataset": "tank/web/../secret"}),
+        ("manifest", {"uuid": secret, "run": run_of}),
+        ("bundle", {"uuid": secret, "run": run_of, "files": [file]}),
+        ("bundle", {"uuid": web, "run": run_of, "files": [file]}),
+        ("bundle", {"uuid": web, "run": f"../{secret}/{run_of}", "files": [file]}),
+        ("bundle", {"uuid": web, "run": run_of, "files": [{"name": "/etc/shadow", "offset": 0}]}),
+    ):
+        outcome = ask(verb, values)
+        assert outcome.status in (4, 5), (verb, values, outcome)
+        assert outcome.out == ""
+    known = json.loads(ask("guests").out)["guests"]
+    assert {each["domain"] for each in known} == {"web", "db"}
+
+
+def test_a_token_for_another_dataset_sends_nothing(unharmed):
+    """The token that ZFS makes for an interrupted copy of the secret, by an admin elsewhere."""
+    (name,) = guids("tank/secret")
+    send = f"zfs send tank/secret@{name}"
+    half = int(must("sh", "-c", f"{send} | wc -c")) // 2
+    run("sh", "-c", f"{send} | head -c {half} | zfs receive -s -u backup/cut")
+    token = value("receive_resume_token", "backup/cut")
+    must("zfs", "receive", "-A", "backup/cut")
+    assert token != "-"
+    (guid, *_) = map(int, guids("tank/web").values())
+    values = {"uuid": uuid_of("web"), "dataset": "tank/web", "guid": guid, "base": 0}
+    outcome = ask("stream", values | {"token": token})
+    assert json.loads(outcome.out) == {"bytes": 0, "refused": "its token names another dataset"}
+
+
+def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, tmp_path):
+    own = tmp_path / "pulled-vm1.toml"
+    own.write_text(block("[paths]"))
+    here = [each for each in PULLED.glob("*/*") if not each.name.startswith(".")]
+    (gone,) = [e for e in guids(copy("tank/db")) if e == pulled["db"]]
+    run_of = value("snaporch:run", f"{copy('tank/db')}@{gone}")
+    must("zfs", "destroy", f"{copy('tank/db')}@{gone}")
+    outcome = snaporch("prune", env={"SNAPORCH_CONFIG": str(own)})
+    assert outcome.status == 0, outcome.err
+    assert [each.name for each in here if not each.exists()] == [run_of]
+    outcome = snaporch("pull", "vm1", "--json")
+    assert outcome.status == 0, outcome.err
+    assert {each["domain"]: each["arrived"] for each in outcome.json} == {"web": [], "db": []}
+
+
+def test_a_hostile_source_is_one_error_and_harms_nothing(pulled, machine, tmp_path, guests):
+    """Another program answers for the source: everything that it sends is a lie."""
+    oldest = int(next(iter(guids("tank/web").values())))
+    lies = tmp_path / "lies"
+    lies.write_text(
+        f"""#!/usr/bin/env python3
+import base64, json, os, sys
+_, _, verb, *rest = os.environ["SSH_ORIGINAL_COMMAND"].split()
+values = json.loads(base64.urlsafe_b64decode(rest[0])) if rest else {{}}
+web = {uuid_of("web")!r}
+snapshot = {{"name": "lie", "guid": {oldest}, "createtxg": 1 << 60, "created": 1.0,
+            "properties": {{"uuid": web, "run": "lie", "bundle": web + "/lie"}}}}
+if verb == "guests":
+    print(json.dumps({{"guests": [{{"uuid": web, "domain": "web"}}]}}))
+elif verb == "snapshots":
+    base = os.environ.get("BASE")
+    print(json.dumps({{"waiting": [], "shared": [], "datasets": [{{"name": "tank/web",
+        "kind": "filesystem", "raw": False, "policy": "x", "snapshots": [snapshot],
+        "bookmarks": [[{int(list(guids(copy("tank/web")).values())[-1])}, 5]]}}]}}))
+elif verb == "stream":
+    sys.stdout.buffer.write(b'{{"bytes": 1, "refused": ""}}\\n' + os.urandom(5000))
+""",
+    )
+    lies.chmod(0o755)
+    before = guids(copy("tank/web"))
+    keys = Path("/root/.ssh/authorized_keys")
+    honest = keys.read_text()
+    keys.write_text(honest.replace("snaporch send --as nas --domain web --domain db", str(lies)))
+    only_web = tmp_path / "web.toml"
+    only_web.write_text(machine.read_text().replace('["web", "db"]', '["web"]'))
+    try:
+        outcome = snaporch("pull", "vm1", env={"SNAPORCH_CONFIG": str(only_web)})
+    finally:
+        keys.write_text(honest)
+    assert outcome.status in (5, 8), outcome
+    assert "Traceback" not in outcome.err
+    assert guids(copy("tank/web")) == before
+    assert snaporch("pull", "vm1").status == 0
+
+
+def test_a_lost_guest_is_rebuilt_from_what_was_pulled(pulled, guests):
+    guest = guests["web"]
+    uuid = uuid_of("web")
+    newest = list(guids("tank/web"))[-1]
+    expected = guest.snapshot_count(newest)
+    guest.destroy()
+    must("virsh", "undefine", "--nvram", "web")
+    for disk in DISKS["web"]:
+        destroy(disk.where)
+    shutil.rmtree(BUNDLES / uuid)
+    one_line_error(snaporch("rebuild", "web", "--from", "vm9", "--yes"), 4, "no such replica")
+    mark = guest.mark()
+    outcome = snaporch("rebuild", "web", "--from", "vm1", "--yes")
+    assert outcome.status == 0, outcome.err
+    assert_restored(guest, mark, expected)
+    assert_clean(guest)

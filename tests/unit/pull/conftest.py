@@ -1,0 +1,7 @@
+import pytest
+from fakes.pull_case import PullCase
+
+
+@pytest.fixture
+def case(tmp_path):
+    return PullCase(tmp_path)

@@ -1,0 +1,50 @@
+"""What a host offers, from its own guests, journals and locks."""
+
+import json
+
+import pytest
+from fakes.pulled import Collected
+
+from snaporch import default_paths
+from snaporch.interrupt import Interrupt
+from snaporch.locks import domain_lock
+from snaporch.pull.open_sender import open_sender
+from snaporch.pull.send_request import Verb, parse_request, request_command
+
+
+@pytest.fixture
+def ask(story):
+    def ask(verb, **values):
+        output = Collected()
+        request = parse_request(request_command(verb, values))
+        open_sender(story.world.context, "nas", None, output).answer(request)
+        return json.loads(output.data)
+
+    return ask
+
+
+def offered(ask, story):
+    found = ask(Verb.SNAPSHOTS, uuid=story.record.uuid)
+    names = [f"{d['name']}@{s['name']}" for d in found["datasets"] for s in d["snapshots"]]
+    return sorted(names), sorted(found["waiting"])
+
+
+def test_the_snapshots_of_a_guest_are_offered(ask, story):
+    assert ask(Verb.GUESTS)["guests"] == [{"uuid": story.record.uuid, "domain": "web"}]
+    assert offered(ask, story) == (["flash/web@s1", "tank/web@s1"], [])
+
+
+def test_copies_on_a_replica_of_this_host_are_not(ask, story):
+    story.world.pool.replicate("tank/web@s1", "usb/kvm")
+    story.world.pool.set_properties(["usb/kvm@s1"], {"snaporch:copy": "usb"})
+    assert offered(ask, story) == (["flash/web@s1", "tank/web@s1"], [])
+
+
+def test_the_newest_run_of_a_guest_whose_lock_is_held_waits(ask, story):
+    story.snapshot("s2")
+    with domain_lock(
+        default_paths.LOCKS, "web", story.record.uuid, "snapshot", wait=0, interrupt=Interrupt()
+    ):
+        found, waiting = offered(ask, story)
+    assert found == ["flash/web@s1", "tank/web@s1"]
+    assert waiting == ["flash/web@s2", "tank/web@s2"]

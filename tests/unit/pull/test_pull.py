@@ -1,0 +1,125 @@
+"""Pulling sources: what fails stops nothing else, and is seen."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fakes.pull_case import UUID, PullCase
+
+from snaporch.config import Config
+from snaporch.errors import NotFoundError
+from snaporch.interrupt import Interrupt
+from snaporch.pull.pull import due_sources, find_sources, pull_sources
+from snaporch.pull.record import read_records
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Context:
+    """What pulling needs of a context."""
+
+    def __init__(self, config, progress):
+        self.config = config
+        self.progress = progress
+        self.interrupt = Interrupt()
+
+
+@pytest.fixture
+def context(case):
+    return Context(case.config, case.progress)
+
+
+def pull(context, case, at=NOW):
+    return list(pull_sources(context, [case.name], lambda _c, _n: case.open(), lambda: at))
+
+
+def lines(pulled):
+    return [failure.line() for each in pulled for failure in each.failures]
+
+
+def with_domains(case, *domains):
+    case.settings = case.settings.model_copy(update={"domains": domains})
+    return case.config.model_copy(update={"source": {case.name: case.settings}})
+
+
+def test_each_guest_is_recorded(context, case):
+    case.take("r1")
+    case.take("r2", 2)
+    assert lines(pull(context, case)) == []
+    records = read_records(case.config.paths.schedule)
+    assert {key: each.domain for key, each in records.items()} == {
+        f"vm1/{UUID.format(1)}": "web",
+        f"vm1/{UUID.format(2)}": "db",
+        "vm1/": "",
+    }
+    assert all(each.pulled == NOW and not each.failed for each in records.values())
+
+
+def test_a_name_that_matches_no_guest_is_an_error_and_the_others_come(case):
+    case.take("r1")
+    context = Context(with_domains(case, "web", "wbe"), case.progress)
+    pulled = pull(context, case)
+    (line,) = lines(pulled)
+    assert line.startswith("vm1: wbe: the source sends no such guest")
+    assert [each.result.arrived for each in pulled if each.result] == [["r1"]]
+    assert "wbe" in read_records(case.config.paths.schedule)["vm1/"].failed
+
+
+def test_a_source_without_any_guest_is_an_error(context, case):
+    assert "the source sends no guest" in lines(pull(context, case))[0]
+
+
+def test_a_failure_of_a_guest_does_not_stop_the_others(context, case):
+    case.take("r1")
+    case.take("r2", 2)
+    (case.store.root / UUID.format(1) / "r1" / "ram.save").unlink()
+    pulled = pull(context, case)
+    assert len(lines(pulled)) == 1
+    records = read_records(case.config.paths.schedule)
+    web, db = records[f"vm1/{UUID.format(1)}"], records[f"vm1/{UUID.format(2)}"]
+    assert (web.pulled, web.skipped, db.pulled, db.skipped) == (None, 1, NOW, 0)
+    assert "not whole" in web.failed
+
+
+def test_a_failure_keeps_when_the_last_pull_succeeded(context, case):
+    case.take("r1")
+    pull(context, case)
+    case.host.is_away = True
+    assert "cannot be reached" in lines(pull(context, case, NOW + timedelta(hours=2)))[0]
+    record = read_records(case.config.paths.schedule)["vm1/"]
+    assert (record.pulled, record.tried) == (NOW, NOW + timedelta(hours=2))
+    assert "cannot be reached" in record.failed
+
+
+def test_a_source_is_due_by_every_and_after_a_failure_by_retry(context, case):
+    assert due_sources(context, NOW) == ["vm1"]
+    case.take("r1")
+    pull(context, case)
+    assert due_sources(context, NOW + timedelta(minutes=59)) == []
+    assert due_sources(context, NOW + timedelta(minutes=60)) == ["vm1"]
+    case.host.is_away = True
+    pull(context, case)
+    assert due_sources(context, NOW + timedelta(minutes=9)) == []
+    assert due_sources(context, NOW + timedelta(minutes=10)) == ["vm1"]
+
+
+def test_two_sources_with_the_same_guests_do_not_meet(tmp_path, case):
+    (tmp_path / "other").mkdir()
+    other = PullCase(tmp_path / "other", "vm2", "backup/vm2")
+    for each in (case, other):
+        each.take("r1")
+    context = Context(
+        Config(
+            source={"vm1": case.settings, "vm2": other.settings}, paths={"schedule": tmp_path / "s"}
+        ),
+        case.progress,
+    )
+    cases = {"vm1": case, "vm2": other}
+    pulled = list(pull_sources(context, [*cases], lambda _c, name: cases[name].open(), lambda: NOW))
+    assert lines(pulled) == []
+    assert {name.split("/")[1] for name in case.here() + other.here()} == {"vm1", "vm2"}
+    assert case.bundles_here() == other.bundles_here() == ["r1"]
+
+
+def test_an_unknown_source_is_named(case):
+    with pytest.raises(NotFoundError, match=r"no such source \(vm1\)"):
+        find_sources(case.config, ["vm9"])

@@ -1,0 +1,251 @@
+"""Pulling a guest, from the words of the request to the copies and bundles."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from fakes.pull_case import ROOT, UUID
+
+from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.bundle.store import COPY_NAME
+from snaporch.pull.offered import MAX_SNAPSHOTS
+from snaporch.zfs.pulled import Counts
+
+WEB = f"{ROOT}/tank:web"
+FLASH = f"{ROOT}/flash:web"
+
+
+def errors(result):
+    return [each.line() for each in result.failures]
+
+
+def test_all_of_a_guest_comes_and_the_next_pull_brings_what_is_new(case):
+    case.take("r1")
+    result = case.pull()
+    assert (errors(result), result.arrived, result.skipped) == ([], ["r1"], [])
+    assert case.here() == [f"{FLASH}@r1", f"{WEB}@r1"]
+    assert case.bundles_here() == ["r1"]
+    case.take("r2")
+    result = case.pull()
+    assert (errors(result), result.arrived) == ([], ["r2"])
+    assert case.send.sent[-1].startswith("-Lc -i tank/web@r1 tank/web@r2")
+    result = case.pull()
+    assert (errors(result), result.arrived, result.newest is not None) == ([], [], True)
+
+
+def test_what_is_pulled_is_the_layout_of_a_replica_with_its_marks(case):
+    case.take("r1")
+    case.pool.set_properties(["tank/web"], {"snaporch:policy": "hourly"})
+    case.pull()
+    (copy,) = [each for each in case.zfs.found if each.full_name == f"{WEB}@r1"]
+    uuid = UUID.format(1)
+    assert copy.properties == {
+        "run": "r1",
+        "uuid": uuid,
+        "domain": "web",
+        "level": "ram",
+        "bundle": f"{uuid}/r1",
+        "copy": "vm1",
+    }
+    assert case.zfs.policy == {WEB: "hourly"}
+    assert case.zfs.options[WEB] == ["-o", "canmount=noauto"]
+    record = json.loads((case.bundles / uuid / "r1" / COPY_NAME).read_text())
+    assert record["dataset"] == ROOT
+
+
+def test_a_mark_that_has_a_value_keeps_it(case):
+    case.take("r1")
+    case.pull()
+    case.pool.set_properties(["tank/web@r1"], {"snaporch:level": "off", "snaporch:domain": "db"})
+    case.pool.set_properties(["tank/web@r1"], {"snaporch:torn": "yes"})
+    case.pull()
+    (copy,) = [each for each in case.zfs.found if each.full_name == f"{WEB}@r1"]
+    assert copy.properties["level"] == "ram"
+    assert copy.properties["domain"] == "web"
+    assert copy.properties["torn"] == "yes"
+
+
+def test_marks_go_to_the_snapshot_with_the_guid_and_not_to_one_with_the_name(case):
+    case.take("r1")
+    case.pull()
+    case.take("r2")
+    case.pull()
+    case.zfs.found = [replace(each, properties={}) for each in case.zfs.found]
+    case.pool.destroy_snapshots(["tank/web@r1"])
+    case.pool.rename_snapshot("tank/web@r2", "r1")
+    case.pull()
+    (copy,) = [each for each in case.zfs.found if each.full_name == f"{WEB}@r1"]
+    assert copy.properties == {}
+
+
+def test_the_chain_goes_on_from_a_bookmark_when_the_snapshot_is_gone(case):
+    case.take("r1")
+    case.pull()
+    for name in ("tank/web@r1", "flash/web@r1"):
+        case.pool.destroy_snapshots([name])
+    case.take("r2")
+    assert errors(case.pull()) == []
+    assert any(sent.startswith("-Lc -i tank/web#snaporch-pull-nas-") for sent in case.send.sent)
+    assert len(case.pool.bookmarks("tank/web")) == 2
+
+
+def test_bookmarks_do_not_become_more(case):
+    for number in range(5):
+        case.take(f"r{number}")
+        case.pull()
+    assert len(case.pool.bookmarks("tank/web")) == 2
+
+
+def test_a_copy_that_has_diverged_is_kept_and_its_dataset_is_refused(case):
+    case.take("r1")
+    case.pull()
+    case.pool.destroy_snapshots(["tank/web@r1"])
+    for name in case.pool.bookmarks("tank/web"):
+        case.pool.destroy_bookmark(name)
+    case.take("r2")
+    result = case.pull()
+    assert f"{FLASH}@r2" in case.here()
+    assert f"{WEB}@r2" not in case.here()
+    (error,) = errors(result)
+    assert f"zfs rename {WEB} {WEB}-kept-" in error
+    assert result.skipped == ["r2"]
+
+
+def test_a_run_that_has_not_ended_waits_and_is_no_failure(case):
+    case.take("r1")
+    case.take("r2")
+    case.unfinished = {"r2"}
+    result = case.pull()
+    assert (errors(result), result.arrived) == ([], ["r1"])
+    assert sorted(result.waiting) == ["flash/web@r2", "tank/web@r2"]
+    case.unfinished = set()
+    assert case.pull().arrived == ["r2"]
+
+
+def test_a_run_of_which_a_part_waits_is_no_failure(case):
+    """Another guest that uses one of the datasets has a run that has not ended."""
+    marks = {"snaporch:run": "x", "snaporch:uuid": UUID.format(2), "snaporch:domain": "db"}
+    case.take("r1")
+    case.pool.snapshot(["tank/web@x"], marks)
+    case.take("r2")
+    case.unfinished = {"x"}
+    result = case.pull()
+    assert (errors(result), result.arrived, result.skipped) == ([], ["r1"], [])
+    assert result.waiting == ("tank/web@r2",)
+    case.unfinished = set()
+    assert case.pull().arrived == ["r2"]
+
+
+def test_a_transfer_that_was_cut_is_continued(case):
+    case.take("r1")
+    case.send.cut = 1
+    result = case.pull()
+    assert result.skipped == ["r1"]
+    assert "incomplete stream" in errors(result)[0]
+    guid = case.pool.snapshots(["flash/web"])[0].guid
+    case.send.resumes = "flash/web@r1"
+    case.send.contents = (
+        "resume token contents:\nnvlist version: 0\n\tobject = 0x1\n\toffset = 0x0\n\tbytes = 0x1\n"
+        f"\ttoguid = {guid:#x}\n\ttoname = flash/web@r1\n\tcompressok = 1\n"
+        "full\tflash/web@r1\t400\nsize\t400\n"
+    )
+    result = case.pull()
+    assert errors(result) == []
+    assert case.zfs.streams[f"{FLASH}@r1"].startswith("-t ")
+    assert result.arrived == ["r1"]
+
+
+@pytest.mark.parametrize("how", ["source", "zfs"])
+def test_a_transfer_that_cannot_be_continued_begins_again(case, how):
+    case.take("r1")
+    case.zfs.tokens[FLASH] = "1-a-b-789c"
+    if how == "zfs":
+        guid = case.pool.snapshots(["flash/web"])[0].guid
+        case.send.resumes = "flash/web@r1"
+        case.send.contents = (
+            "resume token contents:\nnvlist version: 0\n\tobject = 0x1\n\toffset = 0x0\n"
+            f"\tbytes = 0x1\n\ttoguid = {guid:#x}\n\ttoname = flash/web@r1\n"
+            "full\tflash/web@r1\t400\nsize\t400\n"
+        )
+        case.zfs.refusals = ["cannot receive resume stream: the snapshot is another one"]
+    result = case.pull()
+    assert errors(result) == []
+    assert case.zfs.done == [f"discard {FLASH}"]
+    assert result.arrived == ["r1"]
+    assert "begins again" in case.progress.notes[0]
+
+
+def test_a_bundle_that_is_not_whole_there_is_a_failure_and_the_others_come(case):
+    case.take("r1")
+    case.take("r2")
+    (case.store.root / UUID.format(1) / "r1" / "ram.save").unlink()
+    result = case.pull()
+    assert (result.skipped, result.arrived) == (["r1"], ["r2"])
+    assert "is not whole on the source" in errors(result)[0]
+
+
+def test_a_bundle_that_arrives_damaged_does_not_count_and_comes_again(case):
+    case.take("r1")
+    path = case.store.root / UUID.format(1) / "r1" / "ram.save"
+    path.write_bytes(b"RAM")
+    result = case.pull()
+    assert (result.arrived, result.skipped, result.newest) == ([], ["r1"], None)
+    assert case.bundles_here() == []
+    assert "arrived damaged" in errors(result)[0]
+    path.write_bytes(b"ram")
+    assert case.pull().arrived == ["r1"]
+
+
+def test_a_bundle_that_was_cut_is_continued_and_did_not_count(case):
+    case.take("r1")
+    uuid = UUID.format(1)
+    partial = case.bundles / uuid / ".r1.copying"
+    partial.mkdir(parents=True)
+    source = case.store.root / uuid / "r1" / MANIFEST_NAME
+    (partial / MANIFEST_NAME).write_bytes(source.read_bytes())
+    (partial / "ram.save").write_bytes(b"ra")
+    assert errors(case.pull()) == []
+    (wanted,) = [each.files for each in case.host.requests if each.verb == "bundle"]
+    assert {each.name: each.offset for each in wanted} == {"ram.save": 2}
+    assert (case.bundles / uuid / "r1" / "ram.save").read_bytes() == b"ram"
+
+
+def test_a_snapshot_that_was_pruned_here_is_no_failure(case):
+    case.take("r1")
+    case.take("r2")
+    case.pull()
+    case.zfs.found = [each for each in case.zfs.found if each.name == "r2"]
+    result = case.pull()
+    assert (errors(result), result.skipped, result.dropped) == ([], [], ["r1"])
+
+
+def test_a_zfs_snapshot_that_the_manifest_names_must_be_here(case):
+    case.take("r1")
+    case.pool.destroy_snapshots(["flash/web@r1"])
+    result = case.pull()
+    assert (result.arrived, result.skipped) == ([], ["r1"])
+    assert "flash/web@r1 is not here" in errors(result)[0]
+
+
+def test_limits_of_a_source_bind_root_too(case):
+    case.take("r1")
+    case.zfs.counts = lambda _root: Counts(1, MAX_SNAPSHOTS)
+    result = case.pull()
+    assert case.here() == []
+    assert f"there are {MAX_SNAPSHOTS} snapshots of this source already" in errors(result)[0]
+
+
+def test_copies_that_would_be_mounted_are_refused_before_anything(case):
+    case.take("r1")
+    case.zfs.is_there = True
+    case.zfs.inherited["mountpoint"] = "/backup"
+    with pytest.raises(Exception, match="zfs set mountpoint=none backup/vm1"):
+        case.pull()
+    assert case.here() == []
+
+
+def test_an_encrypted_dataset_comes_as_it_is(case):
+    case.pool.create("tank/db", encrypted=True)
+    case.take("r1", 2)
+    assert errors(case.pull(2)) == []
+    assert case.send.sent == ["-w tank/db@r1"]
