@@ -238,8 +238,7 @@ class Rebuild:
         from snaporch.rebuild.run import check_files, host_paths
 
         options = self._options
-        if options.restores:
-            check_files(plan)
+        check_files(plan.thing, plan.manifest)
         missing = find_missing(
             self._context,
             self._source,

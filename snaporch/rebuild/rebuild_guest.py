@@ -68,7 +68,7 @@ def rebuild_guest(
         failures = define_objects(context, surroundings)
         request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=cold)
         try:
-            restored = restore_under_lock(context, request)
+            restored = restore_under_lock(context, request, plan.manifest.run)
         except InterruptedRunError:
             raise
         except SnaporchError as error:
