@@ -79,8 +79,6 @@ def _memory(context: Context, plan: RebuildPlan, xml: str, *, resumes: bool) -> 
         check_memory(context, plan.thing, xml, plan.manifest if resumes else None, None)
     except RefusedError as error:
         return [f"it {error.reason}"]
-    except ValueError:
-        return ["its definition has a size of memory that is no number"]
     return []
 
 

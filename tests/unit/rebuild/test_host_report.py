@@ -80,7 +80,11 @@ def test_machine_type_and_cpu_are_compared(missing):
 def test_memory_is_compared(missing, world):
     world.set_memory(1 << 20)
     assert missing(xml_of()) == ["it needs 16 MiB of memory, 1 MiB are available"]
-    assert missing(xml_of(memory="x")) == ["its definition has a size of memory that is no number"]
+    impossible = ["it has a definition whose memory or NUMA nodes are no possible numbers"]
+    assert missing(xml_of(memory="x")) == impossible
+    pages = "<hugepages><page size='2048' nodeset='0-9999999999'/></hugepages>"
+    backing = f"<memoryBacking>{pages}</memoryBacking><os>"
+    assert missing(xml_of().replace("<os>", backing)) == impossible
 
 
 def test_programs_that_are_older_than_the_ram_are_named(missing, world):
