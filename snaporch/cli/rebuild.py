@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -147,7 +148,10 @@ class Rebuild:
 
         context, source, options = self._context, self._source, self._options
         history = options.history
-        plan = plan_guest(context, source, self._local, copies, domain, history=history)
+        make_plan = partial(
+            plan_guest, context, source, self._local, copies, domain, history=history
+        )
+        plan = make_plan()
         xmls = definitions(source, plan)
         surroundings = plan_surroundings(context, self._local, plan, copies, xmls)
         shown = self._shown(plan, surroundings, xmls)
@@ -171,6 +175,7 @@ class Rebuild:
             plan,
             surroundings,
             runs_to_fetch(source, copies, plan, history=history),
+            plan_again=make_plan,
             cold=options.cold,
             restores=options.restores,
         )

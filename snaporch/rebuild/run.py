@@ -79,15 +79,20 @@ class AlreadyHereError(RefusedError):
     """What would have come back."""
 
 
-def check_guest(context: Context, manifest: Manifest) -> None:
+def check_guest(context: Context, plan: RebuildPlan) -> None:
     """Refuse to bring back a guest that this host has.
 
     Raises:
-        RefusedError: it runs, or another guest has its name.
+        AlreadyHereError: it runs.
+        RefusedError: another guest has its name.
     """
+    manifest = plan.manifest
     for domain in context.hypervisor.domains():
         if domain.uuid == manifest.uuid and domain.active:
-            raise AlreadyHereError(domain.name, "runs on this host", "shut it down first")
+            step = f"to restore it here: snaporch restore {plan.thing}"
+            here = AlreadyHereError(domain.name, "runs on this host", step)
+            here.plan = plan
+            raise here
         if domain.name == manifest.domain and domain.uuid != manifest.uuid:
             step = f"virsh domrename {domain.name} NEW, or rebuild on another host"
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
@@ -131,7 +136,7 @@ def bring_back(
         SnaporchError: a step failed; the same call continues.
     """
     manifest, paths = plan.manifest, context.config.paths
-    check_guest(context, manifest)
+    check_guest(context, plan)
     check_store(context.store, context.pool, context.hypervisor)
     # no replication of what is half here
     with _lock(context, paths.runtime, REPLICATION, REPLICATION):
@@ -319,11 +324,7 @@ def plan_guest(
     uuid = find_uuid(source, everything, domain or snapshot)
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
-    try:
-        check_guest(context, manifest)
-    except AlreadyHereError as error:
-        error.plan = plan
-        raise
+    check_guest(context, plan)
     present = context.pool.datasets()
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
     if not has_to_come and context.hypervisor.find(uuid):

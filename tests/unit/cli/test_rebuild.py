@@ -12,6 +12,7 @@ from fakes.replica import FakeReplica
 from fakes.world import Heard
 
 from snaporch import default_paths
+from snaporch.bundle.manifest import MANIFEST_NAME, manifest_bytes, parse_manifest
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import ExitCode, RefusedError, UsageError
@@ -246,6 +247,38 @@ def test_without_a_yes_nothing_moves(lost, snaporch):
     assert "web@s1 comes back (ram):\nsnaporch: dataset tank/web: @s1\n" in answer.err
     assert "its definition, which comes from the replica, names these paths here:" in answer.err
     assert "no terminal to ask on; use --yes" in answer.err
+    assert lost.hooks.log == []
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_a_guest_that_came_back_while_a_question_was_open_is_not_rolled_back(
+    lost, snaporch, monkeypatch, is_off
+):
+    def answer_late(_thing):
+        assert rebuild(snaporch, "web", "--yes", "--quiet").code == 0
+        if is_off:
+            lost.hypervisor.destroy(lost.lost_uuid)
+        lost.hooks.log.clear()
+
+    monkeypatch.setattr("snaporch.cli.confirm.confirm", answer_late)
+    answer = rebuild(snaporch, "web", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "snaporch restore web@s1" in answer.err
+    assert lost.hooks.log == []
+
+
+def test_what_changes_while_a_question_is_open_is_refused(lost, snaporch, monkeypatch):
+    (run,) = lost.there.bundles(lost.lost_uuid)
+    path = lost.there.root / lost.lost_uuid / run / MANIFEST_NAME
+
+    def change(_thing):
+        manifest = parse_manifest(path.read_bytes(), "s1")
+        path.write_bytes(manifest_bytes(manifest.model_copy(update={"pause_ms": 9.5})))
+
+    monkeypatch.setattr("snaporch.cli.confirm.confirm", change)
+    answer = rebuild(snaporch, "web", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "web@s1: is no longer as it was shown; run this command again" in answer.err
     assert lost.hooks.log == []
 
 

@@ -478,7 +478,7 @@ def test_a_bundle_that_changes_after_it_was_shown_is_not_fetched(loss):
 
 def test_a_bundle_that_is_here_and_was_not_shown_is_refused(loss):
     plan = loss.rebuild()
-    change_manifest(loss, pause_ms=7.5)
+    change_manifest(loss, domain="other")
     with pytest.raises(RefusedError, match="is on this host, and differs from the replica's"):
         loss.rebuild()
     assert loss.world.paths.bundles.joinpath(plan.reference).exists()
