@@ -164,7 +164,7 @@ class Rebuild:
                 self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
             return
         if options.yes:
-            for each in shown.missing:
+            for each in (e for e in shown.missing if e not in surroundings.absent):
                 context.progress.note(plan.thing, f"this host: {each}")
         else:
             self._ask(plan, shown.lines)
@@ -194,6 +194,8 @@ class Rebuild:
         elif not self._options.restores:
             line = f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"
             self._outcomes.add(document, line)
+        else:
+            self._outcomes.documents.append(document | {"state": None, "resumed": False})
         for error in rebuilt.failures:
             self._outcomes.fail(error)
 
@@ -277,7 +279,7 @@ def _lines(
         what = f"{count} snapshots" if count > 1 else f"@{each.snapshots[0].name}"
         lines.append(f"  dataset {each.dataset}: {what}{', encrypted' if each.raw else ''}")
     lines += [f"  {each}" for each in surroundings.lines()]
-    lines += [f"  not: {each}" for each in surroundings.refused]
+    lines += [f"  not: {each}" for each in surroundings.refused if each not in missing]
     if paths:
         lines.append("  its definition, which comes from the replica, names these paths here:")
         lines += [f"    {path}" for path in paths]

@@ -44,6 +44,7 @@ def find_missing(
     found = _room(context, source, plan, surroundings)
     if not restores:
         return found
+    found += surroundings.absent
     roots = [domain_xml.parse(each) for each in definitions]
     emulators = {each.text for root in roots for each in root.iterfind("devices/emulator")}
     unknown = sorted({each for each in emulators if each} - context.hypervisor.emulators())

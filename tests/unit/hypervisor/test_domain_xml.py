@@ -400,12 +400,12 @@ def test_memory_on_huge_pages(pages, cells, found):
 
 
 @pytest.mark.parametrize(
-    "nodes", ["0-9999999999", "4096", "99999999999-99999999999", "0-4095,0-4095", "x", "-1"]
+    "nodes", ["0-9999999999", "4096", "99999999999-99999999999", "0-4095,0-4095", "x"]
 )
 def test_node_sets_that_no_host_has_are_refused(nodes):
     pages = f"<hugepages><page size='2048' nodeset='{nodes}'/></hugepages>"
     root = xml.parse(f"<domain><memoryBacking>{pages}</memoryBacking></domain>")
-    with pytest.raises(ValueError, match="0|4096|x|literal"):
+    with pytest.raises(ValueError, match=nodes):
         xml.huge_memory(root)
 
 

@@ -120,6 +120,11 @@ def test_the_file_systems_that_a_rebuild_makes():
     assert found.file_systems == {"tank/vm/web", "tank/ours"}
     assert found.mountpoints == {"/tank/vm/web"}
     assert what_is_created(parts, copies, {"tank", "tank/ours"}).file_systems == {"tank/vm/web"}
+    for other in ({**copies, "tank:vm:web:mail": ()}, copies):
+        here = {"tank"} if other != copies else {"tank", "tank/vm/web/mail"}
+        assert what_is_created(parts, other, here).file_systems == {"tank/ours"}
+    mine = {"tank", "tank/vm", "tank/vm/web", "tank/ours/vol"}
+    assert what_is_created(parts, copies, mine).file_systems == {"tank/vm/web", "tank/ours"}
     above = {**copies, "tank:ours": ()}
     assert what_is_created(parts, above, {"tank"}).file_systems == {"tank/vm/web"}
 
