@@ -26,7 +26,7 @@ from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.private_files import private_directory
 from snaporch.rebuild.dataset_settings import Settings
-from snaporch.rebuild.local_datasets import Local
+from snaporch.rebuild.local_datasets import RECEIVED, Local
 from snaporch.rebuild.plan import (
     Copies,
     Incoming,
@@ -165,6 +165,7 @@ def bring_back(
 class Stage(StrEnum):
     """What has yet to be done for a guest whose data came back: a property of its datasets."""
 
+    TRANSFER = RECEIVED
     RESTORE = "restore"
     FINISH = "finish"
     """It was restored; policies and autostart are to be set."""
@@ -325,18 +326,25 @@ def plan_guest(
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
     check_guest(context, plan)
+    stage = stage_of(context, plan) if context.hypervisor.find(uuid) else Stage.TRANSFER
+    if stage in (Stage.RESTORE, Stage.FINISH):
+        raise _already_here(plan)  # it may have snapshots of its own by now
     present = context.pool.datasets()
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
-    if not has_to_come and context.hypervisor.find(uuid):
-        step = f"snaporch restore {plan.thing}"
-        here = AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
-        here.plan = plan
-        raise here
+    if not has_to_come and stage is not Stage.TRANSFER:
+        raise _already_here(plan)
     check_others(plan, copies, {each.name for each in present})
     check_room(context, plan)
     for each in plan.incoming:
         local.mountpoint_to_set(each.dataset, each.mountpoint)
     return plan
+
+
+def _already_here(plan: RebuildPlan) -> AlreadyHereError:
+    step, reason = f"snaporch restore {plan.thing}", "is on this host, with all its datasets"
+    here = AlreadyHereError(plan.manifest.domain, reason, step)
+    here.plan = plan
+    return here
 
 
 def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history: bool) -> list[str]:

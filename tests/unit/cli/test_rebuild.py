@@ -139,6 +139,30 @@ def test_what_is_refused_is_named_and_the_guest_comes_all_the_same(surrounded, s
         assert len(answer.json[0]["notes"]) == 2
 
 
+def test_a_dry_run_names_networks_and_pools_that_do_not_come(surrounded, snaporch):
+    route = ("the host's", ip_network("10.77.0.0/16"))
+    surrounded.local.host_networks = surrounded.local.host_networks._replace(reached=[route])
+    answer = rebuild(snaporch, "web", "--dry-run", "--json")
+    assert answer.code == ExitCode.REFUSED
+    (line,) = answer.json[0]["missing"]
+    assert line.startswith("network 'lan': has 10.77.0.0/24, which overlaps")
+    assert rebuild(snaporch, "web", "--dry-run").out.count("network 'lan'") == 1
+    assert rebuild(snaporch, "web", "--dry-run", "--no-restore").code == 0
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert answer.err.count("network 'lan'") == 1
+
+
+def test_notes_of_a_restore_that_fails_are_in_json(surrounded, snaporch):
+    route = ("the host's", ip_network("10.77.0.0/16"))
+    surrounded.local.host_networks = surrounded.local.host_networks._replace(reached=[route])
+    surrounded.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no network"))
+    answer = rebuild(snaporch, "web", "--yes", "--json")
+    assert answer.code == ExitCode.ATTENTION
+    (document,) = answer.json
+    assert (document["state"], document["resumed"]) == (None, False)
+    assert document["notes"][0].startswith("network 'lan': has 10.77.0.0/24")
+
+
 def test_what_fails_after_the_restore_is_finished_by_the_next_call(surrounded, snaporch):
     error = HypervisorError("web", "autostart: no room")
     surrounded.hooks.at["hypervisor.start_at_boot"] = failing(error)
@@ -160,6 +184,33 @@ def test_what_fails_after_the_restore_is_finished_by_the_next_call(surrounded, s
     answer = rebuild(snaporch, "--all", "--yes", "--quiet")
     assert (answer.code, answer.out) == (0, "")
     assert not surrounded.guest().autostart
+
+
+def test_a_guest_with_snapshots_of_its_own_is_finished(surrounded, snaporch):
+    error = HypervisorError("web", "autostart: no room")
+    surrounded.hooks.at["hypervisor.start_at_boot"] = failing(error)
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == ExitCode.FAILED
+    del surrounded.hooks.at["hypervisor.start_at_boot"]
+    domain = surrounded.hypervisor.domain("web")
+    take_snapshot(surrounded.context, domain, SnapshotRequest("s2"))
+    surrounded.hypervisor.destroy(surrounded.lost_uuid)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web  is here; its policies and autostart are set\n")
+    assert surrounded.guest().autostart
+    assert local(surrounded, "snaporch:rebuild") == {}
+
+
+@pytest.mark.parametrize("is_defined", [True, False])
+def test_what_is_interrupted_in_its_transfer_is_known_and_goes_on(lost, snaporch, is_defined):
+    lost.hooks.at["source.fetch"] = failing(HypervisorError("nas", "is gone"))
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == ExitCode.FAILED
+    assert local(lost, "snaporch:rebuild") == {"snaporch:rebuild": "transfer"}
+    del lost.hooks.at["source.fetch"]
+    if is_defined:
+        lost.add_guest(state=DomainState.OFF)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+    assert local(lost, "snaporch:rebuild") == {}
 
 
 def test_a_guest_whose_restore_failed_is_no_success_of_all(surrounded, snaporch):
