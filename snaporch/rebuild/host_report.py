@@ -111,7 +111,11 @@ def _room(
         settings = surroundings.settings.get(each.dataset)
         data = sizes.get(each.snapshots[-1].full_name, 0)
         pool = each.dataset.partition("/")[0]
-        size = max(data, settings.reserved if settings else 0)
+        if settings:  # what a snapshot refers to does not count as refreservation (zfsprops(7))
+            whole = data + settings.reserved("refreservation")
+            size = max(whole, settings.reserved("reservation"))
+        else:
+            size = data
         needed[pool] = needed.get(pool, 0) + size
     lines = []
     for pool, size in sorted(needed.items()):

@@ -20,7 +20,7 @@ from snaporch.hypervisor import domain_xml
 from snaporch.model import DatasetKind
 from snaporch.rebuild.allowed_networks import AllowedNetwork, HostNetworks, allowed_network
 from snaporch.rebuild.allowed_pools import AllowedPool, Created, allowed_pool
-from snaporch.rebuild.dataset_settings import Settings, allowed_settings
+from snaporch.rebuild.dataset_settings import RESERVED, Settings, allowed_settings
 from snaporch.rebuild.host_object_xml import NotAllowedError
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
@@ -89,7 +89,8 @@ def plan_surroundings(
     refused: list[str] = []
     absent: list[str] = []
     own = {each.dataset: each for each in plan.incoming if not each.is_pages}
-    settings, roots = {}, {}
+    settings: dict[str, Settings] = {}
+    roots: dict[str, str] = {}
     for entry in facts.datasets:
         if entry.dataset not in own or entry.dataset in settings:
             continue
@@ -100,6 +101,7 @@ def plan_surroundings(
         )
         if entry.encryption_root:
             roots[entry.dataset] = quoted(entry.encryption_root)
+    settings = _without_large_reservations(context, settings, refused)
     roots_of_xml = [domain_xml.parse(each) for each in definitions if each]
     networks = _missing_networks(
         context, local, facts, set().union(*map(domain_xml.networks, roots_of_xml)), absent
@@ -110,6 +112,34 @@ def plan_surroundings(
     at_boot = bool(facts.starts_at_boot)
     everything = (*refused, *absent)
     return Surroundings(settings, roots, networks, pools, at_boot, everything, tuple(absent))
+
+
+def _without_large_reservations(
+    context: Context, settings: Mapping[str, Settings], refused: list[str]
+) -> dict[str, Settings]:
+    """Leave out reservations of over half of a pool's free room: other guests need it, too."""
+    found, left = {}, {}
+    for dataset, each in settings.items():
+        allowed = dict(each.allowed)
+        for key in (key for key in RESERVED if each.reserved(key)):
+            pool, size = dataset.partition("/")[0], each.reserved(key)
+            if pool not in left:
+                left[pool] = _half_of_the_room(context, pool)
+            if size <= left[pool]:
+                left[pool] -= size
+                continue
+            del allowed[key]
+            reason = f"{key}={size} is over half of the free room of {pool}"
+            refused.append(f"property of {dataset} not set: {reason}; see zfs set")
+        found[dataset] = each._replace(allowed=allowed)
+    return found
+
+
+def _half_of_the_room(context: Context, pool: str) -> int:
+    try:
+        return context.pool.available(pool) // 2
+    except PoolError:
+        return 0
 
 
 def _missing_networks(

@@ -98,7 +98,11 @@ def test_data_and_reservations_count_against_the_room(missing, world):
     assert missing(xml_of(), size=1 << 29) == []
     full = ["pool tank has 1024 MiB free, and about 2048 MiB come or are reserved"]
     assert missing(xml_of(), size=2 << 30) == full
-    reserved = {"refreservation": str(2 << 30)}
-    assert missing(xml_of(), settings=reserved, restores=False) == full
+    reserved = {"refreservation": str(1 << 30)}
+    assert missing(xml_of(), settings=reserved, size=1 << 30, restores=False) == full
+    reserved = {"reservation": str(2 << 30)}
+    assert missing(xml_of(), settings=reserved, size=1 << 30, restores=False) == full
+    both = {"reservation": str(2 << 30), "refreservation": str(1 << 30)}
+    assert missing(xml_of(), settings=both, size=1 << 30, restores=False) == full
     world.pool.create("tank/web")
     assert missing(xml_of(), size=2 << 30) == []
