@@ -6,7 +6,9 @@ emulator that libvirt has found by itself: libvirt runs the emulator that it is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from xml.etree import ElementTree
 
 from snaporch.context import Context
 from snaporch.errors import RefusedError
@@ -46,8 +48,12 @@ def find_missing(
         return found
     found += surroundings.absent
     roots = [domain_xml.parse(each) for each in definitions]
-    emulators = {each.text for root in roots for each in root.iterfind("devices/emulator")}
-    unknown = sorted({each for each in emulators if each} - context.hypervisor.emulators())
+    known = context.hypervisor.emulators()
+    found_emulators = [each for root in roots for each in root.iterfind("devices/emulator")]
+    for each in found_emulators:  # such as /usr/bin/kvm, a link to one; libvirt gets its target
+        if each.text and each.text not in known and (real := os.path.realpath(each.text)) in known:
+            each.text = real
+    unknown = sorted({each.text for each in found_emulators if each.text} - known)
     found += (
         f"libvirt has found no emulator {quoted(each)}: machine type and CPU were not compared"
         for each in unknown
@@ -61,7 +67,7 @@ def find_missing(
         return found
     resumes = plan.manifest.level is Level.RAM and not cold
     cpu = plan.manifest.versions.cpu if resumes else ""
-    xml = definitions[0] if definitions else ""
+    xml = ElementTree.tostring(roots[0], encoding="unicode") if roots else ""
     if xml and not unknown and (reason := context.hypervisor.incompatibility(xml, cpu)):
         found.append(f"it cannot run here: {reason}; see --cold and --no-restore")
     if xml:

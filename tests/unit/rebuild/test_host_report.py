@@ -56,6 +56,20 @@ def test_an_emulator_that_libvirt_has_not_found_is_not_asked_about(missing, worl
     assert line.startswith("libvirt has found no emulator '/tank/web/evil'")
 
 
+def test_a_link_to_an_emulator_that_libvirt_has_found_is_known(missing, world, tmp_path):
+    real, link, other = (tmp_path / name for name in ("qemu", "kvm", "evil"))
+    real.touch()
+    link.symlink_to(real)
+    other.symlink_to(tmp_path / "else")
+    asked = []
+    world.hypervisor.emulator_paths = {str(real)}
+    world.hypervisor.incompatibility = lambda xml, _cpu: asked.append(xml) or ""
+    assert missing(xml_of(f"<emulator>{link}</emulator>")) == []
+    assert [f"<emulator>{real}</emulator>" in xml for xml in asked] == [True]
+    assert "has found no emulator" in missing(xml_of(f"<emulator>{other}</emulator>"))[0]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     "card",
     [
