@@ -326,14 +326,16 @@ def plan_guest(
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
     check_guest(context, plan)
-    stage = stage_of(context, plan) if context.hypervisor.find(uuid) else Stage.TRANSFER
-    if stage in (Stage.RESTORE, Stage.FINISH):
-        raise _already_here(plan)  # it may have snapshots of its own by now
     present = context.pool.datasets()
+    here = {each.name for each in present}
+    has_disks = all(each.dataset in here or each.is_pages for each in plan.incoming)
+    stage = stage_of(context, plan) if context.hypervisor.find(uuid) else Stage.TRANSFER
+    if has_disks and stage in (Stage.RESTORE, Stage.FINISH):
+        raise _already_here(plan)  # it may have snapshots of its own by now
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
     if not has_to_come and stage is not Stage.TRANSFER:
         raise _already_here(plan)
-    check_others(plan, copies, {each.name for each in present})
+    check_others(plan, copies, here)
     check_room(context, plan)
     for each in plan.incoming:
         local.mountpoint_to_set(each.dataset, each.mountpoint)

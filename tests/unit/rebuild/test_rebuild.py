@@ -28,6 +28,7 @@ from snaporch.model import DomainState, Level
 from snaporch.rebuild.plan import _mountpoint, check_others
 from snaporch.rebuild.run import (
     AlreadyHereError,
+    Stage,
     bring_back,
     check_files,
     definitions,
@@ -36,9 +37,11 @@ from snaporch.rebuild.run import (
     plan_guest,
     runs_to_fetch,
     set_policies,
+    set_stage,
 )
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import REPLICATION, replicate
+from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX
@@ -324,6 +327,25 @@ def test_a_guest_that_came_back_is_not_brought_back_again(loss):
     with pytest.raises(AlreadyHereError) as raised:
         loss.plan()
     assert raised.value.step == "snaporch restore web@s2"
+
+
+def test_a_guest_that_lost_a_disk_before_it_was_finished_is_not_called_complete(loss):
+    plan = loss.rebuild()
+    loss.world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}, state=DomainState.OFF)
+    set_stage(loss.context, plan, Stage.FINISH)
+    with pytest.raises(AlreadyHereError):
+        loss.plan()
+    loss.world.pool.take_out("flash/web")
+    assert loss.plan().incoming == plan.incoming
+
+
+def test_a_snapshot_of_another_run_than_was_shown_is_not_restored(loss):
+    plan = loss.rebuild()
+    request = RestoreRequest(f"{loss.uuid}@{plan.name}")
+    loss.world.hooks.log.clear()
+    with pytest.raises(RefusedError, match=f"is of run {plan.manifest.run}, and not of other"):
+        restore_under_lock(loss.context, request, "other")
+    assert loss.world.hooks.log == []
 
 
 def test_marks_that_are_here_stay(loss):
