@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -147,7 +148,10 @@ class Rebuild:
 
         context, source, options = self._context, self._source, self._options
         history = options.history
-        plan = plan_guest(context, source, self._local, copies, domain, history=history)
+        make_plan = partial(
+            plan_guest, context, source, self._local, copies, domain, history=history
+        )
+        plan = make_plan()
         xmls = definitions(source, plan)
         surroundings = plan_surroundings(context, self._local, plan, copies, xmls)
         shown = self._shown(plan, surroundings, xmls)
@@ -160,7 +164,7 @@ class Rebuild:
                 self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
             return
         if options.yes:
-            for each in shown.missing:
+            for each in (e for e in shown.missing if e not in surroundings.absent):
                 context.progress.note(plan.thing, f"this host: {each}")
         else:
             self._ask(plan, shown.lines)
@@ -171,6 +175,7 @@ class Rebuild:
             plan,
             surroundings,
             runs_to_fetch(source, copies, plan, history=history),
+            plan_again=make_plan,
             cold=options.cold,
             restores=options.restores,
         )
@@ -189,6 +194,8 @@ class Rebuild:
         elif not self._options.restores:
             line = f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"
             self._outcomes.add(document, line)
+        else:
+            self._outcomes.documents.append(document | {"state": None, "resumed": False})
         for error in rebuilt.failures:
             self._outcomes.fail(error)
 
@@ -238,8 +245,7 @@ class Rebuild:
         from snaporch.rebuild.run import check_files, host_paths
 
         options = self._options
-        if options.restores:
-            check_files(plan)
+        check_files(plan.thing, plan.manifest)
         missing = find_missing(
             self._context,
             self._source,
@@ -273,7 +279,7 @@ def _lines(
         what = f"{count} snapshots" if count > 1 else f"@{each.snapshots[0].name}"
         lines.append(f"  dataset {each.dataset}: {what}{', encrypted' if each.raw else ''}")
     lines += [f"  {each}" for each in surroundings.lines()]
-    lines += [f"  not: {each}" for each in surroundings.refused]
+    lines += [f"  not: {each}" for each in surroundings.refused if each not in missing]
     if paths:
         lines.append("  its definition, which comes from the replica, names these paths here:")
         lines += [f"    {path}" for path in paths]

@@ -19,6 +19,8 @@ _OF_THE_IMAGE = ("driver", "auth", "source", "backingStore", "mirror", "encrypti
 """Children of a ``<disk>`` that describe its image, not the guest's device."""
 SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
+_MAX_NODES = 4096
+"""More than any host has (the kernel's CONFIG_NODES_SHIFT is at most 10)."""
 _NO_VARIABLES = ("readonly", "stateless")
 """A ``<loader>`` is not written to if one of these attributes is ``yes``."""
 
@@ -193,6 +195,9 @@ def huge_memory(root: Element) -> dict[int, int]:
     """Bytes of memory on huge pages, by the size of a page in KiB.
 
     The size 0 is the host's default size. libvirt writes all sizes in KiB.
+
+    Raises:
+        ValueError: a size or a node set is no number, or impossible.
     """
     pages = root.findall("memoryBacking/hugepages/page")
     if root.find("memoryBacking/hugepages") is None:
@@ -214,8 +219,11 @@ def huge_memory(root: Element) -> dict[int, int]:
 
 def _nodes(nodeset: str) -> list[str]:
     """Parse a node set as libvirt writes it: ``0,2-3``."""
-    spans = [span.partition("-") for span in nodeset.split(",") if span]
-    return [str(n) for low, _, high in spans for n in range(int(low), int(high or low) + 1)]
+    words = [span.partition("-") for span in nodeset.split(",") if span]
+    spans = [range(int(low), int(high or low) + 1) for low, _, high in words]
+    if any(span.stop > _MAX_NODES for span in spans) or sum(map(len, spans)) > _MAX_NODES:
+        raise ValueError(nodeset[:80])
+    return [str(node) for span in spans for node in span]
 
 
 def backing_source(root: Element, target: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_interface, ip_network
 from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -138,6 +138,8 @@ def _add_addresses(thing: str, element: Element, made: Element, words: list[str]
         interface = ip_interface(f"{address}/{length}" if length else address)
     except ValueError as error:
         raise NotAllowedError(thing, f"has the address {quoted(address)}") from error
+    if "%" in address:  # a scope, which may be any text (RFC 4007)
+        raise NotAllowedError(thing, f"has the address {quoted(address)}")
     subnet = interface.network
     family = {4: "ipv4", 6: "ipv6"}[subnet.version]
     given = {"address": str(interface.ip), "prefix": str(subnet.prefixlen), "family": family}
@@ -174,8 +176,8 @@ def _inside(thing: str, text: str, subnet: IPNetwork) -> str:
         address = ip_address(text)
     except ValueError as error:
         raise NotAllowedError(thing, f"has the address {quoted(text)}") from error
-    if address not in subnet:
-        raise NotAllowedError(thing, f"has {address}, which is not in {subnet}")
+    if "%" in text or address not in subnet:
+        raise NotAllowedError(thing, f"has {quoted(text)}, which is not in {subnet}")
     return str(address)
 
 
@@ -216,14 +218,22 @@ def subnets_of(xml: str) -> list[IPNetwork]:
         root = fromstring(xml, forbid_dtd=True)
         found = [*root.iterfind("ip"), *root.iterfind("route")]
         return [
-            ip_interface(
-                f"{each.get('address')}/{length}" if length else each.get("address", "")
-            ).network
+            ip_interface(f"{address}/{length}").network
             for each in found
-            for length in [each.get("prefix") or each.get("netmask") or ""]
+            for address in [each.get("address", "")]
+            for length in [each.get("prefix") or each.get("netmask") or _default_length(address)]
         ]
     except (ElementTree.ParseError, DefusedXmlException, ValueError) as error:
         raise SnaporchError("libvirt's networks", f"cannot be read: {error}") from error
+
+
+def _default_length(address: str) -> int:
+    """The prefix that libvirt gives an address without one: of its class (RFC 791), or /64."""
+    parsed = ip_address(address)
+    if isinstance(parsed, IPv6Address):
+        return 64
+    classes = ((8, 128), (16, 192), (24, 256))
+    return next(length for length, end in classes if parsed.packed[0] < end)
 
 
 def _text(element: Element) -> str:

@@ -35,7 +35,8 @@ class Created(NamedTuple):
     mountpoints: Collection[str]
     """Of the file systems."""
     file_systems: Collection[str]
-    """Names of the file systems, also of those that are created above others."""
+    """Names of the file systems that no dataset of another guest is below, also of those that are
+    created above others."""
 
 
 class AllowedPool(NamedTuple):
@@ -76,9 +77,7 @@ def allowed_pool(name: str, xml: str, created: Created) -> AllowedPool:
     if kind == "zfs":
         dataset = (root.findtext("source/name") or "").strip()
         if dataset not in created.file_systems:
-            raise NotAllowedError(
-                thing, f"is on {quoted(dataset)}, which the rebuild does not make"
-            )
+            raise NotAllowedError(thing, f"is on {quoted(dataset)}, which is not the guest's alone")
         SubElement(SubElement(made, "source"), "name").text = dataset
         return AllowedPool(name, _text(made), f"zfs {dataset}", "", "")
     raise NotAllowedError(thing, f"has the type {quoted(kind)}")

@@ -71,11 +71,10 @@ class Settings(NamedTuple):
     refused: tuple[str, ...]
     """Those that are not set, for a message."""
 
-    @property
-    def reserved(self) -> int:
-        """The bytes that they take from other datasets."""
-        found = [self.allowed.get(each, "0") for each in RESERVED]
-        return max(int(each) if each.isdecimal() else 0 for each in found)
+    def reserved(self, key: str) -> int:
+        """The bytes of one of :data:`RESERVED`; 0 without it."""
+        value = self.allowed.get(key, "0")
+        return int(value) if value.isdecimal() else 0
 
 
 def allowed_settings(kind: DatasetKind, properties: Mapping[str, str]) -> Settings:

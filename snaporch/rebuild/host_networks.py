@@ -14,7 +14,8 @@ from snaporch.hypervisor import HostObject
 from snaporch.rebuild.allowed_networks import HostNetworks, IPNetwork, subnets_of
 from snaporch.remote_host import Host
 
-_RESOLVER = Path("/etc/resolv.conf")
+_RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))
+"""The second one has the servers that systemd-resolved asks; the first one may name only itself."""
 _COMMANDS = tuple(
     ("ip", "-j", version, *words)
     for version in ("-4", "-6")
@@ -23,15 +24,18 @@ _COMMANDS = tuple(
 
 
 def read_host_networks(
-    machine: Host, host: HostPaths, networks: Sequence[HostObject], resolver: Path = _RESOLVER
+    machine: Host,
+    host: HostPaths,
+    networks: Sequence[HostObject],
+    resolvers: Sequence[Path] = _RESOLVERS,
 ) -> HostNetworks:
-    """Read routes, addresses, name servers and interfaces of this host.
+    """Read routes, gateways, addresses, name servers and interfaces of this host.
 
     Args:
         machine: runs ``ip``.
         host: has the directory of the kernel's interfaces.
         networks: those that libvirt has, also those that are not active.
-        resolver: resolv.conf(5).
+        resolvers: resolv.conf(5); those that do not exist are left out.
 
     Raises:
         SnaporchError: they cannot be read.
@@ -44,7 +48,8 @@ def read_host_networks(
         except (ValueError, TypeError, AttributeError) as error:
             step = f"see: {' '.join(command)}"
             raise UnavailableError("ip", f"its output cannot be read ({error})", step) from error
-    reached += (("the name server", each) for each in _name_servers(resolver))
+    servers = {each: None for resolver in resolvers for each in _name_servers(resolver)}
+    reached += (("the name server", each) for each in servers)
     for each in networks:
         reached += ((f"network {each.name}", subnet) for subnet in subnets_of(each.xml))
     interfaces = sorted(path.name for path in (host.sys / "class" / "net").glob("*"))
@@ -53,7 +58,14 @@ def read_host_networks(
 
 
 def _networks(row: dict[str, Any]) -> Iterator[IPNetwork]:
-    """The networks in a route or an interface as ``ip -j`` prints it, without default routes."""
+    """The networks in a route or an interface as ``ip -j`` prints it.
+
+    Of a default route that is its gateways; what else is behind it is not known.
+    """
+    for each in (row, *row.get("nexthops", ())):
+        gateway = each.get("gateway") or each.get("via", {}).get("host")
+        if gateway:
+            yield ip_interface(gateway).network
     if row.get("dst", "default") != "default":
         yield ip_interface(row["dst"]).network
     for each in row.get("addr_info", ()):

@@ -6,7 +6,9 @@ emulator that libvirt has found by itself: libvirt runs the emulator that it is 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
+from xml.etree import ElementTree
 
 from snaporch.context import Context
 from snaporch.errors import RefusedError
@@ -44,9 +46,14 @@ def find_missing(
     found = _room(context, source, plan, surroundings)
     if not restores:
         return found
+    found += surroundings.absent
     roots = [domain_xml.parse(each) for each in definitions]
-    emulators = {each.text for root in roots for each in root.iterfind("devices/emulator")}
-    unknown = sorted({each for each in emulators if each} - context.hypervisor.emulators())
+    known = context.hypervisor.emulators()
+    found_emulators = [each for root in roots for each in root.iterfind("devices/emulator")]
+    for each in found_emulators:  # such as /usr/bin/kvm, a link to one; libvirt gets its target
+        if each.text and each.text not in known and (real := os.path.realpath(each.text)) in known:
+            each.text = real
+    unknown = sorted({each.text for each in found_emulators if each.text} - known)
     found += (
         f"libvirt has found no emulator {quoted(each)}: machine type and CPU were not compared"
         for each in unknown
@@ -60,7 +67,7 @@ def find_missing(
         return found
     resumes = plan.manifest.level is Level.RAM and not cold
     cpu = plan.manifest.versions.cpu if resumes else ""
-    xml = definitions[0] if definitions else ""
+    xml = ElementTree.tostring(roots[0], encoding="unicode") if roots else ""
     if xml and not unknown and (reason := context.hypervisor.incompatibility(xml, cpu)):
         found.append(f"it cannot run here: {reason}; see --cold and --no-restore")
     if xml:
@@ -79,8 +86,6 @@ def _memory(context: Context, plan: RebuildPlan, xml: str, *, resumes: bool) -> 
         check_memory(context, plan.thing, xml, plan.manifest if resumes else None, None)
     except RefusedError as error:
         return [f"it {error.reason}"]
-    except ValueError:
-        return ["its definition has a size of memory that is no number"]
     return []
 
 
@@ -112,7 +117,11 @@ def _room(
         settings = surroundings.settings.get(each.dataset)
         data = sizes.get(each.snapshots[-1].full_name, 0)
         pool = each.dataset.partition("/")[0]
-        size = max(data, settings.reserved if settings else 0)
+        if settings:  # what a snapshot refers to does not count as refreservation (zfsprops(7))
+            whole = data + settings.reserved("refreservation")
+            size = max(whole, settings.reserved("reservation"))
+        else:
+            size = data
         needed[pool] = needed.get(pool, 0) + size
     lines = []
     for pool, size in sorted(needed.items()):

@@ -20,7 +20,7 @@ from snaporch.rebuild.allowed_networks import HostNetworks
 from snaporch.rebuild.host_networks import read_host_networks
 from snaporch.remote_host import CommandError, Host
 from snaporch.replication.needed_streams import NO_TOKEN
-from snaporch.zfs import Pool
+from snaporch.zfs import REBUILD_PROPERTY, Pool
 
 IMAGES = Path("/var/lib/libvirt/images")
 SYSTEM = tuple(
@@ -35,6 +35,8 @@ SYSTEM = tuple(
 """Where a file system from another machine could run programs as root; see ``hier(7)``."""
 _NOT_YET = {DatasetKind.FILESYSTEM: "canmount=noauto", DatasetKind.VOLUME: "volmode=none"}
 """Until all is here: no boot mounts a file system, and no guest finds a volume."""
+RECEIVED = "transfer"
+"""The value of ``snaporch:rebuild`` of a dataset that is being received."""
 
 
 class LocalState(NamedTuple):
@@ -63,7 +65,10 @@ class Local(Protocol):
         """The state of a dataset."""
 
     def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
-        """The command that receives a snapshot; nothing finds the dataset before :meth:`mount`."""
+        """The command that receives a snapshot; nothing finds the dataset before :meth:`mount`.
+
+        It marks the dataset as one of a rebuild that is not complete, also if it is interrupted.
+        """
 
     def make_parents(self, dataset: str) -> None:
         """Create what the dataset is below, unless it exists; what is created is never mounted."""
@@ -118,7 +123,7 @@ class LocalDatasets:
 
     def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
         """See :class:`Local`."""
-        options = ("-s", "-u", "-o", _NOT_YET[kind])
+        options = ("-s", "-u", "-o", _NOT_YET[kind], "-o", f"{REBUILD_PROPERTY}={RECEIVED}")
         return self._host.command("zfs", "receive", *options, f"{dataset}@{name}")
 
     def make_parents(self, dataset: str) -> None:

@@ -6,12 +6,12 @@ same command sets it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import RebuildPlan
 from snaporch.rebuild.replica_source import Source
@@ -40,6 +40,7 @@ def rebuild_guest(
     surroundings: Surroundings,
     runs: Sequence[str],
     *,
+    plan_again: Callable[[], RebuildPlan],
     cold: bool,
     restores: bool,
 ) -> Rebuilt:
@@ -52,13 +53,18 @@ def rebuild_guest(
         plan: what comes back.
         surroundings: what of its surroundings comes back.
         runs: those whose bundles come.
+        plan_again: makes the plan under the lock: since it was shown, the guest may have come back.
         cold: the guest boots from its disks.
         restores: otherwise only data comes back, and nothing is defined.
 
     Raises:
         SnaporchError: the data did not come back; the same call continues.
+        RefusedError: something else would come back than was shown.
     """
     with guest_lock(context, plan):
+        if plan_again() != plan:
+            reason = "is no longer as it was shown"
+            raise RefusedError(plan.thing, reason, "run this command again, and read what it shows")
         left_out = bring_back(context, source, local, plan, runs, surroundings.settings)
         notes = (*surroundings.refused, *left_out)
         if not restores:
@@ -68,7 +74,7 @@ def rebuild_guest(
         failures = define_objects(context, surroundings)
         request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=cold)
         try:
-            restored = restore_under_lock(context, request)
+            restored = restore_under_lock(context, request, plan.manifest.run)
         except InterruptedRunError:
             raise
         except SnaporchError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Role, parse_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Part, Role, parse_manifest
 from snaporch.bundle.store import MARKER
 from snaporch.catalog.records import COPY, check_store
 from snaporch.context import Context
@@ -26,7 +26,7 @@ from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.private_files import private_directory
 from snaporch.rebuild.dataset_settings import Settings
-from snaporch.rebuild.local_datasets import Local
+from snaporch.rebuild.local_datasets import RECEIVED, Local
 from snaporch.rebuild.plan import (
     Copies,
     Incoming,
@@ -52,6 +52,7 @@ from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
 
 _MAX_XML = 1 << 20
+BY_HAND = "bring it back by hand: see docs/how-to/replication.md, 'By hand'"
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
 """Where libvirt keeps UEFI variables and TPM state."""
 
@@ -78,15 +79,20 @@ class AlreadyHereError(RefusedError):
     """What would have come back."""
 
 
-def check_guest(context: Context, manifest: Manifest) -> None:
+def check_guest(context: Context, plan: RebuildPlan) -> None:
     """Refuse to bring back a guest that this host has.
 
     Raises:
-        RefusedError: it runs, or another guest has its name.
+        AlreadyHereError: it runs.
+        RefusedError: another guest has its name.
     """
+    manifest = plan.manifest
     for domain in context.hypervisor.domains():
         if domain.uuid == manifest.uuid and domain.active:
-            raise AlreadyHereError(domain.name, "runs on this host", "shut it down first")
+            step = f"to restore it here: snaporch restore {plan.thing}"
+            here = AlreadyHereError(domain.name, "runs on this host", step)
+            here.plan = plan
+            raise here
         if domain.name == manifest.domain and domain.uuid != manifest.uuid:
             step = f"virsh domrename {domain.name} NEW, or rebuild on another host"
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
@@ -130,7 +136,7 @@ def bring_back(
         SnaporchError: a step failed; the same call continues.
     """
     manifest, paths = plan.manifest, context.config.paths
-    check_guest(context, manifest)
+    check_guest(context, plan)
     check_store(context.store, context.pool, context.hypervisor)
     # no replication of what is half here
     with _lock(context, paths.runtime, REPLICATION, REPLICATION):
@@ -145,7 +151,7 @@ def bring_back(
         for each in plan.incoming:
             _mark(context, source, each)
         for run in runs:
-            _fetch(context, source, f"{manifest.uuid}/{run}", needed=run == manifest.run)
+            _fetch(context, source, f"{manifest.uuid}/{run}", manifest)
         # Not before: `prune` would destroy pages without a bundle.
         for pages in (each.dataset for each in plan.incoming if each.is_pages):
             context.pool.set_properties([pages], {RAM_PROPERTY: manifest.uuid})
@@ -159,6 +165,7 @@ def bring_back(
 class Stage(StrEnum):
     """What has yet to be done for a guest whose data came back: a property of its datasets."""
 
+    TRANSFER = RECEIVED
     RESTORE = "restore"
     FINISH = "finish"
     """It was restored; policies and autostart are to be set."""
@@ -242,17 +249,29 @@ def set_policies(context: Context, source: Source, plan: RebuildPlan) -> None:
             context.pool.set_properties([each.dataset], {POLICY_PROPERTY: policy})
 
 
-def _fetch(context: Context, source: Source, reference: str, *, needed: bool) -> None:
-    """Fetch a bundle, unless it is here; one that is not needed may fail, with a note.
+def _fetch(context: Context, source: Source, reference: str, shown: Manifest) -> None:
+    """Fetch a bundle, unless it is here; one of an older snapshot may fail, with a note.
+
+    Args:
+        context: has the store.
+        source: the replica.
+        reference: of the bundle.
+        shown: the manifest of the chosen snapshot, as it was checked and shown.
 
     Raises:
-        SnaporchError: it is damaged on the replica, or the transfer failed.
+        SnaporchError: it is damaged on the replica, not what was shown, or the transfer failed.
     """
-    if context.store.state(reference)[0] is BundleState.COMPLETE:
+    needed = reference == f"{shown.uuid}/{shown.run}"
+    state, here = context.store.state(reference)
+    if state is BundleState.COMPLETE:
+        if needed and here != shown:
+            step = f"move {context.store.path(reference)} away, and run this command again"
+            raise RefusedError(reference, "is on this host, and differs from the replica's", step)
         return
     context.progress.step(reference, f"fetching the bundle from {source.name}")
     try:
-        _fetch_whole(source, reference, ReceivedBundles(context.store.root, ""))
+        received = ReceivedBundles(context.store.root, "")
+        _fetch_whole(source, reference, received, shown if needed else None)
     except InterruptedRunError:
         raise
     except SnaporchError as error:
@@ -261,10 +280,16 @@ def _fetch(context: Context, source: Source, reference: str, *, needed: bool) ->
         context.progress.note(reference, f"its bundle did not come back: {error.line()}")
 
 
-def _fetch_whole(source: Source, reference: str, received: ReceivedBundles) -> None:
-    """Fetch all files of a bundle."""
+def _fetch_whole(
+    source: Source, reference: str, received: ReceivedBundles, shown: Manifest | None
+) -> None:
+    """Fetch all files of a bundle, which is as ``shown``, unless that is None."""
     text = source.manifest(reference).encode("utf-8", "surrogateescape")
     manifest = parse_manifest(text, reference)
+    if shown is not None and manifest != shown:
+        reason = f"is not the bundle that was checked: replica {source.name} changed its manifest"
+        raise ReplicaError(reference, reason, "run this command again, and read what it shows")
+    check_files(reference, manifest)
     sums = {part.name: part.sha256 for part in manifest.parts}
     sizes = {part.name: part.bytes for part in manifest.parts}
     sums[MANIFEST_NAME], sizes[MANIFEST_NAME] = hashlib.sha256(text).hexdigest(), len(text)
@@ -300,23 +325,28 @@ def plan_guest(
     uuid = find_uuid(source, everything, domain or snapshot)
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
-    try:
-        check_guest(context, manifest)
-    except AlreadyHereError as error:
-        error.plan = plan
-        raise
+    check_guest(context, plan)
     present = context.pool.datasets()
+    here = {each.name for each in present}
+    has_disks = all(each.dataset in here or each.is_pages for each in plan.incoming)
+    stage = stage_of(context, plan) if context.hypervisor.find(uuid) else Stage.TRANSFER
+    if has_disks and stage in (Stage.RESTORE, Stage.FINISH):
+        raise _already_here(plan)  # it may have snapshots of its own by now
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
-    if not has_to_come and context.hypervisor.find(uuid):
-        step = f"snaporch restore {plan.thing}"
-        here = AlreadyHereError(manifest.domain, "is on this host, with all its datasets", step)
-        here.plan = plan
-        raise here
-    check_others(plan, copies, {each.name for each in present})
+    if not has_to_come and stage is not Stage.TRANSFER:
+        raise _already_here(plan)
+    check_others(plan, copies, here)
     check_room(context, plan)
     for each in plan.incoming:
         local.mountpoint_to_set(each.dataset, each.mountpoint)
     return plan
+
+
+def _already_here(plan: RebuildPlan) -> AlreadyHereError:
+    step, reason = f"snaporch restore {plan.thing}", "is on this host, with all its datasets"
+    here = AlreadyHereError(plan.manifest.domain, reason, step)
+    here.plan = plan
+    return here
 
 
 def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history: bool) -> list[str]:
@@ -326,7 +356,7 @@ def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history:
     return runs[: runs.index(run) + 1]
 
 
-def check_files(plan: RebuildPlan) -> None:
+def check_files(thing: str, manifest: Manifest) -> None:
     """Refuse a bundle whose files would be written elsewhere than libvirt keeps such files.
 
     The definition is the replica's, too, so it proves nothing.
@@ -334,22 +364,33 @@ def check_files(plan: RebuildPlan) -> None:
     Raises:
         RefusedError: with the file.
     """
-    for part in plan.manifest.parts:
+    for part in manifest.parts:
         if part.role in (Role.NVRAM, Role.TPM):
             place = Path(os.path.realpath(part.source or "/"))
             if not any(place.is_relative_to(each) for each in _STATE):
-                raise RefusedError(
-                    plan.thing,
-                    f"its {part.role} would be written to {part.source}",
-                    "use --no-restore, read the definition, and then: snaporch restore "
-                    f"{plan.thing}",
-                )
+                reason = f"its {part.role} would be written to {part.source}"
+                raise RefusedError(thing, reason, BY_HAND)
 
 
 def definitions(source: Source, plan: RebuildPlan) -> list[str]:
-    """The definitions in the bundle that are of a sensible size, the running guest's first."""
+    """The definitions in the bundle, the running guest's first.
+
+    Raises:
+        RefusedError: one is too long to be one.
+        ReplicaError: one is not what the manifest says.
+    """
     found = [plan.manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
-    return [source.text(plan.reference, part) for part in found if part and part.bytes <= _MAX_XML]
+    return [_definition(source, plan, part) for part in found if part]
+
+
+def _definition(source: Source, plan: RebuildPlan, part: Part) -> str:
+    if part.bytes > _MAX_XML:
+        raise RefusedError(plan.thing, f"its {part.role} has {part.bytes >> 10} KiB", BY_HAND)
+    text = source.text(plan.reference, part)
+    if hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() != part.sha256:
+        reason = f"its {part.role} is damaged on replica {source.name}"
+        raise ReplicaError(plan.thing, reason, "name an older snapshot: DOMAIN@SNAPSHOT")
+    return text
 
 
 def host_paths(*xmls: str) -> list[str]:

@@ -20,7 +20,7 @@ from snaporch.hypervisor import domain_xml
 from snaporch.model import DatasetKind
 from snaporch.rebuild.allowed_networks import AllowedNetwork, HostNetworks, allowed_network
 from snaporch.rebuild.allowed_pools import AllowedPool, Created, allowed_pool
-from snaporch.rebuild.dataset_settings import Settings, allowed_settings
+from snaporch.rebuild.dataset_settings import RESERVED, Settings, allowed_settings
 from snaporch.rebuild.host_object_xml import NotAllowedError
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
@@ -44,6 +44,8 @@ class Surroundings:
     starts_at_boot: bool = False
     refused: tuple[str, ...] = ()
     """What does not come back, with the reason and what to do by hand."""
+    absent: tuple[str, ...] = ()
+    """Those of :attr:`refused` that are networks and storage pools, which the guest needs."""
 
     def lines(self) -> list[str]:
         """What is set and defined on this host, for a reader."""
@@ -85,8 +87,10 @@ def plan_surroundings(
     """
     facts = plan.manifest.surroundings or SurroundingsEntry()
     refused: list[str] = []
+    absent: list[str] = []
     own = {each.dataset: each for each in plan.incoming if not each.is_pages}
-    settings, roots = {}, {}
+    settings: dict[str, Settings] = {}
+    roots: dict[str, str] = {}
     for entry in facts.datasets:
         if entry.dataset not in own or entry.dataset in settings:
             continue
@@ -97,15 +101,45 @@ def plan_surroundings(
         )
         if entry.encryption_root:
             roots[entry.dataset] = quoted(entry.encryption_root)
+    settings = _without_large_reservations(context, settings, refused)
     roots_of_xml = [domain_xml.parse(each) for each in definitions if each]
     networks = _missing_networks(
-        context, local, facts, set().union(*map(domain_xml.networks, roots_of_xml)), refused
+        context, local, facts, set().union(*map(domain_xml.networks, roots_of_xml)), absent
     )
     pools = _missing_pools(
-        context, plan, copies, set().union(*map(domain_xml.storage_pools, roots_of_xml)), refused
+        context, plan, copies, set().union(*map(domain_xml.storage_pools, roots_of_xml)), absent
     )
     at_boot = bool(facts.starts_at_boot)
-    return Surroundings(settings, roots, networks, pools, at_boot, tuple(refused))
+    everything = (*refused, *absent)
+    return Surroundings(settings, roots, networks, pools, at_boot, everything, tuple(absent))
+
+
+def _without_large_reservations(
+    context: Context, settings: Mapping[str, Settings], refused: list[str]
+) -> dict[str, Settings]:
+    """Leave out reservations of over half of a pool's free room: other guests need it, too."""
+    found, left = {}, {}
+    for dataset, each in settings.items():
+        allowed = dict(each.allowed)
+        for key in (key for key in RESERVED if each.reserved(key)):
+            pool, size = dataset.partition("/")[0], each.reserved(key)
+            if pool not in left:
+                left[pool] = _half_of_the_room(context, pool)
+            if size <= left[pool]:
+                left[pool] -= size
+                continue
+            del allowed[key]
+            reason = f"{key}={size} is over half of the free room of {pool}"
+            refused.append(f"property of {dataset} not set: {reason}; see zfs set")
+        found[dataset] = each._replace(allowed=allowed)
+    return found
+
+
+def _half_of_the_room(context: Context, pool: str) -> int:
+    try:
+        return context.pool.available(pool) // 2
+    except PoolError:
+        return 0
 
 
 def _missing_networks(
@@ -173,31 +207,35 @@ def _not_defined(error: NotAllowedError) -> str:
 
 
 def what_is_created(incoming: Sequence[Incoming], copies: Copies, present: set[str]) -> Created:
-    """The file systems that a rebuild creates: the guest's, and those above that only it is below.
+    """The file systems that a rebuild creates: the guest's, and those above them.
+
+    Their names are without those that a dataset of others is below, here or on the replica.
 
     Args:
         incoming: the guest's datasets.
         copies: all snapshots of the replica's copies.
         present: the datasets of this host.
     """
-    own = {each.copy for each in incoming}
+    own, mine = {each.copy for each in incoming}, {each.dataset for each in incoming}
     above = {
         "/".join(parts[:end])
         for each in incoming
         for parts in [each.dataset.split("/")]
         for end in range(2, len(parts))
     }
-    made = {
-        name
-        for name in above - present
-        if not any(copy.startswith(f"{copy_name(name)}:") and copy not in own for copy in copies)
-        and copy_name(name) not in copies
-    }
+    made = {name for name in above - present if copy_name(name) not in copies}
     file_systems = [
         each for each in incoming if each.kind is DatasetKind.FILESYSTEM and not each.is_pages
     ]
     mountpoints = {each.mountpoint for each in file_systems if each.mountpoint}
-    return Created(mountpoints, made | {each.dataset for each in file_systems})
+    others = [copy for copy in copies if copy not in own]
+    names = {
+        name
+        for name in made | {each.dataset for each in file_systems}
+        if not any(copy.startswith(f"{copy_name(name)}:") for copy in others)
+        and not any(each.startswith(f"{name}/") for each in present - mine)
+    }
+    return Created(mountpoints, names)
 
 
 def apply_settings(context: Context, settings: Mapping[str, Settings]) -> list[str]:

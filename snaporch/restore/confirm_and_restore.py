@@ -9,7 +9,7 @@ from pathlib import Path
 
 from snaporch import default_paths
 from snaporch.context import Context
-from snaporch.errors import UsageError
+from snaporch.errors import RefusedError, UsageError
 from snaporch.locks import domain_lock
 from snaporch.model import SnapshotRecord, iso
 from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
@@ -158,16 +158,24 @@ def run_restore(
         return _carry_out(context, request, current, longest)
 
 
-def restore_under_lock(context: Context, request: RestoreRequest) -> Restored:
+def restore_under_lock(context: Context, request: RestoreRequest, run: str) -> Restored:
     """Restore one domain whose lock the caller holds, without a question.
+
+    Args:
+        context: of this host.
+        request: the options.
+        run: the snapshot's, as the user was shown it.
 
     Raises:
         SnaporchError: as :func:`run_restore`.
+        RefusedError: the snapshot is of another run.
     """
     request.check()
     recover_leftovers(context)
     chosen = request.choose(context)
     record = request.plan(context, *chosen).record
+    if record.run != run:
+        raise RefusedError(request.name, f"is of run {record.run}, and not of {run}")
     plan = _plan_under_lock(context, request, record, chosen)
     _note_group(context, plan)
     wait = context.config.settings(record.domain, record.uuid).wait

@@ -62,11 +62,15 @@ def check_memory(
         RefusedError: with the memory that is needed and the memory that is free.
     """
     host = context.resolver.host
-    huge = domain_xml.huge_memory(domain_xml.parse(xml))
+    try:
+        huge, memory = domain_xml.huge_memory(domain_xml.parse(xml)), _memory(xml)
+    except ValueError as error:
+        reason = "has a definition whose memory or NUMA nodes are no possible numbers"
+        raise RefusedError(thing, reason, "correct the definition") from error
     running = domain.live_xml if domain is not None else None
     freed = domain_xml.huge_memory(domain_xml.parse(running)) if running is not None else {}
     _check_huge_pages(thing, huge, freed, host)
-    needed = max(0, _memory(xml) - sum(huge.values()))
+    needed = max(0, memory - sum(huge.values()))
     if manifest is not None and manifest.ram_bytes is not None and not huge:
         needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
     free = available_memory(host)

@@ -17,12 +17,13 @@ from snaporch.config import Replica
 from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import DatasetKind
-from snaporch.rebuild.local_datasets import LocalDatasets
+from snaporch.rebuild.local_datasets import RECEIVED, LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource
 from snaporch.replication.destination import ReplicaDestination
 from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.unsent_files import unsent_files
+from snaporch.zfs import REBUILD_PROPERTY
 from snaporch.zfs.cli import ZfsCommand
 
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
@@ -129,6 +130,8 @@ def test_a_lost_dataset_comes_back_snapshot_by_snapshot(place):
     assert place.local.state(place.root) == (False, NO_TOKEN, ())
     place.receive("a")
     assert place.local.state(place.root).guids == place.guids[:1]
+    found = place.scratch.pool.local_properties([REBUILD_PROPERTY], [place.root])
+    assert found == {place.root: {REBUILD_PROPERTY: RECEIVED}}
     place.receive("b", base="a")
     assert place.local.state(place.root)[:2] == (True, NO_TOKEN)
     assert place.local.state(place.root).guids == place.guids

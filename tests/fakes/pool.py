@@ -148,8 +148,10 @@ class FakePool:
         """Lose a dataset, which a replica has: :meth:`put_in` brings its snapshots back."""
         return Taken(self._datasets.pop(dataset))
 
-    def put_in(self, taken: Taken, dataset: str, name: str, base: str) -> None:
-        """``zfs receive`` of one snapshot: into a new dataset, or after the snapshot ``base``."""
+    def put_in(
+        self, taken: Taken, dataset: str, name: str, base: str, options: Mapping[str, str]
+    ) -> None:
+        """``zfs receive -o`` of a snapshot: into a new dataset, or after the snapshot ``base``."""
         source = taken.dataset
         holder = self._datasets.get(dataset)
         newest = next(reversed(holder.snapshots), "") if holder else ""
@@ -159,6 +161,7 @@ class FakePool:
         if holder is None:
             holder = self._datasets[dataset] = _Dataset(dataset, source.kind)
         holder.content = found.content
+        holder.properties.update(options)
         holder.snapshots[name] = replace(found, txg=next(self._txg), properties={}, holds=set())
 
     def names(self) -> list[str]:

@@ -15,11 +15,12 @@ from snaporch.bundle.store import copy_name
 from snaporch.hypervisor import HostObject
 from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.rebuild.allowed_networks import HostNetworks, subnets_of
-from snaporch.rebuild.local_datasets import LocalState
+from snaporch.rebuild.local_datasets import RECEIVED, LocalState
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.unsent_files import UnsentFiles
+from snaporch.zfs import REBUILD_PROPERTY
 
 
 class FakeSource:
@@ -93,7 +94,8 @@ class FakeSource:
         dataset, _, name = receiver[-1].partition("@")
         if dataset not in self._lost:
             raise ReplicaError(snapshot.full_name, "destination exists")
-        self._pool.put_in(self._lost[dataset], dataset, name, base)
+        options = dict(word.split("=") for word in receiver if "=" in word)
+        self._pool.put_in(self._lost[dataset], dataset, name, base, options)
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See the protocol."""
@@ -131,7 +133,8 @@ class FakeLocal:
 
     def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
         """See the protocol."""
-        return ["zfs", "receive", "-s", "-u", f"{dataset}@{name}"]
+        mark = f"{REBUILD_PROPERTY}={RECEIVED}"
+        return ["zfs", "receive", "-s", "-u", "-o", mark, f"{dataset}@{name}"]
 
     def make_parents(self, dataset: str) -> None:
         """See the protocol."""

@@ -12,6 +12,7 @@ from fakes.replica import FakeReplica
 from fakes.world import Heard
 
 from snaporch import default_paths
+from snaporch.bundle.manifest import MANIFEST_NAME, manifest_bytes, parse_manifest
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import ExitCode, RefusedError, UsageError
@@ -138,6 +139,30 @@ def test_what_is_refused_is_named_and_the_guest_comes_all_the_same(surrounded, s
         assert len(answer.json[0]["notes"]) == 2
 
 
+def test_a_dry_run_names_networks_and_pools_that_do_not_come(surrounded, snaporch):
+    route = ("the host's", ip_network("10.77.0.0/16"))
+    surrounded.local.host_networks = surrounded.local.host_networks._replace(reached=[route])
+    answer = rebuild(snaporch, "web", "--dry-run", "--json")
+    assert answer.code == ExitCode.REFUSED
+    (line,) = answer.json[0]["missing"]
+    assert line.startswith("network 'lan': has 10.77.0.0/24, which overlaps")
+    assert rebuild(snaporch, "web", "--dry-run").out.count("network 'lan'") == 1
+    assert rebuild(snaporch, "web", "--dry-run", "--no-restore").code == 0
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert answer.err.count("network 'lan'") == 1
+
+
+def test_notes_of_a_restore_that_fails_are_in_json(surrounded, snaporch):
+    route = ("the host's", ip_network("10.77.0.0/16"))
+    surrounded.local.host_networks = surrounded.local.host_networks._replace(reached=[route])
+    surrounded.hooks.at["hypervisor.restore"] = failing(HypervisorError("web", "no network"))
+    answer = rebuild(snaporch, "web", "--yes", "--json")
+    assert answer.code == ExitCode.ATTENTION
+    (document,) = answer.json
+    assert (document["state"], document["resumed"]) == (None, False)
+    assert document["notes"][0].startswith("network 'lan': has 10.77.0.0/24")
+
+
 def test_what_fails_after_the_restore_is_finished_by_the_next_call(surrounded, snaporch):
     error = HypervisorError("web", "autostart: no room")
     surrounded.hooks.at["hypervisor.start_at_boot"] = failing(error)
@@ -159,6 +184,33 @@ def test_what_fails_after_the_restore_is_finished_by_the_next_call(surrounded, s
     answer = rebuild(snaporch, "--all", "--yes", "--quiet")
     assert (answer.code, answer.out) == (0, "")
     assert not surrounded.guest().autostart
+
+
+def test_a_guest_with_snapshots_of_its_own_is_finished(surrounded, snaporch):
+    error = HypervisorError("web", "autostart: no room")
+    surrounded.hooks.at["hypervisor.start_at_boot"] = failing(error)
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == ExitCode.FAILED
+    del surrounded.hooks.at["hypervisor.start_at_boot"]
+    domain = surrounded.hypervisor.domain("web")
+    take_snapshot(surrounded.context, domain, SnapshotRequest("s2"))
+    surrounded.hypervisor.destroy(surrounded.lost_uuid)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web  is here; its policies and autostart are set\n")
+    assert surrounded.guest().autostart
+    assert local(surrounded, "snaporch:rebuild") == {}
+
+
+@pytest.mark.parametrize("is_defined", [True, False])
+def test_what_is_interrupted_in_its_transfer_is_known_and_goes_on(lost, snaporch, is_defined):
+    lost.hooks.at["source.fetch"] = failing(HypervisorError("nas", "is gone"))
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == ExitCode.FAILED
+    assert local(lost, "snaporch:rebuild") == {"snaporch:rebuild": "transfer"}
+    del lost.hooks.at["source.fetch"]
+    if is_defined:
+        lost.add_guest(state=DomainState.OFF)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+    assert local(lost, "snaporch:rebuild") == {}
 
 
 def test_a_guest_whose_restore_failed_is_no_success_of_all(surrounded, snaporch):
@@ -246,6 +298,38 @@ def test_without_a_yes_nothing_moves(lost, snaporch):
     assert "web@s1 comes back (ram):\nsnaporch: dataset tank/web: @s1\n" in answer.err
     assert "its definition, which comes from the replica, names these paths here:" in answer.err
     assert "no terminal to ask on; use --yes" in answer.err
+    assert lost.hooks.log == []
+
+
+@pytest.mark.parametrize("is_off", [True, False])
+def test_a_guest_that_came_back_while_a_question_was_open_is_not_rolled_back(
+    lost, snaporch, monkeypatch, is_off
+):
+    def answer_late(_thing):
+        assert rebuild(snaporch, "web", "--yes", "--quiet").code == 0
+        if is_off:
+            lost.hypervisor.destroy(lost.lost_uuid)
+        lost.hooks.log.clear()
+
+    monkeypatch.setattr("snaporch.cli.confirm.confirm", answer_late)
+    answer = rebuild(snaporch, "web", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "snaporch restore web@s1" in answer.err
+    assert lost.hooks.log == []
+
+
+def test_what_changes_while_a_question_is_open_is_refused(lost, snaporch, monkeypatch):
+    (run,) = lost.there.bundles(lost.lost_uuid)
+    path = lost.there.root / lost.lost_uuid / run / MANIFEST_NAME
+
+    def change(_thing):
+        manifest = parse_manifest(path.read_bytes(), "s1")
+        path.write_bytes(manifest_bytes(manifest.model_copy(update={"pause_ms": 9.5})))
+
+    monkeypatch.setattr("snaporch.cli.confirm.confirm", change)
+    answer = rebuild(snaporch, "web", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert "web@s1: is no longer as it was shown; run this command again" in answer.err
     assert lost.hooks.log == []
 
 

@@ -399,6 +399,16 @@ def test_memory_on_huge_pages(pages, cells, found):
     assert xml.huge_memory(xml.parse(text)) == found
 
 
+@pytest.mark.parametrize(
+    "nodes", ["0-9999999999", "4096", "99999999999-99999999999", "0-4095,0-4095", "x"]
+)
+def test_node_sets_that_no_host_has_are_refused(nodes):
+    pages = f"<hugepages><page size='2048' nodeset='{nodes}'/></hugepages>"
+    root = xml.parse(f"<domain><memoryBacking>{pages}</memoryBacking></domain>")
+    with pytest.raises(ValueError, match=nodes):
+        xml.huge_memory(root)
+
+
 LUKS = """<disk type='block' device='disk'><driver name='qemu' type='raw' discard='unmap'>
   <metadata_cache><max_size unit='bytes'>4096</max_size></metadata_cache></driver>
   <source dev='/dev/zvol/tank/web-data'><slices><slice type='storage' offset='4096' size='8192'/>

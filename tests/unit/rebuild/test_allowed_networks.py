@@ -126,6 +126,11 @@ def test_two_networks_of_one_definition_do_not_overlap():
         ([IP.format("<dhcp><bootp file='/etc/shadow'/></dhcp>")], "has <ip/dhcp/bootp>"),
         (["<virtualport type='openvswitch'/>"], "has <virtualport>"),
         (["<ip address='x'/>"], "the address 'x'"),
+        (["<ip address='fd00::1%x, of this host only' prefix='64'/>"], "%x, of this host"),
+        (
+            ["<ip address='fd00::1' prefix='64'><dhcp><host ip='fd00::2%x'/></dhcp></ip>"],
+            "fd00::2%x",
+        ),
         (["<ip address='192.168.217.1'/>"], "no private network"),
         ([IP.format("<dhcp><range start='10.1.1.1' end='10.1.1.2'/></dhcp>")], "10.1.1.1"),
         ([IP.format("<dhcp><range start='x' end='y'/></dhcp>")], "the address 'x'"),
@@ -147,6 +152,11 @@ def test_the_networks_of_a_definition_are_its_addresses_and_routes():
     )
     assert list(map(str, subnets_of(xml))) == ["10.9.0.0/16", "fd00:3::/64", "10.8.0.0/24"]
     assert subnets_of(network()) == []
+    classes = ("10.5.0.1", "172.16.5.1", "192.168.5.1", "fd00:4::1", "239.0.0.1")
+    bare = network(*(f"<ip address='{each}'/>" for each in classes))
+    assert list(map(str, subnets_of(bare))) == [
+        "10.0.0.0/8", "172.16.0.0/16", "192.168.5.0/24", "fd00:4::/64", "239.0.0.0/24"
+    ]  # fmt: skip
     with pytest.raises(SnaporchError):
         subnets_of(network("<ip address='x'/>"))
     assert not overlaps(ip_network("10.0.0.0/8"), ip_network("fd00::/8"))

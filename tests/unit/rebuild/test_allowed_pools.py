@@ -52,7 +52,7 @@ def test_a_dataset_that_the_rebuild_creates_may_be_a_pool():
 
 @pytest.mark.parametrize("dataset", ["tank", "tank/web/volume", "tank/mail", "", "tank/vms/"])
 def test_another_dataset_is_refused(dataset):
-    with pytest.raises(NotAllowedError, match="which the rebuild does not make"):
+    with pytest.raises(NotAllowedError, match="which is not the guest's alone"):
         allowed_pool("vms", zfs_pool(dataset), CREATED)
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from snaporch.model import DatasetKind
-from snaporch.rebuild.dataset_settings import allowed_settings
+from snaporch.rebuild.dataset_settings import RESERVED, Settings, allowed_settings
 from snaporch.snapshot.surroundings import SETTINGS
 
 FILESYSTEM, VOLUME = DatasetKind.FILESYSTEM, DatasetKind.VOLUME
@@ -29,7 +29,8 @@ def test_each_property_that_is_saved_is_set_again():
     assert GOOD.keys() == set(SETTINGS)
     found = allowed_settings(FILESYSTEM, GOOD)
     assert (found.allowed, found.refused) == (GOOD, ())
-    assert found.reserved == 1 << 30
+    assert [found.reserved(key) for key in RESERVED] == [1 << 30, 0]
+    assert Settings({"reservation": "none"}, ()).reserved("reservation") == 0
 
 
 def test_a_volume_gets_what_a_volume_has():

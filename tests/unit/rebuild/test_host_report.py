@@ -56,6 +56,20 @@ def test_an_emulator_that_libvirt_has_not_found_is_not_asked_about(missing, worl
     assert line.startswith("libvirt has found no emulator '/tank/web/evil'")
 
 
+def test_a_link_to_an_emulator_that_libvirt_has_found_is_known(missing, world, tmp_path):
+    real, link, other = (tmp_path / name for name in ("qemu", "kvm", "evil"))
+    real.touch()
+    link.symlink_to(real)
+    other.symlink_to(tmp_path / "else")
+    asked = []
+    world.hypervisor.emulator_paths = {str(real)}
+    world.hypervisor.incompatibility = lambda xml, _cpu: asked.append(xml) or ""
+    assert missing(xml_of(f"<emulator>{link}</emulator>")) == []
+    assert [f"<emulator>{real}</emulator>" in xml for xml in asked] == [True]
+    assert "has found no emulator" in missing(xml_of(f"<emulator>{other}</emulator>"))[0]
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize(
     "card",
     [
@@ -80,7 +94,11 @@ def test_machine_type_and_cpu_are_compared(missing):
 def test_memory_is_compared(missing, world):
     world.set_memory(1 << 20)
     assert missing(xml_of()) == ["it needs 16 MiB of memory, 1 MiB are available"]
-    assert missing(xml_of(memory="x")) == ["its definition has a size of memory that is no number"]
+    impossible = ["it has a definition whose memory or NUMA nodes are no possible numbers"]
+    assert missing(xml_of(memory="x")) == impossible
+    pages = "<hugepages><page size='2048' nodeset='0-9999999999'/></hugepages>"
+    backing = f"<memoryBacking>{pages}</memoryBacking><os>"
+    assert missing(xml_of().replace("<os>", backing)) == impossible
 
 
 def test_programs_that_are_older_than_the_ram_are_named(missing, world):
@@ -94,7 +112,11 @@ def test_data_and_reservations_count_against_the_room(missing, world):
     assert missing(xml_of(), size=1 << 29) == []
     full = ["pool tank has 1024 MiB free, and about 2048 MiB come or are reserved"]
     assert missing(xml_of(), size=2 << 30) == full
-    reserved = {"refreservation": str(2 << 30)}
-    assert missing(xml_of(), settings=reserved, restores=False) == full
+    reserved = {"refreservation": str(1 << 30)}
+    assert missing(xml_of(), settings=reserved, size=1 << 30, restores=False) == full
+    reserved = {"reservation": str(2 << 30)}
+    assert missing(xml_of(), settings=reserved, size=1 << 30, restores=False) == full
+    both = {"reservation": str(2 << 30), "refreservation": str(1 << 30)}
+    assert missing(xml_of(), settings=both, size=1 << 30, restores=False) == full
     world.pool.create("tank/web")
     assert missing(xml_of(), size=2 << 30) == []

@@ -133,7 +133,7 @@ def test_what_is_mounted_is_not_mounted_twice(local, asked):
 
 
 def test_a_volume_gets_its_device_at_the_end(local, asked):
-    assert local.receiver("tank/v", "s1", VOLUME)[4:] == ["-o", "volmode=none", "tank/v@s1"]
+    assert local.receiver("tank/v", "s1", VOLUME)[4:6] == ["-o", "volmode=none"]
     local.mount("tank/v", VOLUME, "")
     assert asked.commands == [("zfs", "inherit", "volmode", "tank/v")]
 
@@ -169,4 +169,5 @@ def test_the_state_of_a_dataset(local, asked):
     assert local.state("tank/none").exists is False
     assert local.state("tank/web") == (True, "1-abc", ())
     words = local.receiver("tank/web", "s1", FILESYSTEM)
-    assert words == ["zfs", "receive", "-s", "-u", "-o", "canmount=noauto", "tank/web@s1"]
+    marks = ["-o", "canmount=noauto", "-o", "snaporch:rebuild=transfer"]
+    assert words == ["zfs", "receive", "-s", "-u", *marks, "tank/web@s1"]

@@ -1,5 +1,6 @@
 """A guest is lost with its datasets and bundles, and comes back from a replica."""
 
+import hashlib
 import json
 import shutil
 from dataclasses import replace
@@ -27,6 +28,7 @@ from snaporch.model import DomainState, Level
 from snaporch.rebuild.plan import _mountpoint, check_others
 from snaporch.rebuild.run import (
     AlreadyHereError,
+    Stage,
     bring_back,
     check_files,
     definitions,
@@ -35,9 +37,11 @@ from snaporch.rebuild.run import (
     plan_guest,
     runs_to_fetch,
     set_policies,
+    set_stage,
 )
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import REPLICATION, replicate
+from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX
@@ -325,6 +329,25 @@ def test_a_guest_that_came_back_is_not_brought_back_again(loss):
     assert raised.value.step == "snaporch restore web@s2"
 
 
+def test_a_guest_that_lost_a_disk_before_it_was_finished_is_not_called_complete(loss):
+    plan = loss.rebuild()
+    loss.world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}, state=DomainState.OFF)
+    set_stage(loss.context, plan, Stage.FINISH)
+    with pytest.raises(AlreadyHereError):
+        loss.plan()
+    loss.world.pool.take_out("flash/web")
+    assert loss.plan().incoming == plan.incoming
+
+
+def test_a_snapshot_of_another_run_than_was_shown_is_not_restored(loss):
+    plan = loss.rebuild()
+    request = RestoreRequest(f"{loss.uuid}@{plan.name}")
+    loss.world.hooks.log.clear()
+    with pytest.raises(RefusedError, match=f"is of run {plan.manifest.run}, and not of other"):
+        restore_under_lock(loss.context, request, "other")
+    assert loss.world.hooks.log == []
+
+
 def test_marks_that_are_here_stay(loss):
     loss.rebuild()
     loss.world.pool.set_properties(["tank/web@s2"], {f"{PREFIX}note": "mine"})
@@ -435,7 +458,59 @@ def test_a_definition_of_an_impossible_size_is_not_read(loss, monkeypatch):
     parts = [each.model_copy(update={"bytes": (1 << 20) + 1}) for each in plan.manifest.parts]
     manifest = plan.manifest.model_copy(update={"parts": tuple(parts)})
     monkeypatch.setattr(FakeSource, "text", None)
-    assert definitions(loss.source, replace(plan, manifest=manifest)) == []
+    with pytest.raises(RefusedError, match="has 1024 KiB"):
+        definitions(loss.source, replace(plan, manifest=manifest))
+
+
+def test_a_definition_that_is_not_the_manifests_is_not_shown(loss):
+    plan = loss.plan()
+    path = loss.part("s2", plan.manifest.part(Role.LIVE_XML).name)
+    path.write_text(path.read_text().replace("kvm", "xen", 1))
+    with pytest.raises(ReplicaError, match="is damaged on replica nas"):
+        definitions(loss.source, plan)
+
+
+def forge_nvram(loss, name):
+    """The replica adds a file to a bundle that would be written anywhere."""
+    path = loss.part(name, MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), name)
+    loss.part(name, "nvram.fd").write_text("* * * * * root evil")
+    own = next(each for each in manifest.parts if each.role is Role.LIVE_XML)
+    data = loss.part(name, "nvram.fd").read_bytes()
+    part = own.model_copy(
+        update={
+            "name": "nvram.fd",
+            "role": Role.NVRAM,
+            "source": "/etc/cron.d/x",
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+    )
+    changed = manifest.model_copy(update={"parts": (*manifest.parts, part)})
+    path.write_bytes(manifest_bytes(changed))
+
+
+def test_a_bundle_that_changes_after_it_was_shown_is_not_fetched(loss):
+    plan = loss.plan()
+    forge_nvram(loss, "s2")
+    with pytest.raises(ReplicaError, match="is not the bundle that was checked"):
+        bring_back(loss.context, loss.source, loss.local, plan, [plan.manifest.run])
+    assert not any("source.fetch" in str(line) for line in loss.world.hooks.log)
+
+
+def test_a_bundle_that_is_here_and_was_not_shown_is_refused(loss):
+    plan = loss.rebuild()
+    change_manifest(loss, domain="other")
+    with pytest.raises(RefusedError, match="is on this host, and differs from the replica's"):
+        loss.rebuild()
+    assert loss.world.paths.bundles.joinpath(plan.reference).exists()
+
+
+def test_an_older_bundle_with_files_anywhere_does_not_come(loss):
+    forge_nvram(loss, "s1")
+    loss.rebuild(history=True)
+    assert any("would be written to /etc/cron.d/x" in note for note in loss.world.heard.notes)
+    assert [str(each.level) for each in loss.records()] == ["crash", "ram"]
 
 
 def test_a_dataset_that_exists_is_refused_before_anything_is_received(loss):
@@ -569,11 +644,11 @@ def test_a_file_that_would_be_written_elsewhere_is_refused(loss, role, place):
     part = own.model_copy(update={"role": role, "source": place})
     changed = plan.manifest.model_copy(update={"parts": (part,)})
     with pytest.raises(RefusedError, match="would be written to") as raised:
-        check_files(replace(plan, manifest=changed))
-    assert "--no-restore" in raised.value.step
+        check_files("web@s2", changed)
+    assert "'By hand'" in raised.value.step
     usual = "/var/lib/libvirt/qemu/nvram/web_VARS.fd"
     part = own.model_copy(update={"role": role, "source": usual})
-    check_files(replace(plan, manifest=plan.manifest.model_copy(update={"parts": (part,)})))
+    check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
 
 
 def test_errors_of_the_replica_are_its_own(loss):

@@ -107,6 +107,32 @@ def test_properties_of_other_datasets_are_ignored_and_the_first_of_two_counts(wo
     assert note.startswith("property of tank/web not set: 'mountpoint' = '/etc'")
 
 
+def test_reservations_leave_half_of_the_free_room_to_others(world):
+    world.pool.create("tank"), world.pool.create("flash")
+    world.pool.room = 1 << 30
+    half = str(1 << 29)
+    entry = SurroundingsEntry(
+        datasets=(
+            DatasetEntry(dataset="tank/web", properties={"reservation": half, "copies": "2"}),
+            DatasetEntry(dataset="tank/log", properties={"refreservation": "1", "atime": "off"}),
+            DatasetEntry(dataset="flash/db", properties={"refreservation": str((1 << 29) + 1)}),
+            DatasetEntry(dataset="gone/db", properties={"reservation": "none", "quota": half}),
+        )
+    )
+    names = ("tank/web", "tank/log", "flash/db", "gone/db")
+    found = plan(world, entry, datasets=names)
+    assert {name: dict(each.allowed) for name, each in found.settings.items()} == {
+        "tank/web": {"reservation": half, "copies": "2"},
+        "tank/log": {"atime": "off"},
+        "flash/db": {},
+        "gone/db": {"reservation": "none", "quota": half},
+    }
+    assert [each.partition(" is ")[0] for each in found.refused] == [
+        "property of tank/log not set: refreservation=1",
+        "property of flash/db not set: refreservation=536870913",
+    ]
+
+
 def test_the_file_systems_that_a_rebuild_makes():
     parts = [
         incoming("tank/vm/web"),
@@ -120,6 +146,11 @@ def test_the_file_systems_that_a_rebuild_makes():
     assert found.file_systems == {"tank/vm/web", "tank/ours"}
     assert found.mountpoints == {"/tank/vm/web"}
     assert what_is_created(parts, copies, {"tank", "tank/ours"}).file_systems == {"tank/vm/web"}
+    for other in ({**copies, "tank:vm:web:mail": ()}, copies):
+        here = {"tank"} if other != copies else {"tank", "tank/vm/web/mail"}
+        assert what_is_created(parts, other, here).file_systems == {"tank/ours"}
+    mine = {"tank", "tank/vm", "tank/vm/web", "tank/ours/vol"}
+    assert what_is_created(parts, copies, mine).file_systems == {"tank/vm/web", "tank/ours"}
     above = {**copies, "tank:ours": ()}
     assert what_is_created(parts, above, {"tank"}).file_systems == {"tank/vm/web"}
 
