@@ -178,7 +178,7 @@ class CopyVerifier:
         for record in own:
             key = f"{record.uuid}/{record.run}@{record.snapshot}"
             self._records[key] = record
-            if key in found or self._name in record.replicated:
+            if key in found or self._name in (*record.replicated, *record.dropped):
                 found[key] = self._joined(record, found.get(key))
         self._results.keep_only(self._name, found.values())
         return sorted(found.values(), key=lambda copy: copy.domain)  # as they are listed
@@ -201,6 +201,7 @@ class CopyVerifier:
             record.snapshot,
             is_here=True,
             is_promised=self._name in record.replicated,
+            is_dropped=self._name in record.dropped,
             has_bundle=has_one or (there is not None and there.has_bundle),
         )
 
@@ -296,7 +297,9 @@ class CopyVerifier:
         own = snapshots_of_record(self._host.store, self._ours, record) if record else []
         last = self._results.of_domain(self._name, copy.uuid).get(copy.key)
         before = last.before if last is not None else None
-        return CopyFacts(copies, bundle, self._here(copy), there, tuple(own), before)
+        return CopyFacts(
+            copies, bundle, self._here(copy), there, tuple(own), before, last is not None
+        )
 
     def _here(self, copy: Copy) -> KnownManifest | None:
         """The manifest of this host; None if it is missing or damaged."""

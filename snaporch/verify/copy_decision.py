@@ -38,6 +38,8 @@ class Copy:
     """This host has a record of the snapshot, whether its bundle is whole here or not."""
     is_promised: bool = False
     """This host has marked the snapshot as replicated there."""
+    is_dropped: bool = False
+    """This host has recorded that the replica lacks a part, and cannot get it any more."""
     has_bundle: bool = False
     """The snapshot has a bundle, by the marks here or there."""
 
@@ -108,6 +110,8 @@ class CopyFacts:
     own: tuple[PoolSnapshot, ...] = ()
     """The ZFS snapshots of this host."""
     before: PassedBefore | None = None
+    was_verified: bool = False
+    """It passed or failed before, so it was there."""
 
     @property
     def manifest(self) -> KnownManifest | None:
@@ -131,12 +135,23 @@ def reason_to_skip(copy: Copy, facts: CopyFacts) -> str:
     here, there = facts.here, facts.there
     if here is not None and there is not None and here.manifest.pages and not there.manifest.pages:
         return "its RAM was moved into pages on this host; the next replication copies it again"
-    has_arrived = copy.is_promised or not find_faults(copy, facts)
+    was_there = copy.is_promised or facts.was_verified
+    if copy.is_dropped and not was_there and not _has_any(copy, facts):
+        return "the replica has nothing of it, and cannot get it any more"
+    has_arrived = was_there or copy.is_dropped or not find_faults(copy, facts)
     if copy.is_here and not has_arrived:
         return "it has not arrived completely; see: snaporch status"
     if not copy.has_bundle and facts.manifest is None and not facts.own:
         return "it has no bundle, and this host has nothing to compare it with"
     return ""
+
+
+def _has_any(copy: Copy, facts: CopyFacts) -> bool:
+    """Whether the replica has a part of a copy, by its marks or its GUIDs, or a bundle of it."""
+    manifest = facts.manifest.manifest if facts.manifest is not None else None
+    there = seen(copy, manifest, facts.copies, facts.bundle)
+    own = any(each.guid in _guids(facts.copies, each.dataset) for each in facts.own)
+    return bool(there.snapshots) or there.has_bundle or own
 
 
 def _torn(copy: Copy, facts: CopyFacts) -> bool:

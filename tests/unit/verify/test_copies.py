@@ -314,3 +314,33 @@ def test_a_copy_in_a_pool_of_this_host_is_no_record_of_it(copied):
     copied.world.pool.snapshot(["backup/kvm/tank:web@s1"], marks)
     copied.flip("s1")
     assert "this host has no record of it" in copied.verify()["s1"].problem.line()
+
+
+@pytest.mark.parametrize("was_verified", [True, False])
+@pytest.mark.parametrize("datasets", [["tank/web"], ["tank/web", "flash/web"]])
+def test_what_a_replica_lost_fails_after_the_next_replication_too(copied, datasets, was_verified):
+    if was_verified:
+        copied.verify()
+    for dataset in datasets:
+        copied.replica.drop(f"{dataset}@s1")
+    copied.replicate()
+    assert "nas" in copied.records()[0].dropped
+    found = copied.faults()
+    assert "the ZFS snapshot tank:web@s1 is missing" in found.pop("s1")
+    assert (found, copied.recorded()) == ({"s2": ""}, {"s1": False, "s2": True})
+    copied.replicate()
+    assert "is missing" in copied.faults()["s1"]
+
+
+@pytest.mark.parametrize("was_verified", [True, False])
+def test_a_copy_of_which_nothing_is_left_fails_if_it_was_verified(copied, was_verified):
+    if was_verified:
+        copied.verify()
+    drop_all(copied, "s1")
+    shutil.rmtree(copied.there("s1").parent)
+    copied.replicate()
+    outcome = copied.verify()["s1"]
+    if was_verified:
+        assert "is missing" in outcome.result.reason
+    else:
+        assert outcome.reason == "the replica has nothing of it, and cannot get it any more"
