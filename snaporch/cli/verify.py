@@ -55,14 +55,14 @@ def verify_command(
         typer.Option("--due", help="Only those due by policy."),
     ] = False,
     replica: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--on",
             metavar="REPLICA",
             help="Verify the copies on this replica: GUIDs and checksums, without libvirt.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -130,6 +130,8 @@ def verify_command(
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
+    if replica == "":
+        raise typer.BadParameter("--on has no name of a replica")
     if due and (checksums or disks or script or screenshots or replica or wait is not None):
         raise typer.BadParameter("--due takes only --json and --quiet")
     if replica and (checksums or disks or script or screenshots):

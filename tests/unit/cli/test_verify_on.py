@@ -132,6 +132,13 @@ def test_a_call_that_makes_no_sense_is_refused(copied, snaporch, words):
     assert snaporch("verify", "--on", "nas", *words).code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("words", [("--all",), ("--due",), ("web@s1",)], ids=" ".join)
+def test_an_empty_name_does_not_mean_the_snapshots_here(copied, snaporch, words):
+    answer = snaporch("verify", "--on", "", *words)
+    assert answer.code == ExitCode.USAGE
+    assert "--on has no name of a replica" in answer.err
+
+
 def test_a_misspelt_name_is_refused_before_any_bundle_is_read(copied, snaporch):
     copied.hooks.log.clear()
     answer = snaporch("verify", "--on", "nas", "web@s1", "mail")
