@@ -264,8 +264,7 @@ class _CopyVerification:
                 self._host.lower_priority("verify")
                 verifier = CopyVerifier(host, self._replica, source)
                 copies = choose_copies(verifier.find(), self._replica, names)
-                copies = verifier.longest_ago(copies, sample)
-                count = self._verify(verifier, copies, outcomes, is_named=bool(names))
+                count = self._verify(verifier, copies, sample, outcomes, is_named=bool(names))
         if not count and not outcomes.code:
             step = f"see: snaporch replicate --all --to {self._replica}"
             outcomes.fail(NotFoundError(f"replica {self._replica}", "no copy was verified", step))
@@ -276,6 +275,7 @@ class _CopyVerification:
         self,
         verifier: CopyVerifier,
         copies: Sequence[Copy],
+        sample: int | None,
         outcomes: ResultPrinter,
         *,
         is_named: bool,
@@ -285,7 +285,8 @@ class _CopyVerification:
 
         done = count = 0
         try:
-            for outcome in verifier.verify(copies):
+            sampled = verifier.verify_sample(copies, sample) if sample else verifier.verify(copies)
+            for outcome in sampled:
                 done += 1
                 if isinstance(outcome, SnaporchError):
                     outcomes.fail(outcome)
@@ -294,9 +295,10 @@ class _CopyVerification:
         except InterruptedRunError:
             raise
         except SnaporchError as error:
-            left = f"{len(copies) - done} copies were not verified"
+            left = len(copies) - done
+            text = f"{min(left, sample - count) if sample else left} copies were not verified"
             outcomes.fail(error)
-            outcomes.fail(SnaporchError(f"replica {self._replica}", left, "try again"))
+            outcomes.fail(SnaporchError(f"replica {self._replica}", text, "try again"))
         return count
 
     def _report(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
 from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
@@ -205,17 +206,32 @@ class CopyVerifier:
             has_bundle=has_one or (there is not None and there.has_bundle),
         )
 
-    def longest_ago(self, copies: Sequence[Copy], count: int | None) -> list[Copy]:
-        """The ``count`` copies whose last verification is longest ago; those without one first."""
-        if count is None:
-            return list(copies)
+    def verify_sample(
+        self, copies: Sequence[Copy], count: int
+    ) -> Iterator[VerifiedCopy | SkippedCopy | SnaporchError]:
+        """Verify copies until ``count`` were verified: those whose verification is longest ago.
+
+        What was skipped or could not be read does not count: without a result it comes first again.
+
+        Yields, Raises:
+            As :meth:`verify`.
+        """
+        for _, some in groupby(self.longest_ago(copies), key=lambda copy: copy.uuid):
+            for outcome in self.verify(list(some)):
+                yield outcome
+                count -= isinstance(outcome, VerifiedCopy)
+                if count <= 0:
+                    return
+
+    def longest_ago(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Copies by the time of their last verification; those without one first."""
         never = datetime.min.replace(tzinfo=UTC)
         ages = {
             key: result.at
             for uuid in {copy.uuid for copy in copies}
             for key, result in self._results.of_domain(self._name, uuid).items()
         }
-        return sorted(copies, key=lambda copy: ages.get(copy.key, never))[:count]
+        return sorted(copies, key=lambda copy: ages.get(copy.key, never))
 
     def verify(
         self, copies: Sequence[Copy]

@@ -253,8 +253,20 @@ def test_a_sample_begins_with_those_never_verified(copied):
     copied.verify("web@s1")
     verifier = copied.verifier()
     copies = verifier.find()
-    assert [each.snapshot for each in verifier.longest_ago(copies, 1)] == ["s2"]
-    assert verifier.longest_ago(copies, None) == copies
+    assert [each.snapshot for each in verifier.longest_ago(copies)] == ["s2", "s1"]
+    assert [each.copy.snapshot for each in verifier.verify_sample(copies, 1)] == ["s2"]
+
+
+def test_a_copy_that_is_skipped_is_not_one_of_a_sample(copied):
+    names = [f"{dataset}@s1" for dataset in ("tank/web", "flash/web")]
+    copied.world.pool.clear_properties(names, ["snaporch:replicated"])
+    shutil.rmtree(copied.there("s1").parent)
+    for name in ("s2", "s2"):
+        verifier = copied.verifier()
+        outcomes = list(verifier.verify_sample(verifier.find(), 1))
+        done = [each.copy.snapshot for each in outcomes if not isinstance(each, SkippedCopy)]
+        assert done == [name]
+        assert isinstance(outcomes[0], SkippedCopy)
 
 
 @pytest.mark.parametrize(
