@@ -322,4 +322,6 @@ class _CopyVerification:
         outcomes.add(outcome.as_json(), f"{start}  {passed if outcome.result.passed else 'FAILED'}")
         if outcome.problem is not None:
             outcomes.fail(outcome.problem)
+        if outcome.unrecorded is not None:
+            outcomes.fail(outcome.unrecorded)
         return True

@@ -88,6 +88,8 @@ class VerifiedCopy:
     result: CopyResult
     files: int
     """Files of its bundle that have their SHA-256."""
+    unrecorded: SnaporchError | None = None
+    """Why the result could not be recorded."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -299,7 +301,10 @@ class CopyVerifier:
                 return SkippedCopy(copy, _REMOVED)
         self._host.interrupt.check(self._name)
         result = self._result(copy, facts, faults)
-        self._results.record(result)
+        try:
+            self._results.record(result)
+        except SnaporchError as error:
+            return VerifiedCopy(copy, result, len(sums), error)
         return VerifiedCopy(copy, result, len(sums))
 
     def _facts(self, copy: Copy, copies: Copies, bundle: BundleCopy | None) -> CopyFacts:

@@ -145,3 +145,34 @@ def test_a_misspelt_name_is_refused_before_any_bundle_is_read(copied, snaporch):
     assert answer.code == ExitCode.NOT_FOUND
     assert "mail: replica nas has no copy of it, but of: web" in answer.err
     assert copied.hooks.log == []
+
+
+def test_a_result_that_cannot_be_recorded_is_shown(copied, snaporch):
+    (copied.root / "schedule").mkdir()
+    (copied.root / "schedule" / "copies").symlink_to("missing")
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.UNAVAILABLE
+    assert "web@s1  nas  passed" in answer.out
+    assert "copies" in answer.err
+    (copied.bundle / "ram.save").write_bytes(b"")
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "web@s1  nas  FAILED" in answer.out
+    assert "ram.save has 0 bytes" in answer.err
+
+
+def test_a_failed_copy_counts_more_than_one_that_was_not_verified(copied, snaporch):
+    copied.add_guest("db", {"vda": "tank/db"})
+    for name in ("s0", "s1"):
+        take_snapshot(copied.context, copied.hypervisor.domain("db"), SnapshotRequest(name))
+    records = all_records(copied.context.store, copied.pool.snapshots())
+    replicate(
+        copied.context, [each for each in records if each.domain == "db"], "nas", copied.there
+    )
+    copied.pool.clear_properties(["tank/db@s0"], ["snaporch:replicated"])
+    (first,) = [each for each in records if (each.domain, each.snapshot) == ("db", "s0")]
+    shutil.rmtree(copied.root / "there" / first.uuid / first.run)
+    (copied.bundle / "ram.save").write_bytes(b"")
+    answer = snaporch("verify", "--on", "nas", "db@s0", "web@s1", "--quiet")
+    assert "its copy was not verified" in answer.err.splitlines()[0]
+    assert answer.code == ExitCode.FAILED
