@@ -205,6 +205,8 @@ class Status:
     """Pairs of such a directory, and how its overlays exceed a limit."""
     copies: tuple[CopyResult, ...] = ()
     """The last results of verifying copies on replicas, also of domains that this host lost."""
+    unreadable_copies: tuple[tuple[str, str], ...] = ()
+    """Pairs of a file of such results that cannot be read, and the explanation."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``), without the problems."""

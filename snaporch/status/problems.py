@@ -56,6 +56,8 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _copies(status.copies)
+    for path, text in status.unreadable_copies:
+        found.append(Problem("copy-results", ProblemGrade.CRITICAL, path, text))
     found += _mounted(status.mounted_snapshots)
     found += _store(status.store, limits)
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))

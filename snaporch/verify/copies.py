@@ -10,7 +10,7 @@ import hashlib
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
@@ -19,7 +19,7 @@ from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
 from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
 from snaporch.catalog.records import all_records, by_dataset, snapshots_of_record
 from snaporch.config import Config
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
@@ -228,11 +228,11 @@ class CopyVerifier:
     def longest_ago(self, copies: Sequence[Copy]) -> list[Copy]:
         """Copies by the time of their last verification; those without one first."""
         never = datetime.min.replace(tzinfo=UTC)
-        ages = {
-            key: result.at
-            for uuid in {copy.uuid for copy in copies}
-            for key, result in self._results.of_domain(self._name, uuid).items()
-        }
+        ages: dict[str, datetime] = {}
+        for uuid in {copy.uuid for copy in copies}:
+            with suppress(UnavailableError):  # which is reported with each of its copies
+                results = self._results.of_domain(self._name, uuid)
+                ages |= {key: result.at for key, result in results.items()}
         return sorted(copies, key=lambda copy: ages.get(copy.key, never))
 
     def verify(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from snaporch.bundle.store import UUID_NAME
+from snaporch.errors import UnavailableError
 from snaporch.model import iso, moment_of
 from snaporch.private_files import private_directory, replace_private, store_errors
 from snaporch.verify.copy_decision import Copy, PassedBefore, Source
@@ -79,30 +81,54 @@ class CopyResults:
     def of_domain(self, replica: str, uuid: str) -> dict[str, CopyResult]:
         """The results of a domain's copies on a replica, by key.
 
-        A file that cannot be read counts as none, so the copies are verified again.
+        Raises:
+            UnavailableError: they cannot be read.
         """
+        path = self._path(replica, uuid)
+        step = f"to verify its copies anew, delete it: {shlex.join(['rm', str(path)])}"
         try:
-            document = json.loads(self._path(replica, uuid).read_bytes())
+            document = json.loads(path.read_bytes())
             found = [_result(replica, uuid, each) for each in document]
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise UnavailableError(str(path), error.strerror or "cannot be read", step) from error
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            reason = "the results of verifying copies in it cannot be read"
+            raise UnavailableError(str(path), reason, step) from error
         return {each.key: each for each in found}
 
-    def all(self, replicas: Iterable[str]) -> list[CopyResult]:
-        """The results of all copies on these replicas, by domain; the oldest first."""
-        found = [
-            each
-            for replica in replicas
-            for uuid in self.domains(replica)
-            for each in self.of_domain(replica, uuid).values()
-        ]
-        return sorted(found, key=lambda each: (each.replica, each.domain, each.at))
+    def all(self, replicas: Iterable[str]) -> tuple[list[CopyResult], list[UnavailableError]]:
+        """The results of all copies on these replicas, by domain, the oldest first.
+
+        Returns:
+            Those that can be read, and why others cannot.
+        """
+        found: list[CopyResult] = []
+        errors = []
+        for replica in replicas:
+            try:
+                uuids = self.domains(replica)
+            except UnavailableError as error:
+                errors.append(error)
+                continue
+            for uuid in uuids:
+                try:
+                    found += self.of_domain(replica, uuid).values()
+                except UnavailableError as error:
+                    errors.append(error)
+        return sorted(found, key=lambda each: (each.replica, each.domain, each.at)), errors
 
     def domains(self, replica: str) -> list[str]:
-        """The UUIDs of the domains that have results."""
-        with suppress(OSError):
-            names = sorted(path.stem for path in (self._root / replica).glob("*.json"))
-            return [name for name in names if re.fullmatch(UUID_NAME, name)]
+        """The UUIDs of the domains that have results.
+
+        Raises:
+            UnavailableError: they cannot be listed.
+        """
+        directory = self._root / replica
+        with store_errors(directory), suppress(FileNotFoundError):
+            paths = sorted(path for path in directory.iterdir() if path.suffix == ".json")
+            return [path.stem for path in paths if re.fullmatch(UUID_NAME, path.stem)]
         return []
 
     def record(self, result: CopyResult) -> None:
@@ -126,7 +152,8 @@ class CopyResults:
         """
         keys = {copy.key for copy in copies}
         for uuid in self.domains(replica):
-            self._keep(replica, uuid, keys)
+            with suppress(UnavailableError):  # it is reported with each of its copies
+                self._keep(replica, uuid, keys)
 
     def _keep(self, replica: str, uuid: str, keys: Collection[str]) -> None:
         known = self.of_domain(replica, uuid)

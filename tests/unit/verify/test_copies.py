@@ -9,7 +9,7 @@ from fakes import manifests
 from fakes.hooks import failing
 
 from snaporch.bundle.manifest import MANIFEST_NAME
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.model import Level
 from snaporch.replication.interface import ReplicaError
 from snaporch.verify.copies import SkippedCopy, choose_copies
@@ -356,3 +356,11 @@ def test_a_copy_of_which_nothing_is_left_fails_if_it_was_verified(copied, was_ve
         assert "is missing" in outcome.result.reason
     else:
         assert outcome.reason == "the replica has nothing of it, and cannot get it any more"
+
+
+def test_results_that_cannot_be_read_are_an_error_for_each_copy(copied):
+    copied.verify()
+    copied.results._path("nas", copied.uuid).write_text("[")
+    verifier = copied.verifier()
+    outcomes = list(verifier.verify_sample(verifier.find(), 1))
+    assert [type(each) for each in outcomes] == [UnavailableError] * 2
