@@ -263,7 +263,10 @@ class _CopyVerification:
             with copies_lock(host, wait):
                 self._host.lower_priority("verify")
                 verifier = CopyVerifier(host, self._replica, source)
-                copies = choose_copies(verifier.find(), self._replica, names)
+                found = verifier.find()
+                for error in verifier.lost:
+                    outcomes.fail(error)
+                copies = choose_copies(found, self._replica, names)
                 count = self._verify(verifier, copies, sample, outcomes, is_named=bool(names))
         if not count and not outcomes.code:
             step = f"see: snaporch replicate --all --to {self._replica}"

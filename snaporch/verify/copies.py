@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,11 +36,12 @@ from snaporch.verify.copy_decision import (
     PassedBefore,
     Seen,
     find_faults,
+    guids_of,
     is_gone,
     reason_to_skip,
     seen,
 )
-from snaporch.verify.copy_results import CopyResult, CopyResults
+from snaporch.verify.copy_results import CopyListing, CopyResult, CopyResults
 from snaporch.verify.copy_source import CopySource
 from snaporch.zfs import Pool
 from snaporch.zfs_names import is_snapshot
@@ -158,18 +159,21 @@ class CopyVerifier:
         self._source = source
         self._results = CopyResults(host.config.paths.schedule)
         self._ours: list[PoolSnapshot] = []
+        self._by_dataset: Copies = {}
         self._records: dict[str, SnapshotRecord] = {}
         self._listed: Copies = {}
+        self.lost: list[SnaporchError] = []
 
     def find(self) -> list[Copy]:
         """All copies that the replica has, or should have by the marks of this host, oldest first.
 
-        Results of other copies are forgotten.
+        Copies that were verified, and are not on the replica any more, are in :attr:`lost`.
 
         Raises:
             SnaporchError: a listing failed.
         """
         self._ours = self._host.pool.snapshots()  # first: what arrives meanwhile is no loss
+        self._by_dataset = by_dataset(self._ours)
         records = all_records(self._host.store, self._ours)
         own = [each for each in records if not self._is_copy(each)]
         there = self._source.snapshots()
@@ -178,13 +182,51 @@ class CopyVerifier:
         for copy in map(_copy_of, there):
             if copy is not None and not (copy.key in found and found[copy.key].has_bundle):
                 found[copy.key] = copy
+        listed = {copy.uuid for copy in found.values()}
+        recorded = {each.key for each in self._results.all([self._name])[0]}
         for record in own:
             key = f"{record.uuid}/{record.run}@{record.snapshot}"
             self._records[key] = record
-            if key in found or self._name in (*record.replicated, *record.dropped):
+            is_expected = self._name in (*record.replicated, *record.dropped) or key in recorded
+            if key in found or is_expected or self._has_one(record):
                 found[key] = self._joined(record, found.get(key))
-        self._results.keep_only(self._name, found.values())
+        self._find_lost(found, listed)
         return sorted(found.values(), key=lambda copy: copy.domain)  # as they are listed
+
+    def _has_one(self, record: SnapshotRecord) -> bool:
+        """Whether the replica has a ZFS snapshot of a record.
+
+        If guests share a dataset, the snapshots have the marks of only one of their runs.
+        """
+        return any(
+            each.name == record.snapshot
+            for dataset in record.datasets
+            for each in self._by_dataset.get(dataset, ())
+            if each.guid in guids_of(self._listed, dataset)
+        )
+
+    def _find_lost(self, found: Collection[str], listed: Collection[str]) -> None:
+        is_complete = not self._host.config.replica[self._name].append_only
+        listing = CopyListing({*found, *self._records}, listed, is_complete)
+        lost: dict[tuple[str, bool], list[CopyResult]] = {}
+        for result, was_listed in self._results.sort_out(self._name, listing, self._host.now()):
+            lost.setdefault((result.domain, was_listed), []).append(result)
+        self.lost = [
+            self._lost(domain, results, is_known=is_known)
+            for (domain, is_known), results in lost.items()
+        ]
+
+    def _lost(self, domain: str, results: Sequence[CopyResult], *, is_known: bool) -> SnaporchError:
+        """The error for results of copies that are known to be gone, or cannot be listed."""
+        names = ", ".join(f"@{each.snapshot}" for each in results[:_SHOWN])
+        more = f" and {len(results) - _SHOWN} more" if len(results) > _SHOWN else ""
+        if is_known:
+            reason = f"copies that were verified before are not on the replica any more: {names}"
+            step = "if they were not deleted on purpose, see: zpool history, on the replica"
+        else:
+            reason = f"copies that failed cannot be listed: {names}"
+            step = "an append-only replica lists only datasets that this host knows"
+        return SnaporchError(f"{self._name}: {domain}", f"{reason}{more}", step)
 
     def _is_copy(self, record: SnapshotRecord) -> bool:
         """Whether all that this host has of a record are copies on a replica in its own pools.

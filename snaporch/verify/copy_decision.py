@@ -150,7 +150,7 @@ def _has_any(copy: Copy, facts: CopyFacts) -> bool:
     """Whether the replica has a part of a copy, by its marks or its GUIDs, or a bundle of it."""
     manifest = facts.manifest.manifest if facts.manifest is not None else None
     there = seen(copy, manifest, facts.copies, facts.bundle)
-    own = any(each.guid in _guids(facts.copies, each.dataset) for each in facts.own)
+    own = any(each.guid in guids_of(facts.copies, each.dataset) for each in facts.own)
     return bool(there.snapshots) or there.has_bundle or own
 
 
@@ -181,7 +181,7 @@ def find_faults(copy: Copy, facts: CopyFacts) -> list[str]:
 def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
     known = facts.manifest
     if known is None:
-        lost = [e for e in facts.own if e.guid not in _guids(facts.copies, e.dataset)]
+        lost = [e for e in facts.own if e.guid not in guids_of(facts.copies, e.dataset)]
         return [_snapshot_fault(each, [each], facts.copies) for each in lost]
     manifest = known.manifest
     present = {each.dataset for each in _members(manifest, copy.snapshot, facts.copies)}
@@ -192,12 +192,13 @@ def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
         same = own if is_one_instant(manifest) else [wanted]
         found.append(_snapshot_fault(wanted, same, facts.copies))
     pages = manifest.pages
-    if pages is not None and pages.guid not in _guids(facts.copies, pages.dataset):
+    if pages is not None and pages.guid not in guids_of(facts.copies, pages.dataset):
         found.append(f"of the pages of its RAM: {_snapshot_fault(pages, [pages], facts.copies)}")
     return found
 
 
-def _guids(copies: Copies, dataset: str) -> set[int]:
+def guids_of(copies: Copies, dataset: str) -> set[int]:
+    """The GUIDs of the snapshots that the replica has of a dataset of this host."""
     return {each.guid for each in copies.get(copy_name(dataset), ())}
 
 

@@ -11,18 +11,33 @@ import re
 import shlex
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from snaporch.bundle.store import UUID_NAME
 from snaporch.errors import UnavailableError
 from snaporch.model import iso, moment_of
 from snaporch.private_files import private_directory, replace_private, store_errors
-from snaporch.verify.copy_decision import Copy, PassedBefore, Source
+from snaporch.verify.copy_decision import PassedBefore, Source
 
 DIRECTORY = "copies"
 """Below ``paths.schedule``."""
+
+
+_KEPT = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyListing:
+    """The copies that a replica has, or that this host knows of."""
+
+    keys: Collection[str]
+    """Of all copies on the replica, and of all records of this host."""
+    domains: Collection[str]
+    """The UUIDs of the domains that have copies on the replica."""
+    is_complete: bool
+    """The replica lists copies that are not named, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +57,8 @@ class CopyResult:
     """What is wrong with it; empty if it passed."""
     before: PassedBefore | None = None
     """The last verification that passed, which may be this one."""
+    absent: datetime | None = None
+    """Since when the replica does not list it, and this host has no record of it; was reported."""
 
     @property
     def full_name(self) -> str:
@@ -102,7 +119,8 @@ class CopyResults:
         """The results of all copies on these replicas, by domain, the oldest first.
 
         Returns:
-            Those that can be read, and why others cannot.
+            Those that can be read, without the copies that are not there any more, and why others
+            cannot.
         """
         found: list[CopyResult] = []
         errors = []
@@ -114,7 +132,8 @@ class CopyResults:
                 continue
             for uuid in uuids:
                 try:
-                    found += self.of_domain(replica, uuid).values()
+                    results = self.of_domain(replica, uuid).values()
+                    found += [each for each in results if each.absent is None]
                 except UnavailableError as error:
                     errors.append(error)
         return sorted(found, key=lambda each: (each.replica, each.domain, each.at)), errors
@@ -140,29 +159,56 @@ class CopyResults:
         known = self.of_domain(result.replica, result.uuid)
         self._write(result.replica, result.uuid, [*(known | {result.key: result}).values()])
 
-    def keep_only(self, replica: str, copies: Iterable[Copy]) -> None:
-        """Forget the results of copies that a replica has not any more.
+    def sort_out(
+        self, replica: str, listing: CopyListing, now: datetime
+    ) -> list[tuple[CopyResult, bool]]:
+        """Mark the results of copies that the replica has not any more; forget them a month later.
+
+        A listing may lack a copy by mistake. If it comes back, it is compared with its result.
 
         Args:
             replica: its name in the configuration.
-            copies: all that it has, or should have.
+            listing: what there is.
+            now: the time.
+
+        Returns:
+            Results to report, and whether the copy is known to be gone: once those of copies that
+            failed, or that are gone with all others of their domain; and each time those of copies
+            that failed, and that cannot be listed.
 
         Raises:
-            UnavailableError: a file cannot be written.
+            UnavailableError: a file cannot be written, or the results cannot be listed.
         """
-        keys = {copy.key for copy in copies}
+        found = []
         for uuid in self.domains(replica):
-            with suppress(UnavailableError):  # it is reported with each of its copies
-                self._keep(replica, uuid, keys)
+            try:
+                known = self.of_domain(replica, uuid)
+            except UnavailableError:  # which is reported with each of its copies, and by status
+                continue
+            left: dict[str, CopyResult] = {}
+            has_any = uuid in listing.domains
+            is_hidden = not has_any and not listing.is_complete
+            for key, result in known.items():
+                if key in listing.keys:
+                    left[key] = replace(result, absent=None)
+                elif is_hidden:
+                    left[key] = result
+                    found += [] if result.passed else [(result, False)]
+                elif result.absent is None:
+                    left[key] = replace(result, absent=now)
+                    found += [(result, True)] if not result.passed or not has_any else []
+                elif now - result.absent < _KEPT:
+                    left[key] = result
+            if left != known:
+                self._replace(replica, uuid, left.values())
+        return found
 
-    def _keep(self, replica: str, uuid: str, keys: Collection[str]) -> None:
-        known = self.of_domain(replica, uuid)
-        left = [result for key, result in known.items() if key in keys]
-        if known and not left:
-            with store_errors(self._root):
-                self._path(replica, uuid).unlink(missing_ok=True)
-        elif len(left) < len(known):
+    def _replace(self, replica: str, uuid: str, left: Collection[CopyResult]) -> None:
+        if left:
             self._write(replica, uuid, left)
+            return
+        with store_errors(self._root):
+            self._path(replica, uuid).unlink(missing_ok=True)
 
     def _path(self, replica: str, uuid: str) -> Path:
         return self._root / replica / f"{uuid}.json"
@@ -180,6 +226,8 @@ def _document(result: CopyResult) -> dict[str, object]:
     found = result.as_json()
     if (before := result.before) is not None:
         found["before"] = [iso(before.at), before.manifest, before.has_pages]
+    if result.absent is not None:
+        found["absent"] = iso(result.absent)
     return found
 
 
@@ -198,6 +246,7 @@ def _result(replica: str, uuid: str, document: dict[str, object]) -> CopyResult:
         source=Source(str(document["compared_with"])),
         reason=str(document["failure"] or ""),
         before=_before(document.get("before")),
+        absent=moment_of(str(document.get("absent", ""))),
     )
 
 

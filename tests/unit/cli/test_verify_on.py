@@ -176,3 +176,18 @@ def test_a_failed_copy_counts_more_than_one_that_was_not_verified(copied, snapor
     answer = snaporch("verify", "--on", "nas", "db@s0", "web@s1", "--quiet")
     assert "its copy was not verified" in answer.err.splitlines()[0]
     assert answer.code == ExitCode.FAILED
+
+
+def test_a_copy_that_is_gone_is_in_the_exit_code_once(copied, snaporch):
+    (copied.bundle / "ram.save").write_bytes(b"")
+    assert snaporch("verify", "--on", "nas", "--all").code == ExitCode.FAILED
+    take_snapshot(copied.context, copied.hypervisor.domain("web"), SnapshotRequest("s2"))
+    records = all_records(copied.context.store, copied.pool.snapshots())
+    replicate(copied.context, records[1:], "nas", copied.there)
+    copied.there.drop("tank/web@s1")
+    copied.pool.destroy_snapshots(["tank/web@s1"])
+    shutil.rmtree(copied.paths.bundles / records[0].uuid / records[0].run)
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "nas: web: copies that were verified before are not on the replica" in answer.err
+    assert snaporch("verify", "--on", "nas", "--all").code == ExitCode.OK

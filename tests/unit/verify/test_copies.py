@@ -98,8 +98,52 @@ def test_all_of_a_copy_that_this_host_counts_on_is_missed(copied):
     shutil.rmtree(copied.there("s1").parent)
     assert "the ZFS snapshot flash:web@s1 is missing" in copied.faults()["s1"]
     copied.forget()  # with the originals, nothing says that it should be there
+    verifier = copied.verifier()
+    assert [each.snapshot for each in verifier.find()] == ["s2"]
+    (lost,) = verifier.lost  # but it failed before
+    assert "copies that were verified before are not on the replica any more: @s1" in lost.line()
     assert copied.faults() == {"s2": ""}
     assert copied.recorded() == {"s2": True}
+
+
+def test_a_failure_is_kept_while_this_host_has_the_snapshot(copied):
+    copied.flip("s1")
+    copied.verify()
+    drop_all(copied, "s1")
+    names = [f"{dataset}@s1" for dataset in ("tank/web", "flash/web")]
+    copied.world.pool.clear_properties(names, ["snaporch:replicated"])
+    verifier = copied.verifier()
+    verifier.find()
+    assert (verifier.lost, copied.recorded()) == ([], {"s1": False, "s2": True})
+    shutil.rmtree(copied.there("s1").parent)
+    assert "is missing" in copied.faults("web@s1")["s1"]
+
+
+def test_a_listing_without_the_guest_does_not_erase_what_was_verified(copied):
+    copied.verify()
+    copied.forget()
+    listed, copied.source.snapshots = copied.source.snapshots, list
+    verifier = copied.verifier()
+    assert verifier.find() == []
+    assert [each.thing for each in verifier.lost] == ["nas: web"]
+    copied.source.snapshots = listed
+    replaced(copied)
+    assert "manifest.json is not the one that was verified 20" in copied.faults()["s1"]
+
+
+def test_a_guest_that_an_append_only_replica_cannot_list_keeps_its_failure(copied):
+    copied.flip("s1")
+    copied.verify()
+    copied.config.replica["nas"] = copied.config.replica["nas"].model_copy(
+        update={"append_only": True}
+    )
+    copied.forget()
+    copied.source.snapshots = list
+    for _ in range(2):
+        verifier = copied.verifier()
+        assert verifier.find() == []
+        assert "copies that failed cannot be listed: @s1" in verifier.lost[0].line()
+    assert copied.recorded() == {"s1": False, "s2": True}
 
 
 def replaced(copied):
@@ -364,3 +408,28 @@ def test_results_that_cannot_be_read_are_an_error_for_each_copy(copied):
     verifier = copied.verifier()
     outcomes = list(verifier.verify_sample(verifier.find(), 1))
     assert [type(each) for each in outcomes] == [UnavailableError] * 2
+
+
+def mark_for_another_run(copied, name):
+    """Guests share the datasets, and the marks are those of the other guest's run."""
+    marks = {"domain": "db", "uuid": "4b1d2f0e-0000-4000-8000-0000000000db", "run": "other-1"}
+    for dataset in ("tank/web", "flash/web"):
+        pool = copied.world.pool
+        pool.set_properties([f"{dataset}@{name}"], {f"snaporch:{k}": v for k, v in marks.items()})
+        copies = copied.replica.snapshots([dataset])
+        kept = [e for e in copies if e.name != name]
+        copied.replica.put([replace(e, properties=marks) for e in copies if e.name == name] + kept)
+
+
+def test_a_guest_whose_snapshots_have_the_marks_of_another_is_verified(copied):
+    for name in ("s1", "s2"):
+        mark_for_another_run(copied, name)
+    copied.flip("s1")
+    copies = [e for e in copied.verifier().find() if e.domain == "web"]
+    assert [each.snapshot for each in copies] == ["s1", "s2"]
+    verifier = copied.verifier()
+    verifier.find()
+    found = {e.copy.snapshot: e.result.reason for e in verifier.verify(copies)}
+    assert found == {"s1": "ram.save is damaged", "s2": ""}
+    shutil.rmtree(copied.there("s2").parent)
+    assert copied.verify("web@s2")["s2"].result.reason == "its bundle is missing"
