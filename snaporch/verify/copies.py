@@ -33,11 +33,11 @@ from snaporch.verify.copy_decision import (
     Copy,
     CopyFacts,
     KnownManifest,
-    PassedBefore,
     Seen,
     find_faults,
     guids_of,
     is_gone,
+    passed_now,
     reason_to_skip,
     seen,
 )
@@ -175,7 +175,7 @@ class CopyVerifier:
         self._ours = self._host.pool.snapshots()  # first: what arrives meanwhile is no loss
         self._by_dataset = by_dataset(self._ours)
         records = all_records(self._host.store, self._ours)
-        own = [each for each in records if not self._is_copy(each)]
+        own = [each for each in records if not self._is_copy(each) or self._is_named(each)]
         there = self._source.snapshots()
         self._listed = by_dataset(there)
         found: dict[str, Copy] = {}
@@ -227,6 +227,12 @@ class CopyVerifier:
             reason = f"copies that failed cannot be listed: {names}"
             step = "an append-only replica lists only datasets that this host knows"
         return SnaporchError(f"{self._name}: {domain}", f"{reason}{more}", step)
+
+    def _is_named(self, record: SnapshotRecord) -> bool:
+        """Whether the manifest of this host names a dataset of the record."""
+        here = self._manifest_here(f"{record.uuid}/{record.run}")
+        named = {entry.dataset for entry in here.manifest.snapshots} if here is not None else set()
+        return not named.isdisjoint(record.datasets)
 
     def _is_copy(self, record: SnapshotRecord) -> bool:
         """Whether all that this host has of a record are copies on a replica in its own pools.
@@ -361,16 +367,20 @@ class CopyVerifier:
         last = self._results.of_domain(self._name, copy.uuid).get(copy.key)
         before = last.before if last is not None else None
         return CopyFacts(
-            copies, bundle, self._here(copy), there, tuple(own), before, last is not None
+            copies,
+            bundle,
+            self._manifest_here(copy.reference),
+            there,
+            tuple(own),
+            before,
+            last is not None,
         )
 
-    def _here(self, copy: Copy) -> KnownManifest | None:
+    def _manifest_here(self, reference: str) -> KnownManifest | None:
         """The manifest of this host; None if it is missing or damaged."""
         try:
-            data = (self._host.store.path(copy.reference) / MANIFEST_NAME).read_bytes()
-            return KnownManifest(
-                parse_manifest(data, copy.reference), hashlib.sha256(data).hexdigest()
-            )
+            data = (self._host.store.path(reference) / MANIFEST_NAME).read_bytes()
+            return KnownManifest(parse_manifest(data, reference), hashlib.sha256(data).hexdigest())
         except (OSError, SnaporchError):
             return None
 
@@ -397,9 +407,7 @@ class CopyVerifier:
     def _result(self, copy: Copy, facts: CopyFacts, faults: Sequence[str]) -> CopyResult:
         now, before = self._host.now(), facts.before
         if not faults:
-            there = facts.there
-            has_pages = there is not None and there.manifest.pages is not None
-            before = PassedBefore(now, there.sha256 if there is not None else "", has_pages)
+            before = passed_now(now, facts.there)
         more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         return CopyResult(
             self._name,

@@ -225,7 +225,12 @@ class CopyResults:
 def _document(result: CopyResult) -> dict[str, object]:
     found = result.as_json()
     if (before := result.before) is not None:
-        found["before"] = [iso(before.at), before.manifest, before.has_pages]
+        found["before"] = [
+            iso(before.at),
+            before.manifest,
+            before.has_pages,
+            before.without_ram,
+        ]
     if result.absent is not None:
         found["absent"] = iso(result.absent)
     return found
@@ -253,6 +258,8 @@ def _result(replica: str, uuid: str, document: dict[str, object]) -> CopyResult:
 def _before(value: object) -> PassedBefore | None:
     if not isinstance(value, list):
         return None
-    at, manifest, has_pages = value
+    at, manifest, has_pages, without_ram = value
     moment = moment_of(str(at))
-    return PassedBefore(moment, str(manifest), bool(has_pages)) if moment else None
+    if moment is None:
+        return None
+    return PassedBefore(moment, str(manifest), bool(has_pages), str(without_ram))

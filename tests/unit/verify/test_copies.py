@@ -9,9 +9,13 @@ from fakes import manifests
 from fakes.hooks import failing
 
 from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.config import Config
 from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.model import Level
 from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.copies import SkippedCopy, choose_copies
 from snaporch.verify.copy_decision import Source
 
@@ -433,3 +437,17 @@ def test_a_guest_whose_snapshots_have_the_marks_of_another_is_verified(copied):
     assert found == {"s1": "ram.save is damaged", "s2": ""}
     shutil.rmtree(copied.there("s2").parent)
     assert copied.verify("web@s2")["s2"].result.reason == "its bundle is missing"
+
+
+def test_an_original_that_looks_like_a_copy_is_a_record(copied):
+    document = copied.config.model_dump()
+    document["replica"]["tank"] = {"host": "nas", "dataset": "tank", "bundles": "/b"}
+    copied.config = copied.world.context.config = Config.model_validate(document)
+    uuid = copied.world.add_guest("db", disks={"vda": "tank/a:db"}).uuid
+    domain = copied.world.hypervisor.domain("db")
+    taken = take_snapshot(copied.world.context, domain, SnapshotRequest("s1"))
+    own = [each for each in copied.records() if each.domain == "db"]
+    replicate(copied.world.context, own, "nas", copied.replica)
+    assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [True]
+    shutil.rmtree(copied.world.paths.bundles / uuid / taken.run)  # nothing tells it from a copy
+    assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [False]

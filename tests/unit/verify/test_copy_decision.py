@@ -15,6 +15,7 @@ from snaporch.verify.copy_decision import (
     Source,
     find_faults,
     is_gone,
+    passed_now,
     reason_to_skip,
     seen,
 )
@@ -191,7 +192,16 @@ def test_the_manifest_of_this_host_is_compared_also_if_the_other_is_damaged():
     assert half.source is Source.HERE
 
 
-def test_with_a_manifest_there_the_snapshots_of_this_host_do_not_count():
+def test_the_snapshots_of_this_host_count_beside_a_manifest_there():
+    own = (shot("tank/a", "hourly", 1), shot("tank/b", "hourly", 9))
+    (fault,) = find_faults(COPY, facts(here=False, own=own))
+    assert fault.startswith("tank:b@hourly is another snapshot of this name (its GUID is 3,")
+    assert find_faults(COPY, facts(own=own)) == []
+    daily = HOURLY | {"tank:b": [shot("tank:b", "daily", 4)]}
+    assert find_faults(COPY, facts(daily, here=False, own=(shot("tank/b", "hourly", 3),))) == []
+
+
+def test_with_a_manifest_there_the_snapshots_of_this_host_are_no_source():
     own = (shot("tank/a", "hourly", 1),)
     assert facts(here=False, own=own).source is Source.REPLICA
     assert facts(here=False, there=False).source is Source.REPLICA
@@ -222,13 +232,29 @@ def test_only_ram_that_is_not_in_pages_there_is_copied_again():
     assert reason_to_skip(copy, moved).startswith("its RAM was moved into pages")
     assert reason_to_skip(copy, replace(moved, there=None)) == ""
     assert reason_to_skip(copy, replace(moved, there=known(parts=IN_PAGES))) == ""
+    lost = replace(moved, copies={"tank:a": HOURLY["tank:a"]})
+    assert reason_to_skip(copy, lost) == ""
+    assert find_faults(copy, lost) == ["the ZFS snapshot tank:b@hourly is missing"]
+    other = replace(moved, there=known("c" * 64, domain="db"))
+    assert reason_to_skip(copy, other) == ""
+    assert "the bundle's manifest.json is not the one of this host" in find_faults(copy, other)
 
 
 @pytest.mark.parametrize(("had_pages", "fails"), [(True, True), (False, False)])
 def test_ram_may_have_moved_into_pages_since_the_last_verification(had_pages, fails):
-    before = PassedBefore(NOW, "c" * 64, had_pages)
+    passed = passed_now(NOW, known("c" * 64))
+    before = passed._replace(has_pages=had_pages)
     paged = replace(facts(WITH_PAGES, here=False, before=before), there=known(parts=IN_PAGES))
     assert bool(find_faults(COPY, paged)) == fails
+    other = replace(paged, there=known(parts=IN_PAGES, domain="db"))
+    assert find_faults(COPY, other)
+
+
+def test_what_is_recorded_of_a_copy_that_passed():
+    paged = passed_now(NOW, known(parts=IN_PAGES))
+    assert paged == passed_now(NOW, known())._replace(has_pages=True)
+    assert paged.manifest == "a" * 64
+    assert passed_now(NOW, None) == PassedBefore(NOW, "", False)
 
 
 def test_this_host_being_right_a_manifest_of_an_earlier_verification_does_not_count():

@@ -9,8 +9,17 @@ from snaporch.verify.copy_results import CopyListing, CopyResult, CopyResults
 
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
 UUID = "4b1d2f0e-0000-4000-8000-00000000000f"
+BEFORE = PassedBefore(NOW, "ab", True, "cd")
 GOOD = CopyResult(
-    "nas", "web", UUID, "r-1", "s1", NOW, True, Source.HERE, before=PassedBefore(NOW, "ab", True)
+    "nas",
+    "web",
+    UUID,
+    "r-1",
+    "s1",
+    NOW,
+    True,
+    Source.HERE,
+    before=PassedBefore(NOW, "ab", True, "cd"),
 )
 BAD = replace(GOOD, run="r-2", snapshot="s2", passed=False, reason="why", before=None)
 
