@@ -148,7 +148,9 @@ def reason_to_skip(copy: Copy, facts: CopyFacts) -> str:
     was_there = copy.is_promised or facts.was_verified
     if copy.is_dropped and not was_there and not _has_any(copy, facts):
         return "the replica has nothing of it, and cannot get it any more"
+    is_whole = facts.bundle is not None and COPY_NAME in facts.bundle.sizes
     has_arrived = was_there or copy.is_dropped or not find_faults(copy, facts)
+    has_arrived |= is_whole and not _snapshot_faults(copy, facts)  # it was damaged later
     if copy.is_here and not has_arrived:
         return "it has not arrived completely; see: snaporch status"
     if not copy.has_bundle and facts.manifest is None and not facts.own:

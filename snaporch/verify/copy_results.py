@@ -102,7 +102,7 @@ class CopyResults:
             UnavailableError: they cannot be read.
         """
         path = self._path(replica, uuid)
-        step = f"to verify its copies anew, delete it: {shlex.join(['rm', str(path)])}"
+        step = f"to verify its copies from scratch, delete it: {shlex.join(['rm', str(path)])}"
         try:
             document = json.loads(path.read_bytes())
             found = [_result(replica, uuid, each) for each in document]

@@ -449,5 +449,5 @@ def test_an_original_that_looks_like_a_copy_is_a_record(copied):
     own = [each for each in copied.records() if each.domain == "db"]
     replicate(copied.world.context, own, "nas", copied.replica)
     assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [True]
-    shutil.rmtree(copied.world.paths.bundles / uuid / taken.run)  # nothing tells it from a copy
+    shutil.rmtree(copied.world.paths.bundles / uuid / taken.run)
     assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [False]

@@ -142,6 +142,20 @@ def test_what_has_not_arrived_is_no_failure(is_promised):
     assert reason_to_skip(copy, facts()) == ""
 
 
+@pytest.mark.parametrize(
+    ("files", "copies", "fails"),
+    [
+        (FILES | {"ram.save": 0}, HOURLY, True),
+        ({"ram.save": 0, "manifest.json": 5}, HOURLY, False),
+        (FILES | {"ram.save": 0}, {}, False),
+    ],
+)
+def test_what_was_damaged_after_it_was_copied_fails(files, copies, fails):
+    damaged = replace(facts(copies), bundle=BundleCopy(files, 0))
+    assert bool(reason_to_skip(replace(COPY, is_here=True), damaged)) != fails
+    assert find_faults(COPY, damaged)
+
+
 def test_a_torn_copy_is_skipped():
     marks = {"run": "r", "uuid": "u", "torn": "yes"}
     torn = HOURLY | {"tank:b": [shot("tank:b", "hourly", 3, **marks)]}
