@@ -156,6 +156,26 @@ def test_what_was_damaged_after_it_was_copied_fails(files, copies, fails):
     assert find_faults(COPY, damaged)
 
 
+HALF = {"tank:a": HOURLY["tank:a"]}
+OWN = (shot("tank/a", "hourly", 1), shot("tank/b", "hourly", 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "fails"),
+    [
+        (facts({}, bundle=False, there=False), False),
+        (facts({}, bundle=False, there=False, was_verified=True), True),
+        (facts({}), True),
+        (facts(HALF, bundle=False, there=False), True),
+        (facts(HALF, bundle=False, there=False, here=False, own=OWN), True),
+        (facts({}, bundle=False, there=False, here=False, own=OWN), False),
+    ],
+)
+def test_a_part_of_what_cannot_arrive_any_more_fails(given, fails):
+    reason = reason_to_skip(replace(COPY, is_here=True, is_dropped=True), given)
+    assert reason == ("" if fails else "the replica has nothing of it, and cannot get it any more")
+
+
 def test_a_torn_copy_is_skipped():
     marks = {"run": "r", "uuid": "u", "torn": "yes"}
     torn = HOURLY | {"tank:b": [shot("tank:b", "hourly", 3, **marks)]}
@@ -211,6 +231,8 @@ def test_the_snapshots_of_this_host_count_beside_a_manifest_there():
     (fault,) = find_faults(COPY, facts(here=False, own=own))
     assert fault.startswith("tank:b@hourly is another snapshot of this name (its GUID is 3,")
     assert find_faults(COPY, facts(own=own)) == []
+    more = HOURLY | {"tank:c": [shot("tank:c", "hourly", 8)]}
+    assert find_faults(COPY, facts(more, here=False, own=(shot("tank/c", "hourly", 8),))) == []
     daily = HOURLY | {"tank:b": [shot("tank:b", "daily", 4)]}
     assert find_faults(COPY, facts(daily, here=False, own=(shot("tank/b", "hourly", 3),))) == []
 
