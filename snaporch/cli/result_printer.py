@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from snaporch.errors import SnaporchError, one_line
+from snaporch.errors import ExitCode, SnaporchError, one_line
 from snaporch.output.terminal import print_error, print_json, print_result
+
+_WORST = (ExitCode.FAILED, ExitCode.ATTENTION)
 
 
 class ResultPrinter:
-    """The results so far, and the exit code of the first failure.
+    """The results so far, and the exit code of the worst failure.
+
+    That is 8, since something was found to be wrong, before all but 9; else the first one.
 
     Args:
         json: collect results in :attr:`documents` instead of printing them; failures are printed
@@ -28,7 +32,9 @@ class ResultPrinter:
     def fail(self, error: SnaporchError) -> None:
         """Print a failure and keep its exit code."""
         print_error(error.line())
-        self.code = self.code or int(error.exit_code)
+        code = int(error.exit_code)
+        is_worse = code in _WORST and self.code not in _WORST
+        self.code = code if is_worse or not self.code else self.code
 
     def print_documents(self) -> None:
         """Print all results as a JSON array, if JSON was requested."""

@@ -55,14 +55,14 @@ def verify_command(
         typer.Option("--due", help="Only those due by policy."),
     ] = False,
     replica: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--on",
             metavar="REPLICA",
             help="Verify the copies on this replica: GUIDs and checksums, without libvirt.",
             show_default=False,
         ),
-    ] = "",
+    ] = None,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -130,6 +130,8 @@ def verify_command(
 
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
+    if replica == "":
+        raise typer.BadParameter("--on has no name of a replica")
     if due and (checksums or disks or script or screenshots or replica or wait is not None):
         raise typer.BadParameter("--due takes only --json and --quiet")
     if replica and (checksums or disks or script or screenshots):
@@ -263,9 +265,11 @@ class _CopyVerification:
             with copies_lock(host, wait):
                 self._host.lower_priority("verify")
                 verifier = CopyVerifier(host, self._replica, source)
-                copies = choose_copies(verifier.find(), self._replica, names)
-                copies = verifier.longest_ago(copies, sample)
-                count = self._verify(verifier, copies, outcomes, is_named=bool(names))
+                found = verifier.find()
+                for error in verifier.lost:
+                    outcomes.fail(error)
+                copies = choose_copies(found, self._replica, names)
+                count = self._verify(verifier, copies, sample, outcomes, is_named=bool(names))
         if not count and not outcomes.code:
             step = f"see: snaporch replicate --all --to {self._replica}"
             outcomes.fail(NotFoundError(f"replica {self._replica}", "no copy was verified", step))
@@ -276,6 +280,7 @@ class _CopyVerification:
         self,
         verifier: CopyVerifier,
         copies: Sequence[Copy],
+        sample: int | None,
         outcomes: ResultPrinter,
         *,
         is_named: bool,
@@ -285,7 +290,8 @@ class _CopyVerification:
 
         done = count = 0
         try:
-            for outcome in verifier.verify(copies):
+            sampled = verifier.verify_sample(copies, sample) if sample else verifier.verify(copies)
+            for outcome in sampled:
                 done += 1
                 if isinstance(outcome, SnaporchError):
                     outcomes.fail(outcome)
@@ -294,9 +300,10 @@ class _CopyVerification:
         except InterruptedRunError:
             raise
         except SnaporchError as error:
-            left = f"{len(copies) - done} copies were not verified"
+            left = len(copies) - done
+            text = f"{min(left, sample - count) if sample else left} copies were not verified"
             outcomes.fail(error)
-            outcomes.fail(SnaporchError(f"replica {self._replica}", left, "try again"))
+            outcomes.fail(SnaporchError(f"replica {self._replica}", text, "try again"))
         return count
 
     def _report(
@@ -320,4 +327,6 @@ class _CopyVerification:
         outcomes.add(outcome.as_json(), f"{start}  {passed if outcome.result.passed else 'FAILED'}")
         if outcome.problem is not None:
             outcomes.fail(outcome.problem)
+        if outcome.unrecorded is not None:
+            outcomes.fail(outcome.unrecorded)
         return True

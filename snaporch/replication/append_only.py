@@ -29,6 +29,8 @@ from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PREFIX, Pool
 
 _CHECK_SECONDS = 60
+_MAX_FILE_BYTES = 1 << 50
+"""As in a request: more cannot be, and would be waited for."""
 
 
 class Receiving:
@@ -250,7 +252,7 @@ class AppendOnlyDestination:
             return missing
         begun = self._receiving.ask(Verb.BEGUN, uuid=uuid, run=run)
         with readable(self._name, self._host.label):
-            there = {_text(name): int(size) for name, size in dict(begun["sizes"]).items()}
+            there = _sizes(begun)
         plan = unsent_files({name: present[name] for name in sums}, sums, there)
         described = [
             {"name": e.name, "bytes": e.bytes, "sha256": e.sha256, "offset": e.offset}
@@ -326,10 +328,19 @@ def _snapshot(value: Mapping[str, Any], names: Mapping[str, str]) -> PoolSnapsho
 
 def _bundle(value: Mapping[str, Any]) -> BundleCopy:
     unread = inf if value["unread"] is None else float(value["unread"])
-    return BundleCopy({_text(k): int(size) for k, size in dict(value["sizes"]).items()}, unread)
+    return BundleCopy(_sizes(value), unread)
+
+
+def _sizes(value: Mapping[str, Any]) -> dict[str, int]:
+    sizes = {_text(name): int(size) for name, size in dict(value["sizes"]).items()}
+    if any(not 0 <= size <= _MAX_FILE_BYTES for size in sizes.values()):
+        raise ValueError(value)
+    return sizes
 
 
 def _text(value: object) -> str:
+    """A text whose bytes are known: a lone surrogate must stand for a byte."""
     if not isinstance(value, str):
         raise TypeError(value)
+    value.encode("utf-8", "surrogateescape")  # else a UnicodeError, which is a ValueError
     return value

@@ -114,6 +114,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
     domains = tuple(_domain(context, each, runs, by_groups, now) for each in forecasts)
     used = {str(Path(path).parent) for each in domains for path in each.unknown_overlays}
     limits = [(path, exceeded_limit(config.paths, Path(path))) for path in stray if path in used]
+    copies, unreadable = CopyResults(config.paths.schedule).all(config.replica)
     return Status(
         at=now,
         scheduler=SchedulerState(
@@ -138,7 +139,8 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
             (left.thing, left.explanation)
             for left in guests_left_barred(context, [each.domain for each in forecasts])
         ),
-        copies=tuple(CopyResults(config.paths.schedule).all(config.replica)),
+        copies=tuple(copies),
+        unreadable_copies=tuple((each.thing, each.explanation) for each in unreadable),
     )
 
 

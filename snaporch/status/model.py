@@ -220,6 +220,8 @@ class Status:
     """Pairs of such a directory, and how its overlays exceed a limit."""
     copies: tuple[CopyResult, ...] = ()
     """The last results of verifying copies on replicas, also of domains that this host lost."""
+    unreadable_copies: tuple[tuple[str, str], ...] = ()
+    """Pairs of a file of such results that cannot be read, and the explanation."""
 
     unfinished_rebuilds: tuple[str, ...] = ()
     """Datasets of guests whose rebuild is not complete."""

@@ -48,7 +48,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     if status.store_missing:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
-    found += _copies(status.copies)
+    found += _copies(status)
     for source in status.sources:
         found += _source(source, status.at - limits.replica_late)
     found += _mounted(status.mounted_snapshots)
@@ -154,10 +154,12 @@ def _failed_verifications(domain: DomainStatus) -> Iterator[Problem]:
         yield Problem("verify-failed", grade, domain.name, text)
 
 
-def _copies(results: Sequence[CopyResult]) -> Iterator[Problem]:
+def _copies(status: Status) -> Iterator[Problem]:
     """One problem for the copies of a domain on a replica whose verification failed."""
+    for path, text in status.unreadable_copies:
+        yield Problem("copy-results", ProblemGrade.CRITICAL, path, text)
     by_place: dict[tuple[str, str, str], list[CopyResult]] = {}
-    for result in results:
+    for result in status.copies:
         if not result.passed:
             by_place.setdefault((result.replica, result.uuid, result.domain), []).append(result)
     for (replica, _, domain), failed in by_place.items():

@@ -9,16 +9,17 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 
 from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
 from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
 from snaporch.catalog.records import all_records, by_dataset, snapshots_of_record
 from snaporch.config import Config
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
@@ -32,14 +33,15 @@ from snaporch.verify.copy_decision import (
     Copy,
     CopyFacts,
     KnownManifest,
-    PassedBefore,
     Seen,
     find_faults,
+    guids_of,
     is_gone,
+    passed_now,
     reason_to_skip,
     seen,
 )
-from snaporch.verify.copy_results import CopyResult, CopyResults
+from snaporch.verify.copy_results import CopyListing, CopyResult, CopyResults
 from snaporch.verify.copy_source import CopySource
 from snaporch.zfs import Pool
 from snaporch.zfs_names import is_snapshot
@@ -87,6 +89,8 @@ class VerifiedCopy:
     result: CopyResult
     files: int
     """Files of its bundle that have their SHA-256."""
+    unrecorded: SnaporchError | None = None
+    """Why the result could not be recorded."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -155,33 +159,80 @@ class CopyVerifier:
         self._source = source
         self._results = CopyResults(host.config.paths.schedule)
         self._ours: list[PoolSnapshot] = []
+        self._by_dataset: Copies = {}
         self._records: dict[str, SnapshotRecord] = {}
         self._listed: Copies = {}
+        self.lost: list[SnaporchError] = []
 
     def find(self) -> list[Copy]:
         """All copies that the replica has, or should have by the marks of this host, oldest first.
 
-        Results of other copies are forgotten.
+        Copies that were verified, and are not on the replica any more, are in :attr:`lost`.
 
         Raises:
             SnaporchError: a listing failed.
         """
         self._ours = self._host.pool.snapshots()  # first: what arrives meanwhile is no loss
+        self._by_dataset = by_dataset(self._ours)
         records = all_records(self._host.store, self._ours)
-        own = [each for each in records if not self._is_copy(each)]
+        own = [each for each in records if not self._is_copy(each) or self._is_named(each)]
         there = self._source.snapshots()
         self._listed = by_dataset(there)
         found: dict[str, Copy] = {}
         for copy in map(_copy_of, there):
             if copy is not None and not (copy.key in found and found[copy.key].has_bundle):
                 found[copy.key] = copy
+        listed = {copy.uuid for copy in found.values()}
+        recorded = {each.key for each in self._results.all([self._name])[0]}
         for record in own:
             key = f"{record.uuid}/{record.run}@{record.snapshot}"
             self._records[key] = record
-            if key in found or self._name in record.replicated:
+            is_expected = self._name in (*record.replicated, *record.dropped) or key in recorded
+            if key in found or is_expected or self._has_one(record):
                 found[key] = self._joined(record, found.get(key))
-        self._results.keep_only(self._name, found.values())
+        self._find_lost(found, listed)
         return sorted(found.values(), key=lambda copy: copy.domain)  # as they are listed
+
+    def _has_one(self, record: SnapshotRecord) -> bool:
+        """Whether the replica has a ZFS snapshot of a record.
+
+        If guests share a dataset, the snapshots have the marks of only one of their runs.
+        """
+        return any(
+            each.name == record.snapshot
+            for dataset in record.datasets
+            for each in self._by_dataset.get(dataset, ())
+            if each.guid in guids_of(self._listed, dataset)
+        )
+
+    def _find_lost(self, found: Collection[str], listed: Collection[str]) -> None:
+        is_complete = not self._host.config.replica[self._name].append_only
+        listing = CopyListing({*found, *self._records}, listed, is_complete)
+        lost: dict[tuple[str, bool], list[CopyResult]] = {}
+        for result, was_listed in self._results.sort_out(self._name, listing, self._host.now()):
+            lost.setdefault((result.domain, was_listed), []).append(result)
+        self.lost = [
+            self._lost(domain, results, is_known=is_known)
+            for (domain, is_known), results in lost.items()
+        ]
+
+    def _lost(self, domain: str, results: Sequence[CopyResult], *, is_known: bool) -> SnaporchError:
+        """The error for results of copies that are known to be gone, or cannot be listed."""
+        names = ", ".join(f"@{each.snapshot}" for each in results[:_SHOWN])
+        more = f" and {len(results) - _SHOWN} more" if len(results) > _SHOWN else ""
+        if is_known:
+            reason = f"copies that were verified before are not on the replica any more: {names}"
+            step = "if they were not deleted on purpose, see: zpool history, on the replica"
+        else:
+            reason = f"copies that failed cannot be listed: {names}"
+            step = "an append-only replica lists only datasets that this host knows"
+        return SnaporchError(f"{self._name}: {domain}", f"{reason}{more}", step)
+
+    def _is_named(self, record: SnapshotRecord) -> bool:
+        """Whether the manifest of this host names a dataset of the record."""
+        here = self._manifest_here(f"{record.uuid}/{record.run}")
+        named = {entry.dataset for entry in here.manifest.snapshots} if here is not None else set()
+        return not named.isdisjoint(record.datasets)
 
     def _is_copy(self, record: SnapshotRecord) -> bool:
         """Whether all that this host has of a record are copies on a replica in its own pools.
@@ -201,20 +252,36 @@ class CopyVerifier:
             record.snapshot,
             is_here=True,
             is_promised=self._name in record.replicated,
+            is_dropped=self._name in record.dropped,
             has_bundle=has_one or (there is not None and there.has_bundle),
         )
 
-    def longest_ago(self, copies: Sequence[Copy], count: int | None) -> list[Copy]:
-        """The ``count`` copies whose last verification is longest ago; those without one first."""
-        if count is None:
-            return list(copies)
+    def verify_sample(
+        self, copies: Sequence[Copy], count: int
+    ) -> Iterator[VerifiedCopy | SkippedCopy | SnaporchError]:
+        """Verify copies until ``count`` were verified: those whose verification is longest ago.
+
+        What was skipped or could not be read does not count: without a result it comes first again.
+
+        Yields, Raises:
+            As :meth:`verify`.
+        """
+        for _, some in groupby(self.longest_ago(copies), key=lambda copy: copy.uuid):
+            for outcome in self.verify(list(some)):
+                yield outcome
+                count -= isinstance(outcome, VerifiedCopy)
+                if count <= 0:
+                    return
+
+    def longest_ago(self, copies: Sequence[Copy]) -> list[Copy]:
+        """Copies by the time of their last verification; those without one first."""
         never = datetime.min.replace(tzinfo=UTC)
-        ages = {
-            key: result.at
-            for uuid in {copy.uuid for copy in copies}
-            for key, result in self._results.of_domain(self._name, uuid).items()
-        }
-        return sorted(copies, key=lambda copy: ages.get(copy.key, never))[:count]
+        ages: dict[str, datetime] = {}
+        for uuid in {copy.uuid for copy in copies}:
+            with suppress(UnavailableError):  # which is reported with each of its copies
+                results = self._results.of_domain(self._name, uuid)
+                ages |= {key: result.at for key, result in results.items()}
+        return sorted(copies, key=lambda copy: ages.get(copy.key, never))
 
     def verify(
         self, copies: Sequence[Copy]
@@ -282,7 +349,10 @@ class CopyVerifier:
                 return SkippedCopy(copy, _REMOVED)
         self._host.interrupt.check(self._name)
         result = self._result(copy, facts, faults)
-        self._results.record(result)
+        try:
+            self._results.record(result)
+        except SnaporchError as error:
+            return VerifiedCopy(copy, result, len(sums), error)
         return VerifiedCopy(copy, result, len(sums))
 
     def _facts(self, copy: Copy, copies: Copies, bundle: BundleCopy | None) -> CopyFacts:
@@ -296,15 +366,21 @@ class CopyVerifier:
         own = snapshots_of_record(self._host.store, self._ours, record) if record else []
         last = self._results.of_domain(self._name, copy.uuid).get(copy.key)
         before = last.before if last is not None else None
-        return CopyFacts(copies, bundle, self._here(copy), there, tuple(own), before)
+        return CopyFacts(
+            copies,
+            bundle,
+            self._manifest_here(copy.reference),
+            there,
+            tuple(own),
+            before,
+            last is not None,
+        )
 
-    def _here(self, copy: Copy) -> KnownManifest | None:
+    def _manifest_here(self, reference: str) -> KnownManifest | None:
         """The manifest of this host; None if it is missing or damaged."""
         try:
-            data = (self._host.store.path(copy.reference) / MANIFEST_NAME).read_bytes()
-            return KnownManifest(
-                parse_manifest(data, copy.reference), hashlib.sha256(data).hexdigest()
-            )
+            data = (self._host.store.path(reference) / MANIFEST_NAME).read_bytes()
+            return KnownManifest(parse_manifest(data, reference), hashlib.sha256(data).hexdigest())
         except (OSError, SnaporchError):
             return None
 
@@ -331,9 +407,7 @@ class CopyVerifier:
     def _result(self, copy: Copy, facts: CopyFacts, faults: Sequence[str]) -> CopyResult:
         now, before = self._host.now(), facts.before
         if not faults:
-            there = facts.there
-            has_pages = there is not None and there.manifest.pages is not None
-            before = PassedBefore(now, there.sha256 if there is not None else "", has_pages)
+            before = passed_now(now, facts.there)
         more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         return CopyResult(
             self._name,

@@ -6,13 +6,14 @@ manifest on the replica proves only that a copy is whole.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, PagesEntry, SnapshotEntry
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, PagesEntry, Role, SnapshotEntry
 from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.catalog.records import is_one_instant, one_per_dataset
 from snaporch.catalog.torn import is_torn
@@ -38,6 +39,8 @@ class Copy:
     """This host has a record of the snapshot, whether its bundle is whole here or not."""
     is_promised: bool = False
     """This host has marked the snapshot as replicated there."""
+    is_dropped: bool = False
+    """This host has recorded that the replica lacks a part, and cannot get it any more."""
     has_bundle: bool = False
     """The snapshot has a bundle, by the marks here or there."""
 
@@ -91,6 +94,16 @@ class PassedBefore(NamedTuple):
     """The SHA-256 of the manifest; empty without one."""
     has_pages: bool
     """The RAM was in pages."""
+    without_ram: str = ""
+    """See :func:`digest_without_ram`; empty without a manifest."""
+
+
+def passed_now(at: datetime, there: KnownManifest | None) -> PassedBefore:
+    """What is recorded of a copy that passed, with the manifest on the replica."""
+    if there is None:
+        return PassedBefore(at, "", has_pages=False)
+    has_pages = there.manifest.pages is not None
+    return PassedBefore(at, there.sha256, has_pages, digest_without_ram(there.manifest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +121,8 @@ class CopyFacts:
     own: tuple[PoolSnapshot, ...] = ()
     """The ZFS snapshots of this host."""
     before: PassedBefore | None = None
+    was_verified: bool = False
+    """It passed or failed before, so it was there."""
 
     @property
     def manifest(self) -> KnownManifest | None:
@@ -128,15 +143,37 @@ def reason_to_skip(copy: Copy, facts: CopyFacts) -> str:
     """Why a copy cannot be verified now, though nothing may be wrong; empty if it can be."""
     if _torn(copy, facts):
         return "it is torn, as on the host that took it"
-    here, there = facts.here, facts.there
-    if here is not None and there is not None and here.manifest.pages and not there.manifest.pages:
+    if _ram_moved_here(facts) and not _snapshot_faults(copy, facts):
         return "its RAM was moved into pages on this host; the next replication copies it again"
-    has_arrived = copy.is_promised or not find_faults(copy, facts)
+    was_there = copy.is_promised or facts.was_verified
+    if copy.is_dropped and not was_there and not _has_any(copy, facts):
+        return "the replica has nothing of it, and cannot get it any more"
+    is_whole = facts.bundle is not None and COPY_NAME in facts.bundle.sizes
+    has_arrived = was_there or copy.is_dropped or not find_faults(copy, facts)
+    has_arrived |= is_whole and not _snapshot_faults(copy, facts)  # it was damaged later
     if copy.is_here and not has_arrived:
         return "it has not arrived completely; see: snaporch status"
     if not copy.has_bundle and facts.manifest is None and not facts.own:
         return "it has no bundle, and this host has nothing to compare it with"
     return ""
+
+
+def _has_any(copy: Copy, facts: CopyFacts) -> bool:
+    """Whether the replica has a part of a copy, by its marks or its GUIDs, or a bundle of it."""
+    manifest = facts.manifest.manifest if facts.manifest is not None else None
+    there = seen(copy, manifest, facts.copies, facts.bundle)
+    own = any(each.guid in guids_of(facts.copies, each.dataset) for each in facts.own)
+    return bool(there.snapshots) or there.has_bundle or own
+
+
+def _ram_moved_here(facts: CopyFacts) -> bool:
+    """Whether this host has moved the RAM into pages, and the replica has the bundle of before."""
+    here, there = facts.here, facts.there
+    if here is None or there is None:
+        return False
+    if here.manifest.pages is None or there.manifest.pages is not None:
+        return False
+    return digest_without_ram(here.manifest) == digest_without_ram(there.manifest)
 
 
 def _torn(copy: Copy, facts: CopyFacts) -> bool:
@@ -158,6 +195,8 @@ def is_of_copy(snapshot: PoolSnapshot, copy: Copy) -> bool:
 def find_faults(copy: Copy, facts: CopyFacts) -> list[str]:
     """What is wrong with a copy, by the listings and the manifests alone; empty if nothing is."""
     found = _snapshot_faults(copy, facts)
+    if _ram_moved_here(facts):
+        return found  # the bundle is copied again, and the pages are sent
     if copy.has_bundle or facts.here is not None:
         found += _bundle_faults(facts)
     return found
@@ -166,7 +205,7 @@ def find_faults(copy: Copy, facts: CopyFacts) -> list[str]:
 def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
     known = facts.manifest
     if known is None:
-        lost = [e for e in facts.own if e.guid not in _guids(facts.copies, e.dataset)]
+        lost = [e for e in facts.own if e.guid not in guids_of(facts.copies, e.dataset)]
         return [_snapshot_fault(each, [each], facts.copies) for each in lost]
     manifest = known.manifest
     present = {each.dataset for each in _members(manifest, copy.snapshot, facts.copies)}
@@ -176,13 +215,19 @@ def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
         wanted = next((each for each in own if each.name == copy.snapshot), own[0])
         same = own if is_one_instant(manifest) else [wanted]
         found.append(_snapshot_fault(wanted, same, facts.copies))
-    pages = manifest.pages
-    if pages is not None and pages.guid not in _guids(facts.copies, pages.dataset):
+    pages = manifest.pages if not _ram_moved_here(facts) else None
+    if pages is not None and pages.guid not in guids_of(facts.copies, pages.dataset):
         found.append(f"of the pages of its RAM: {_snapshot_fault(pages, [pages], facts.copies)}")
+    if facts.here is None:  # the replica's manifest may be of another run
+        named = {entry.guid for entry in manifest.snapshots}
+        lost = [each for each in facts.own if each.guid not in named]
+        lost = [each for each in lost if each.guid not in guids_of(facts.copies, each.dataset)]
+        found += [_snapshot_fault(each, [each], facts.copies) for each in lost]
     return found
 
 
-def _guids(copies: Copies, dataset: str) -> set[int]:
+def guids_of(copies: Copies, dataset: str) -> set[int]:
+    """The GUIDs of the snapshots that the replica has of a dataset of this host."""
     return {each.guid for each in copies.get(copy_name(dataset), ())}
 
 
@@ -234,8 +279,16 @@ def _was_replaced(there: KnownManifest, before: PassedBefore | None) -> bool:
     """Whether the manifest differs from the one that was verified, and its RAM was not moved."""
     if before is None or not before.manifest:
         return False
-    has_moved = there.manifest.pages is not None and not before.has_pages
+    has_pages = there.manifest.pages is not None and not before.has_pages
+    has_moved = has_pages and digest_without_ram(there.manifest) == before.without_ram
     return there.sha256 != before.manifest and not has_moved
+
+
+def digest_without_ram(manifest: Manifest) -> str:
+    """The SHA-256 of all of a manifest but its RAM, which may be moved into pages later."""
+    parts = tuple(each for each in manifest.parts if each.role is not Role.RAM)
+    rest = manifest.model_copy(update={"parts": parts})
+    return hashlib.sha256(rest.model_dump_json(exclude_defaults=True).encode()).hexdigest()
 
 
 class Seen(NamedTuple):

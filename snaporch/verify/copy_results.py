@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from snaporch.bundle.store import UUID_NAME
+from snaporch.errors import UnavailableError
 from snaporch.model import iso, moment_of
 from snaporch.private_files import private_directory, replace_private, store_errors
-from snaporch.verify.copy_decision import Copy, PassedBefore, Source
+from snaporch.verify.copy_decision import PassedBefore, Source
 
 DIRECTORY = "copies"
 """Below ``paths.schedule``."""
+
+
+_KEPT = timedelta(days=30)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyListing:
+    """The copies that a replica has, or that this host knows of."""
+
+    keys: Collection[str]
+    """Of all copies on the replica, and of all records of this host."""
+    domains: Collection[str]
+    """The UUIDs of the domains that have copies on the replica."""
+    is_complete: bool
+    """The replica lists copies that are not named, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +57,8 @@ class CopyResult:
     """What is wrong with it; empty if it passed."""
     before: PassedBefore | None = None
     """The last verification that passed, which may be this one."""
+    absent: datetime | None = None
+    """Since when the replica does not list it, and this host has no record of it; was reported."""
 
     @property
     def full_name(self) -> str:
@@ -79,30 +98,56 @@ class CopyResults:
     def of_domain(self, replica: str, uuid: str) -> dict[str, CopyResult]:
         """The results of a domain's copies on a replica, by key.
 
-        A file that cannot be read counts as none, so the copies are verified again.
+        Raises:
+            UnavailableError: they cannot be read.
         """
+        path = self._path(replica, uuid)
+        step = f"to verify its copies from scratch, delete it: {shlex.join(['rm', str(path)])}"
         try:
-            document = json.loads(self._path(replica, uuid).read_bytes())
+            document = json.loads(path.read_bytes())
             found = [_result(replica, uuid, each) for each in document]
-        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise UnavailableError(str(path), error.strerror or "cannot be read", step) from error
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            reason = "the results of verifying copies in it cannot be read"
+            raise UnavailableError(str(path), reason, step) from error
         return {each.key: each for each in found}
 
-    def all(self, replicas: Iterable[str]) -> list[CopyResult]:
-        """The results of all copies on these replicas, by domain; the oldest first."""
-        found = [
-            each
-            for replica in replicas
-            for uuid in self.domains(replica)
-            for each in self.of_domain(replica, uuid).values()
-        ]
-        return sorted(found, key=lambda each: (each.replica, each.domain, each.at))
+    def all(self, replicas: Iterable[str]) -> tuple[list[CopyResult], list[UnavailableError]]:
+        """The results of all copies on these replicas, by domain, the oldest first.
+
+        Returns:
+            Those that can be read, without the copies that are not there any more, and why others
+            cannot.
+        """
+        found: list[CopyResult] = []
+        errors = []
+        for replica in replicas:
+            try:
+                uuids = self.domains(replica)
+            except UnavailableError as error:
+                errors.append(error)
+                continue
+            for uuid in uuids:
+                try:
+                    results = self.of_domain(replica, uuid).values()
+                    found += [each for each in results if each.absent is None]
+                except UnavailableError as error:
+                    errors.append(error)
+        return sorted(found, key=lambda each: (each.replica, each.domain, each.at)), errors
 
     def domains(self, replica: str) -> list[str]:
-        """The UUIDs of the domains that have results."""
-        with suppress(OSError):
-            names = sorted(path.stem for path in (self._root / replica).glob("*.json"))
-            return [name for name in names if re.fullmatch(UUID_NAME, name)]
+        """The UUIDs of the domains that have results.
+
+        Raises:
+            UnavailableError: they cannot be listed.
+        """
+        directory = self._root / replica
+        with store_errors(directory), suppress(FileNotFoundError):
+            paths = sorted(path for path in directory.iterdir() if path.suffix == ".json")
+            return [path.stem for path in paths if re.fullmatch(UUID_NAME, path.stem)]
         return []
 
     def record(self, result: CopyResult) -> None:
@@ -114,28 +159,56 @@ class CopyResults:
         known = self.of_domain(result.replica, result.uuid)
         self._write(result.replica, result.uuid, [*(known | {result.key: result}).values()])
 
-    def keep_only(self, replica: str, copies: Iterable[Copy]) -> None:
-        """Forget the results of copies that a replica has not any more.
+    def sort_out(
+        self, replica: str, listing: CopyListing, now: datetime
+    ) -> list[tuple[CopyResult, bool]]:
+        """Mark the results of copies that the replica has not any more; forget them a month later.
+
+        A listing may lack a copy by mistake. If it comes back, it is compared with its result.
 
         Args:
             replica: its name in the configuration.
-            copies: all that it has, or should have.
+            listing: what there is.
+            now: the time.
+
+        Returns:
+            Results to report, and whether the copy is known to be gone: once those of copies that
+            failed, or that are gone with all others of their domain; and each time those of copies
+            that failed, and that cannot be listed.
 
         Raises:
-            UnavailableError: a file cannot be written.
+            UnavailableError: a file cannot be written, or the results cannot be listed.
         """
-        keys = {copy.key for copy in copies}
+        found = []
         for uuid in self.domains(replica):
-            self._keep(replica, uuid, keys)
+            try:
+                known = self.of_domain(replica, uuid)
+            except UnavailableError:  # which is reported with each of its copies, and by status
+                continue
+            left: dict[str, CopyResult] = {}
+            has_any = uuid in listing.domains
+            is_hidden = not has_any and not listing.is_complete
+            for key, result in known.items():
+                if key in listing.keys:
+                    left[key] = replace(result, absent=None)
+                elif is_hidden:
+                    left[key] = result
+                    found += [] if result.passed else [(result, False)]
+                elif result.absent is None:
+                    left[key] = replace(result, absent=now)
+                    found += [(result, True)] if not result.passed or not has_any else []
+                elif now - result.absent < _KEPT:
+                    left[key] = result
+            if left != known:
+                self._replace(replica, uuid, left.values())
+        return found
 
-    def _keep(self, replica: str, uuid: str, keys: Collection[str]) -> None:
-        known = self.of_domain(replica, uuid)
-        left = [result for key, result in known.items() if key in keys]
-        if known and not left:
-            with store_errors(self._root):
-                self._path(replica, uuid).unlink(missing_ok=True)
-        elif len(left) < len(known):
+    def _replace(self, replica: str, uuid: str, left: Collection[CopyResult]) -> None:
+        if left:
             self._write(replica, uuid, left)
+            return
+        with store_errors(self._root):
+            self._path(replica, uuid).unlink(missing_ok=True)
 
     def _path(self, replica: str, uuid: str) -> Path:
         return self._root / replica / f"{uuid}.json"
@@ -152,7 +225,14 @@ class CopyResults:
 def _document(result: CopyResult) -> dict[str, object]:
     found = result.as_json()
     if (before := result.before) is not None:
-        found["before"] = [iso(before.at), before.manifest, before.has_pages]
+        found["before"] = [
+            iso(before.at),
+            before.manifest,
+            before.has_pages,
+            before.without_ram,
+        ]
+    if result.absent is not None:
+        found["absent"] = iso(result.absent)
     return found
 
 
@@ -171,12 +251,15 @@ def _result(replica: str, uuid: str, document: dict[str, object]) -> CopyResult:
         source=Source(str(document["compared_with"])),
         reason=str(document["failure"] or ""),
         before=_before(document.get("before")),
+        absent=moment_of(str(document.get("absent", ""))),
     )
 
 
 def _before(value: object) -> PassedBefore | None:
     if not isinstance(value, list):
         return None
-    at, manifest, has_pages = value
+    at, manifest, has_pages, without_ram = value
     moment = moment_of(str(at))
-    return PassedBefore(moment, str(manifest), bool(has_pages)) if moment else None
+    if moment is None:
+        return None
+    return PassedBefore(moment, str(manifest), bool(has_pages), str(without_ram))

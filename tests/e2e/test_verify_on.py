@@ -180,6 +180,9 @@ def test_a_destroyed_snapshot_there_fails(there, taken, replica):
     assert "the ZFS snapshot flash:web@one is missing" in outcome.err
     (problem,) = [each for each in problems() if replica in each["text"]]
     assert problem["grade"] == "critical"
+    assert snaporch("replicate", "web", "--to", replica).status == 0  # it cannot be sent again
+    outcome = verify(replica)
+    assert (outcome.status, passed(outcome)) == (8, {"one": False, "two": True})
 
 
 def test_copies_of_a_guest_that_was_lost_are_verified(there, taken, guest):

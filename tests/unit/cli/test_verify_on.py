@@ -132,9 +132,62 @@ def test_a_call_that_makes_no_sense_is_refused(copied, snaporch, words):
     assert snaporch("verify", "--on", "nas", *words).code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize("words", [("--all",), ("--due",), ("web@s1",)], ids=" ".join)
+def test_an_empty_name_does_not_mean_the_snapshots_here(copied, snaporch, words):
+    answer = snaporch("verify", "--on", "", *words)
+    assert answer.code == ExitCode.USAGE
+    assert "--on has no name of a replica" in answer.err
+
+
 def test_a_misspelt_name_is_refused_before_any_bundle_is_read(copied, snaporch):
     copied.hooks.log.clear()
     answer = snaporch("verify", "--on", "nas", "web@s1", "mail")
     assert answer.code == ExitCode.NOT_FOUND
     assert "mail: replica nas has no copy of it, but of: web" in answer.err
     assert copied.hooks.log == []
+
+
+def test_a_result_that_cannot_be_recorded_is_shown(copied, snaporch):
+    (copied.root / "schedule").mkdir()
+    (copied.root / "schedule" / "copies").symlink_to("missing")
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.UNAVAILABLE
+    assert "web@s1  nas  passed" in answer.out
+    assert "copies" in answer.err
+    (copied.bundle / "ram.save").write_bytes(b"")
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "web@s1  nas  FAILED" in answer.out
+    assert "ram.save has 0 bytes" in answer.err
+
+
+def test_a_failed_copy_counts_more_than_one_that_was_not_verified(copied, snaporch):
+    copied.add_guest("db", {"vda": "tank/db"})
+    for name in ("s0", "s1"):
+        take_snapshot(copied.context, copied.hypervisor.domain("db"), SnapshotRequest(name))
+    records = all_records(copied.context.store, copied.pool.snapshots())
+    replicate(
+        copied.context, [each for each in records if each.domain == "db"], "nas", copied.there
+    )
+    copied.pool.clear_properties(["tank/db@s0"], ["snaporch:replicated"])
+    (first,) = [each for each in records if (each.domain, each.snapshot) == ("db", "s0")]
+    shutil.rmtree(copied.root / "there" / first.uuid / first.run)
+    (copied.bundle / "ram.save").write_bytes(b"")
+    answer = snaporch("verify", "--on", "nas", "db@s0", "web@s1", "--quiet")
+    assert "its copy was not verified" in answer.err.splitlines()[0]
+    assert answer.code == ExitCode.FAILED
+
+
+def test_a_copy_that_is_gone_is_in_the_exit_code_once(copied, snaporch):
+    (copied.bundle / "ram.save").write_bytes(b"")
+    assert snaporch("verify", "--on", "nas", "--all").code == ExitCode.FAILED
+    take_snapshot(copied.context, copied.hypervisor.domain("web"), SnapshotRequest("s2"))
+    records = all_records(copied.context.store, copied.pool.snapshots())
+    replicate(copied.context, records[1:], "nas", copied.there)
+    copied.there.drop("tank/web@s1")
+    copied.pool.destroy_snapshots(["tank/web@s1"])
+    shutil.rmtree(copied.paths.bundles / records[0].uuid / records[0].run)
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "nas: web: copies that were verified before are not on the replica" in answer.err
+    assert snaporch("verify", "--on", "nas", "--all").code == ExitCode.OK

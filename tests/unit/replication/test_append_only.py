@@ -348,3 +348,29 @@ def test_a_replica_is_opened_as_configured(world):
 def test_an_append_only_replica_is_on_another_host():
     with pytest.raises(ValueError, match="append_only needs host"):
         Replica(dataset="backup/kvm", bundles="/b", append_only=True)
+
+
+@pytest.mark.parametrize("size", [10**400, (1 << 50) + 1, -1])
+def test_a_size_that_cannot_be_is_an_error(machine, size):
+    machine.answer("bundles", {"bundles": {"r": {"unread": None, "sizes": {"ram.save": size}}}})
+    for ask in (
+        lambda: machine.there.bundles(UUID),
+        lambda: machine.there.damaged(f"{UUID}/r", {"ram.save": "0" * 64}),
+    ):
+        with pytest.raises(ReplicaError, match="its answer cannot be read"):
+            ask()
+    machine.answer("begun", {"sizes": {"ram.save": size}})
+    with pytest.raises(ReplicaError, match="its answer cannot be read"):
+        machine.there.store(machine.place / "tools", f"{UUID}/r", {})
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udcff\ud83d"])
+def test_a_text_that_no_bytes_have_is_an_error(machine, text):
+    machine.answer("manifest", {"text": text})
+    with pytest.raises(ReplicaError, match="its answer cannot be read"):
+        machine.there.manifest(f"{UUID}/r")
+
+
+def test_a_text_may_have_bytes_that_are_not_utf_8(machine):
+    machine.answer("manifest", {"text": "\udc80\udcff"})
+    assert machine.there.manifest(f"{UUID}/r") == "\udc80\udcff"

@@ -217,7 +217,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 31
+    assert len(found) == 32
     for code in found:
         assert f"`{code}`" in page
 
@@ -265,6 +265,11 @@ def test_copies_that_failed_their_verification_are_critical_until_they_pass():
     )
     assert problem.text.endswith("to repeat it: snaporch verify --on nas web@b")
     assert codes(replace(WELL, copies=(copy("a"), copy("b")))) == []
+
+
+def test_results_of_copies_that_cannot_be_read_are_critical():
+    status = replace(WELL, unreadable_copies=(("/x.json", "cannot be read"),))
+    assert codes(status) == [("copy-results", "critical")]
 
 
 def test_many_copies_that_failed_are_counted():

@@ -58,7 +58,7 @@ class Copied:
         return {name: each.result.reason for name, each in self.verify(*names).items()}
 
     def recorded(self):
-        return {e.snapshot: e.passed for e in self.results.all(["nas"])}
+        return {e.snapshot: e.passed for e in self.results.all(["nas"])[0]}
 
     def there(self, name, file="ram.save"):
         return self.replica.root / self.uuid / self.taken[name].run / file

@@ -9,9 +9,13 @@ from fakes import manifests
 from fakes.hooks import failing
 
 from snaporch.bundle.manifest import MANIFEST_NAME
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.config import Config
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.model import Level
 from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
 from snaporch.verify.copies import SkippedCopy, choose_copies
 from snaporch.verify.copy_decision import Source
 
@@ -98,8 +102,52 @@ def test_all_of_a_copy_that_this_host_counts_on_is_missed(copied):
     shutil.rmtree(copied.there("s1").parent)
     assert "the ZFS snapshot flash:web@s1 is missing" in copied.faults()["s1"]
     copied.forget()  # with the originals, nothing says that it should be there
+    verifier = copied.verifier()
+    assert [each.snapshot for each in verifier.find()] == ["s2"]
+    (lost,) = verifier.lost  # but it failed before
+    assert "copies that were verified before are not on the replica any more: @s1" in lost.line()
     assert copied.faults() == {"s2": ""}
     assert copied.recorded() == {"s2": True}
+
+
+def test_a_failure_is_kept_while_this_host_has_the_snapshot(copied):
+    copied.flip("s1")
+    copied.verify()
+    drop_all(copied, "s1")
+    names = [f"{dataset}@s1" for dataset in ("tank/web", "flash/web")]
+    copied.world.pool.clear_properties(names, ["snaporch:replicated"])
+    verifier = copied.verifier()
+    verifier.find()
+    assert (verifier.lost, copied.recorded()) == ([], {"s1": False, "s2": True})
+    shutil.rmtree(copied.there("s1").parent)
+    assert "is missing" in copied.faults("web@s1")["s1"]
+
+
+def test_a_listing_without_the_guest_does_not_erase_what_was_verified(copied):
+    copied.verify()
+    copied.forget()
+    listed, copied.source.snapshots = copied.source.snapshots, list
+    verifier = copied.verifier()
+    assert verifier.find() == []
+    assert [each.thing for each in verifier.lost] == ["nas: web"]
+    copied.source.snapshots = listed
+    replaced(copied)
+    assert "manifest.json is not the one that was verified 20" in copied.faults()["s1"]
+
+
+def test_a_guest_that_an_append_only_replica_cannot_list_keeps_its_failure(copied):
+    copied.flip("s1")
+    copied.verify()
+    copied.config.replica["nas"] = copied.config.replica["nas"].model_copy(
+        update={"append_only": True}
+    )
+    copied.forget()
+    copied.source.snapshots = list
+    for _ in range(2):
+        verifier = copied.verifier()
+        assert verifier.find() == []
+        assert "copies that failed cannot be listed: @s1" in verifier.lost[0].line()
+    assert copied.recorded() == {"s1": False, "s2": True}
 
 
 def replaced(copied):
@@ -253,8 +301,20 @@ def test_a_sample_begins_with_those_never_verified(copied):
     copied.verify("web@s1")
     verifier = copied.verifier()
     copies = verifier.find()
-    assert [each.snapshot for each in verifier.longest_ago(copies, 1)] == ["s2"]
-    assert verifier.longest_ago(copies, None) == copies
+    assert [each.snapshot for each in verifier.longest_ago(copies)] == ["s2", "s1"]
+    assert [each.copy.snapshot for each in verifier.verify_sample(copies, 1)] == ["s2"]
+
+
+def test_a_copy_that_is_skipped_is_not_one_of_a_sample(copied):
+    names = [f"{dataset}@s1" for dataset in ("tank/web", "flash/web")]
+    copied.world.pool.clear_properties(names, ["snaporch:replicated"])
+    shutil.rmtree(copied.there("s1").parent)
+    for name in ("s2", "s2"):
+        verifier = copied.verifier()
+        outcomes = list(verifier.verify_sample(verifier.find(), 1))
+        done = [each.copy.snapshot for each in outcomes if not isinstance(each, SkippedCopy)]
+        assert done == [name]
+        assert isinstance(outcomes[0], SkippedCopy)
 
 
 @pytest.mark.parametrize(
@@ -314,3 +374,80 @@ def test_a_copy_in_a_pool_of_this_host_is_no_record_of_it(copied):
     copied.world.pool.snapshot(["backup/kvm/tank:web@s1"], marks)
     copied.flip("s1")
     assert "this host has no record of it" in copied.verify()["s1"].problem.line()
+
+
+@pytest.mark.parametrize("was_verified", [True, False])
+@pytest.mark.parametrize("datasets", [["tank/web"], ["tank/web", "flash/web"]])
+def test_what_a_replica_lost_fails_after_the_next_replication_too(copied, datasets, was_verified):
+    if was_verified:
+        copied.verify()
+    for dataset in datasets:
+        copied.replica.drop(f"{dataset}@s1")
+    copied.replicate()
+    assert "nas" in copied.records()[0].dropped
+    found = copied.faults()
+    assert "the ZFS snapshot tank:web@s1 is missing" in found.pop("s1")
+    assert (found, copied.recorded()) == ({"s2": ""}, {"s1": False, "s2": True})
+    copied.replicate()
+    assert "is missing" in copied.faults()["s1"]
+
+
+@pytest.mark.parametrize("was_verified", [True, False])
+def test_a_copy_of_which_nothing_is_left_fails_if_it_was_verified(copied, was_verified):
+    if was_verified:
+        copied.verify()
+    drop_all(copied, "s1")
+    shutil.rmtree(copied.there("s1").parent)
+    copied.replicate()
+    outcome = copied.verify()["s1"]
+    if was_verified:
+        assert "is missing" in outcome.result.reason
+    else:
+        assert outcome.reason == "the replica has nothing of it, and cannot get it any more"
+
+
+def test_results_that_cannot_be_read_are_an_error_for_each_copy(copied):
+    copied.verify()
+    copied.results._path("nas", copied.uuid).write_text("[")
+    verifier = copied.verifier()
+    outcomes = list(verifier.verify_sample(verifier.find(), 1))
+    assert [type(each) for each in outcomes] == [UnavailableError] * 2
+
+
+def mark_for_another_run(copied, name):
+    """Guests share the datasets, and the marks are those of the other guest's run."""
+    marks = {"domain": "db", "uuid": "4b1d2f0e-0000-4000-8000-0000000000db", "run": "other-1"}
+    for dataset in ("tank/web", "flash/web"):
+        pool = copied.world.pool
+        pool.set_properties([f"{dataset}@{name}"], {f"snaporch:{k}": v for k, v in marks.items()})
+        copies = copied.replica.snapshots([dataset])
+        kept = [e for e in copies if e.name != name]
+        copied.replica.put([replace(e, properties=marks) for e in copies if e.name == name] + kept)
+
+
+def test_a_guest_whose_snapshots_have_the_marks_of_another_is_verified(copied):
+    for name in ("s1", "s2"):
+        mark_for_another_run(copied, name)
+    copied.flip("s1")
+    copies = [e for e in copied.verifier().find() if e.domain == "web"]
+    assert [each.snapshot for each in copies] == ["s1", "s2"]
+    verifier = copied.verifier()
+    verifier.find()
+    found = {e.copy.snapshot: e.result.reason for e in verifier.verify(copies)}
+    assert found == {"s1": "ram.save is damaged", "s2": ""}
+    shutil.rmtree(copied.there("s2").parent)
+    assert copied.verify("web@s2")["s2"].result.reason == "its bundle is missing"
+
+
+def test_an_original_that_looks_like_a_copy_is_a_record(copied):
+    document = copied.config.model_dump()
+    document["replica"]["tank"] = {"host": "nas", "dataset": "tank", "bundles": "/b"}
+    copied.config = copied.world.context.config = Config.model_validate(document)
+    uuid = copied.world.add_guest("db", disks={"vda": "tank/a:db"}).uuid
+    domain = copied.world.hypervisor.domain("db")
+    taken = take_snapshot(copied.world.context, domain, SnapshotRequest("s1"))
+    own = [each for each in copied.records() if each.domain == "db"]
+    replicate(copied.world.context, own, "nas", copied.replica)
+    assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [True]
+    shutil.rmtree(copied.world.paths.bundles / uuid / taken.run)
+    assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [False]

@@ -15,6 +15,7 @@ from snaporch.verify.copy_decision import (
     Source,
     find_faults,
     is_gone,
+    passed_now,
     reason_to_skip,
     seen,
 )
@@ -141,6 +142,40 @@ def test_what_has_not_arrived_is_no_failure(is_promised):
     assert reason_to_skip(copy, facts()) == ""
 
 
+@pytest.mark.parametrize(
+    ("files", "copies", "fails"),
+    [
+        (FILES | {"ram.save": 0}, HOURLY, True),
+        ({"ram.save": 0, "manifest.json": 5}, HOURLY, False),
+        (FILES | {"ram.save": 0}, {}, False),
+    ],
+)
+def test_what_was_damaged_after_it_was_copied_fails(files, copies, fails):
+    damaged = replace(facts(copies), bundle=BundleCopy(files, 0))
+    assert bool(reason_to_skip(replace(COPY, is_here=True), damaged)) != fails
+    assert find_faults(COPY, damaged)
+
+
+HALF = {"tank:a": HOURLY["tank:a"]}
+OWN = (shot("tank/a", "hourly", 1), shot("tank/b", "hourly", 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "fails"),
+    [
+        (facts({}, bundle=False, there=False), False),
+        (facts({}, bundle=False, there=False, was_verified=True), True),
+        (facts({}), True),
+        (facts(HALF, bundle=False, there=False), True),
+        (facts(HALF, bundle=False, there=False, here=False, own=OWN), True),
+        (facts({}, bundle=False, there=False, here=False, own=OWN), False),
+    ],
+)
+def test_a_part_of_what_cannot_arrive_any_more_fails(given, fails):
+    reason = reason_to_skip(replace(COPY, is_here=True, is_dropped=True), given)
+    assert reason == ("" if fails else "the replica has nothing of it, and cannot get it any more")
+
+
 def test_a_torn_copy_is_skipped():
     marks = {"run": "r", "uuid": "u", "torn": "yes"}
     torn = HOURLY | {"tank:b": [shot("tank:b", "hourly", 3, **marks)]}
@@ -191,7 +226,18 @@ def test_the_manifest_of_this_host_is_compared_also_if_the_other_is_damaged():
     assert half.source is Source.HERE
 
 
-def test_with_a_manifest_there_the_snapshots_of_this_host_do_not_count():
+def test_the_snapshots_of_this_host_count_beside_a_manifest_there():
+    own = (shot("tank/a", "hourly", 1), shot("tank/b", "hourly", 9))
+    (fault,) = find_faults(COPY, facts(here=False, own=own))
+    assert fault.startswith("tank:b@hourly is another snapshot of this name (its GUID is 3,")
+    assert find_faults(COPY, facts(own=own)) == []
+    more = HOURLY | {"tank:c": [shot("tank:c", "hourly", 8)]}
+    assert find_faults(COPY, facts(more, here=False, own=(shot("tank/c", "hourly", 8),))) == []
+    daily = HOURLY | {"tank:b": [shot("tank:b", "daily", 4)]}
+    assert find_faults(COPY, facts(daily, here=False, own=(shot("tank/b", "hourly", 3),))) == []
+
+
+def test_with_a_manifest_there_the_snapshots_of_this_host_are_no_source():
     own = (shot("tank/a", "hourly", 1),)
     assert facts(here=False, own=own).source is Source.REPLICA
     assert facts(here=False, there=False).source is Source.REPLICA
@@ -222,13 +268,29 @@ def test_only_ram_that_is_not_in_pages_there_is_copied_again():
     assert reason_to_skip(copy, moved).startswith("its RAM was moved into pages")
     assert reason_to_skip(copy, replace(moved, there=None)) == ""
     assert reason_to_skip(copy, replace(moved, there=known(parts=IN_PAGES))) == ""
+    lost = replace(moved, copies={"tank:a": HOURLY["tank:a"]})
+    assert reason_to_skip(copy, lost) == ""
+    assert find_faults(copy, lost) == ["the ZFS snapshot tank:b@hourly is missing"]
+    other = replace(moved, there=known("c" * 64, domain="db"))
+    assert reason_to_skip(copy, other) == ""
+    assert "the bundle's manifest.json is not the one of this host" in find_faults(copy, other)
 
 
 @pytest.mark.parametrize(("had_pages", "fails"), [(True, True), (False, False)])
 def test_ram_may_have_moved_into_pages_since_the_last_verification(had_pages, fails):
-    before = PassedBefore(NOW, "c" * 64, had_pages)
+    passed = passed_now(NOW, known("c" * 64))
+    before = passed._replace(has_pages=had_pages)
     paged = replace(facts(WITH_PAGES, here=False, before=before), there=known(parts=IN_PAGES))
     assert bool(find_faults(COPY, paged)) == fails
+    other = replace(paged, there=known(parts=IN_PAGES, domain="db"))
+    assert find_faults(COPY, other)
+
+
+def test_what_is_recorded_of_a_copy_that_passed():
+    paged = passed_now(NOW, known(parts=IN_PAGES))
+    assert paged == passed_now(NOW, known())._replace(has_pages=True)
+    assert paged.manifest == "a" * 64
+    assert passed_now(NOW, None) == PassedBefore(NOW, "", False)
 
 
 def test_this_host_being_right_a_manifest_of_an_earlier_verification_does_not_count():
