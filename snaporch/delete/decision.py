@@ -64,8 +64,12 @@ def _needed(facts: SnapshotFacts) -> tuple[str, str] | None:
     if facts.kept or KEEP_HOLD in tags:
         return "is kept", f"snaporch unkeep {name}"
     if UNDO_HOLD in tags:
-        step = f"undo it with snaporch undo {domain}, or wait until the safety copy is deleted"
-        return "is needed to undo a restore", f"{step} (docs/how-to/pruning.md)"
+        # an undo would not help: it makes a safety copy that needs the snapshot, too
+        bases = [full_name for full_name, own in facts.holds.items() if UNDO_HOLD in own]
+        words = shlex.join(["zfs", "release", UNDO_HOLD, *bases])
+        wait = "wait until prune deletes the safety copies, after prune.safety_keep"
+        step = f"{wait} (docs/how-to/pruning.md), or give that undo up: {words}"
+        return "is needed to undo a restore", step
     if facts.shared_with:
         others = " ".join(map(shlex.quote, facts.shared_with))
         return f"is also {', '.join(facts.shared_with)}", f"delete both: add {others}"

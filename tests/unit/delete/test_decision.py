@@ -39,7 +39,7 @@ def test_a_snapshot_that_nothing_needs_may_be_deleted():
     [
         ({"kept": True}, "is kept", "snaporch unkeep web@s1"),
         (held(KEEP_HOLD), "is kept", "snaporch unkeep web@s1"),
-        (held(UNDO_HOLD), "is needed to undo a restore", "snaporch undo web"),
+        (held(UNDO_HOLD), "is needed to undo a restore", "after prune.safety_keep"),
         (held(RESTORE_HOLD), "was interrupted", "snaporch recover web"),
         ({"unfinished": True}, "was interrupted", "snaporch recover web"),
         (held("mine"), "tank/web@s1 is held (mine)", "zfs release mine tank/web@s1"),
@@ -61,6 +61,13 @@ def test_only_the_last_good_ones_can_be_deleted_by_an_option():
     assert line(last=["the newest good snapshot"], also_newest=True) == ""
     assert line(kept=True, also_newest=True)
     assert line(**held("mine"), also_newest=True)
+
+
+def test_an_undo_is_given_up_on_all_the_datasets_that_are_held_for_it():
+    text = line(holds={"tank/a b@s1": [UNDO_HOLD], "flash/web@s1": ["mine", UNDO_HOLD]})
+    command = f"zfs release {UNDO_HOLD} 'tank/a b@s1' flash/web@s1"
+    assert text.endswith(f"give that undo up: {command}")
+    assert "snaporch undo" not in text, "its own safety copy would need the snapshot, too"
 
 
 def test_names_in_commands_are_quoted():

@@ -1,4 +1,5 @@
 import json
+import shlex
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,10 @@ from snaporch.journal import FORMAT
 from snaporch.locks import domain_lock, replication_lock_name
 from snaporch.model import BundleState
 from snaporch.prune.decision import PruneAction
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import restore
+from snaporch.restore.safety_catalog import choose_copy
+from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.zfs import PREFIX, BlockingMount, PoolError
@@ -318,3 +323,25 @@ def test_a_wrong_answer_deletes_nothing(two):
     with pytest.raises(RefusedError):
         run(two, "web@s1", confirm=no)
     assert left(two) == ["web@s1", "web@s2"]
+
+
+def test_the_step_that_gives_an_undo_up_lets_the_snapshot_be_deleted(two):
+    """An undo does not: its own safety copy is on the same snapshot."""
+    context, pool = two.world.context, two.world.pool
+    made = make_restore_plan(context, "web", "s1", discard_newer=True)
+    restore(context, made, safety=True, keep_running=False)
+    restore(
+        context,
+        make_undo_plan(context, choose_copy(context, "web", None)),
+        safety=True,
+        keep_running=False,
+    )
+    (refused,) = lines(run(two, "web@s1"))
+    assert "is needed to undo a restore" in refused
+    program, act, tag, *names = shlex.split(refused.rpartition("give that undo up: ")[2])
+    assert (program, act, sorted(names)) == ("zfs", "release", ["flash/web@s1", "tank/web@s1"])
+    pool.release(names[:1], tag)
+    assert "is needed to undo a restore" in lines(run(two, "web@s1"))[0]
+    pool.release(names[1:], tag)
+    assert run(two, "web@s1").failures == ()
+    assert left(two) == ["web@s2"]
