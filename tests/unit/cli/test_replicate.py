@@ -323,7 +323,39 @@ def test_a_replica_must_be_given_or_come_from_a_policy(host, there, taken, snapo
     answer = snaporch("replicate", "web")
     assert answer.code == ExitCode.REFUSED
     assert "web: none of its policies replicates; name a replica: --to NAME" in answer.err
-    assert snaporch("replicate", "--all").code == 0
+
+
+@pytest.mark.parametrize("words", [["--all"], ["--all", "--quiet"]], ids=" ".join)
+def test_all_is_no_success_if_no_policy_replicates(host, there, taken, snaporch, words):
+    """Of cron it would be a backup that never happens."""
+    taken()
+    text = host.config_file.read_text()
+    host.config_file.write_text(text.replace('replicate = ["nas"]\n', ""))
+    answer = snaporch("replicate", *words)
+    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
+    assert "--all: no policy of any domain replicates; name a replica (--to NAME)" in answer.err
+    assert (there["nas"].names(), there["usb"].names()) == ([], [])
+    host.config_file.write_text(text.replace('replicate = ["nas"]\n', "") + "[domain.web]\n")
+    assert snaporch("replicate", "--due").code == 0
+
+
+def test_all_names_the_guests_that_no_policy_replicates(host, there, taken, snaporch):
+    host.add_guest("mail", {"vda": "tank/mail"})
+    host.add_guest("db", {"vda": "tank/db"})
+    taken("mail"), taken("web")
+    text = host.config_file.read_text()
+    host.config_file.write_text(f"{text}[domain.mail]\npolicies = []\n[domain.db]\npolicies = []\n")
+    answer = snaporch("replicate", "--all", "--quiet")
+    assert (answer.code, answer.out.startswith("web  nas  1 snapshot")) == (0, True)
+    assert "no policy of these replicates: " in answer.err
+    assert {"mail", "db"} == {*answer.err.strip().rpartition(": ")[2].split(", ")}
+    assert "no policy" not in snaporch("replicate", "--all", "--to", "usb").err
+
+
+def test_all_is_no_success_if_no_guest_has_snapshots(there, snaporch):
+    answer = snaporch("replicate", "--all", "--to", "usb")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "--all: no domain has snapshots to replicate" in answer.err
 
 
 def test_a_bundle_that_is_incomplete_is_printed(there, taken, snaporch):
