@@ -10,7 +10,7 @@ import typer
 from snaporch.catalog.filter import SortKey
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
-from snaporch.model import Level, SnapshotRecord
+from snaporch.model import Level, PoolSnapshot, SnapshotRecord
 
 if TYPE_CHECKING:
     from snaporch.bundle.store import BundleStore
@@ -87,7 +87,7 @@ def list_command(
         print_json([record.as_json() for record in chosen])
     elif chosen:
         _print_table(chosen, used_bytes(pool, everything, chosen) if wide else {}, wide=wide)
-        _print_undo(store, domain)
+        _print_undo(store, domain, everything)
     elif records:
         print_error(f"no snapshots match; without options there are {len(records)}")
     else:
@@ -104,14 +104,18 @@ def _print_table(
     print_records([ListedRecord(each, used.get(each)) for each in records], wide=wide)
 
 
-def _print_undo(store: BundleStore, domain: str | None) -> None:
-    """Print the command that undoes the last restore of each domain."""
+def _print_undo(store: BundleStore, domain: str | None, present: Sequence[PoolSnapshot]) -> None:
+    """Print the command that undoes the last restore of each domain, if it can be undone at all.
+
+    Which options it needs depends on the guest and its files, which a list does not read.
+    """
     import shlex
 
     from snaporch.output.terminal import print_error
-    from snaporch.restore.safety_catalog import safety_copies
+    from snaporch.restore.safety_catalog import NAMES_OPTIONS, safety_copies
 
     copies = [each for each in safety_copies(store, domain) if each.is_offered]
     for copy in {each.manifest.uuid: each for each in copies}.values():
-        name = copy.manifest.domain
-        print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
+        if copy.has_bases(present):
+            command = shlex.join(["snaporch", "undo", copy.manifest.domain])
+            print_error(f"{copy.thing} can be undone: {command} {NAMES_OPTIONS}")

@@ -197,7 +197,9 @@ def test_undoing_in_the_wrong_order_names_the_right_order(story, world):
     first, second = safety_copies(world.context.store, "web")
     story.write(b"since")
     world.hooks.log.clear()
-    with pytest.raises(RefusedError, match=f"snaporch undo web --copy {second.name}"):
+    with pytest.raises(
+        RefusedError, match=f"snaporch undo web --copy {second.name} .--dry-run names"
+    ):
         undo(world, first.name)
     assert_untouched(world, b"since")
     undo(world)

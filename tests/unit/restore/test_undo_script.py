@@ -143,7 +143,8 @@ def test_the_script_prints_what_it_did_and_the_copy_is_not_offered_again(host, w
         choose_copy(world.context, "web", None)
     assert raised.value.line() == (
         "web: undo.sh has undone its restores already; "
-        f"to bring the newest copy back again: snaporch undo web --copy {copy.name}"
+        f"to bring the newest copy back again: snaporch undo web --copy {copy.name} "
+        "(--dry-run names the options that it needs)"
     )
     assert choose_copy(world.context, "web", copy.name) == copy
 
