@@ -10,7 +10,9 @@ import typer
 
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import config_path
+from snaporch.config.replica import rebuild_step
 from snaporch.context import Context
+from snaporch.errors import NoSuchDomainError
 from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
 
@@ -73,4 +75,9 @@ def open_session(
         frozen_by_hooks=_held_by_hooks,
     )
     with context.interrupt.watching():
-        yield context
+        try:
+            yield context
+        except NoSuchDomainError as error:
+            steps = [error.step, rebuild_step(settings.replica, error.thing)]
+            step = "; ".join(filter(None, steps))
+            raise NoSuchDomainError(error.thing, error.reason, step) from error

@@ -1,3 +1,4 @@
+import shutil
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -314,6 +315,30 @@ def test_wrong_arguments_of_replicate(there, snaporch, words, code, said):
     answer = snaporch("replicate", *words)
     assert answer.code == code
     assert said in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["replicate", "web"], ["undo", "web", "--yes"], ["snapshot", "web"]],
+    ids=lambda words: words[0],
+)
+def test_a_guest_that_libvirt_does_not_know_may_be_on_a_replica(host, there, snaporch, words):
+    host.hypervisor.guests.clear()
+    answer = snaporch(*words)
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "if this host has lost it: snaporch rebuild web --from nas (or from usb)" in answer.err
+
+
+def test_an_undefined_guest_without_its_bundle_may_be_on_a_replica(host, there, taken, snaporch):
+    """To boot it with --cold is refused, too: there is no definition."""
+    record = taken()
+    shutil.rmtree(record.bundle)
+    host.hypervisor.guests.clear()
+    for words in ([], ["--cold"]):
+        answer = snaporch("restore", f"web@{record.snapshot}", "--yes", *words)
+        assert answer.code == ExitCode.REFUSED
+        assert "snaporch rebuild web --from nas" in answer.err
+        assert "--cold" not in answer.err
 
 
 def test_a_replica_must_be_given_or_come_from_a_policy(host, there, taken, snaporch):
