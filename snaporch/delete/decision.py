@@ -20,8 +20,9 @@ class SnapshotFacts:
     snapshot: str
     holds: Mapping[str, Sequence[str]]
     """The tags of the holds, by the full name of the ZFS snapshot; none is empty."""
-    clones: Sequence[str]
-    """The datasets that are clones of its ZFS snapshots."""
+    clones: Mapping[str, str]
+    """The datasets that are clones of its ZFS snapshots, each with the name of the guest that
+    ``snaporch clone`` made with it; empty for other clones."""
     mounts: Sequence[str]
     """The programs that have its ZFS snapshots mounted, as text."""
     kept: bool
@@ -87,8 +88,11 @@ def _blocked_by_zfs(facts: SnapshotFacts) -> tuple[str, str] | None:
         words = shlex.join(["zfs", "release", tags[0], full_name])
         return f"{full_name} is held ({', '.join(tags)})", f"release it: {words}"
     if facts.clones:
-        step = "delete them first, with snaporch clone --delete or zfs destroy"
-        return f"has clones: {', '.join(facts.clones)}", step
+        guests = sorted({name for name in facts.clones.values() if name})
+        commands = [shlex.join(["snaporch", "clone", "--delete", name]) for name in guests]
+        others = [dataset for dataset, name in facts.clones.items() if not name]
+        commands += [shlex.join(["zfs", "destroy", dataset]) for dataset in others]
+        return f"has clones: {', '.join(facts.clones)}", f"delete them first: {'; '.join(commands)}"
     if facts.mounts:
         return (
             f"is mounted: {', '.join(facts.mounts)}",

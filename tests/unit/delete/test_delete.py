@@ -4,6 +4,7 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from fakes import manifests
@@ -104,7 +105,12 @@ def test_holds_clones_and_mounts_in_any_pool_are_found_before_anything_is_destro
     pool = two.world.pool
     pool.clone("tank/web@s1", "tank/copy")
     assert "has clones: tank/copy" in lines(run(two, "web@s1"))[0]
+    assert "delete them first: zfs destroy tank/copy" in lines(run(two, "web@s1"))[0]
     pool.destroy_dataset("tank/copy")
+    mark = {"snaporch:clone": str(uuid4()), "snaporch:clone-name": "test"}
+    pool.clone("tank/web@s1", "tank/web-test", mark)
+    assert lines(run(two, "web@s1"))[0].endswith("first: snaporch clone --delete test")
+    pool.destroy_dataset("tank/web-test")
     pool.foreign = [BlockingMount("tank/web@s1", "the guest db")]
     assert "is mounted: the guest db" in lines(run(two, "web@s1"))[0]
     pool.foreign = []
