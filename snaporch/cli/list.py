@@ -66,6 +66,7 @@ def list_command(
     from snaporch.bundle.store import BundleStore
     from snaporch.catalog.filter import RecordFilter, without_replicas_here
     from snaporch.catalog.records import all_records, used_bytes
+    from snaporch.cli.session import naming_replicas
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.select import parse_since
 
@@ -80,7 +81,8 @@ def list_command(
         uuids = {record.uuid for record in records if domain in (record.domain, record.uuid)}
         if not uuids:
             # A renamed domain has its snapshots under its old name; a misspelt name is an error.
-            uuids = {host.open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
+            with naming_replicas(settings):
+                uuids = {host.open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
         records = [record for record in records if record.uuid in uuids]
     chosen = RecordFilter(level, earliest, policy, sort).apply(records)
     if json:

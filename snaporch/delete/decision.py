@@ -20,9 +20,9 @@ class SnapshotFacts:
     snapshot: str
     holds: Mapping[str, Sequence[str]]
     """The tags of the holds, by the full name of the ZFS snapshot; none is empty."""
-    clones: Mapping[str, str]
-    """The datasets that are clones of its ZFS snapshots, each with the name of the guest that
-    ``snaporch clone`` made with it; empty for other clones."""
+    clones: Mapping[str, Sequence[str]]
+    """The datasets that are clones of its ZFS snapshots, each with the words of the command that
+    deletes it."""
     mounts: Sequence[str]
     """The programs that have its ZFS snapshots mounted, as text."""
     kept: bool
@@ -88,10 +88,7 @@ def _blocked_by_zfs(facts: SnapshotFacts) -> tuple[str, str] | None:
         words = shlex.join(["zfs", "release", tags[0], full_name])
         return f"{full_name} is held ({', '.join(tags)})", f"release it: {words}"
     if facts.clones:
-        guests = sorted({name for name in facts.clones.values() if name})
-        commands = [shlex.join(["snaporch", "clone", "--delete", name]) for name in guests]
-        others = [dataset for dataset, name in facts.clones.items() if not name]
-        commands += [shlex.join(["zfs", "destroy", dataset]) for dataset in others]
+        commands = dict.fromkeys(shlex.join(words) for words in facts.clones.values())
         return f"has clones: {', '.join(facts.clones)}", f"delete them first: {'; '.join(commands)}"
     if facts.mounts:
         return (

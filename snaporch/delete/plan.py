@@ -173,7 +173,7 @@ class _Facts:
         self.items = [_item(context, snapshots, record) for record in chosen]
         self._names = [name for item in self.items for name in item.zfs_names]
         self._clones = context.pool.clones(self._names) if self._names else {}
-        self._guests = _cloned_guests(context) if self._clones else {}
+        self._ends = _ends_of_clones(context) if self._clones else {}
         self._mounts = context.pool.blocking_mounts(self._names) if self._names else []
         self._unfinished = _unfinished(context, locked)
         self._last = _last(records, {record.uuid for record in chosen})
@@ -191,7 +191,7 @@ class _Facts:
                 snapshot=item.snapshot,
                 holds={name: own for name, own in tags.items() if own},
                 clones={
-                    clone: self._guests.get(clone, "")
+                    clone: self._ends.get(clone, ["zfs", "destroy", clone])
                     for name in names
                     for clone in self._clones.get(name, ())
                 },
@@ -236,12 +236,16 @@ def _item(
     )
 
 
-def _cloned_guests(context: Context) -> dict[str, str]:
-    """The name of the guest that ``snaporch clone`` made with each dataset."""
+def _ends_of_clones(context: Context) -> dict[str, list[str]]:
+    """The command that deletes each clone that snaporch made, by its dataset.
+
+    A recovery deletes what a killed verification left, and nothing of one that runs.
+    """
     return {
-        dataset: each.name
+        dataset: ["snaporch", "recover"]
+        if each.is_disposable
+        else ["snaporch", "clone", "--delete", each.name or each.uuid]
         for each in find_artifacts(context)
-        if not each.is_disposable
         for dataset in each.datasets
     }
 

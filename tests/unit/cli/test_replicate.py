@@ -319,7 +319,7 @@ def test_wrong_arguments_of_replicate(there, snaporch, words, code, said):
 
 @pytest.mark.parametrize(
     "words",
-    [["replicate", "web"], ["undo", "web", "--yes"], ["snapshot", "web"]],
+    [["replicate", "web"], ["undo", "web", "--yes"], ["snapshot", "web"], ["list", "web"]],
     ids=lambda words: words[0],
 )
 def test_a_guest_that_libvirt_does_not_know_may_be_on_a_replica(host, there, snaporch, words):

@@ -43,7 +43,11 @@ def test_a_snapshot_that_nothing_needs_may_be_deleted():
         (held(RESTORE_HOLD), "was interrupted", "snaporch recover web"),
         ({"unfinished": True}, "was interrupted", "snaporch recover web"),
         (held("mine"), "tank/web@s1 is held (mine)", "zfs release mine tank/web@s1"),
-        ({"clones": {"tank/c": ""}}, "has clones: tank/c", "zfs destroy tank/c"),
+        (
+            {"clones": {"tank/c": ["zfs", "destroy", "tank/c"]}},
+            "has clones: tank/c",
+            "zfs destroy tank/c",
+        ),
         ({"mounts": ["the guest db"]}, "is mounted: the guest db", "unmount it"),
         ({"shared_with": ["db@s1"]}, "is also db@s1", "add db@s1"),
         ({"copies": ["a@s", "b@s"]}, "it has no readable manifest", "zfs destroy"),
@@ -64,7 +68,9 @@ def test_only_the_last_good_ones_can_be_deleted_by_an_option():
 
 
 def test_the_command_that_deletes_a_clone_is_finished():
-    clones = {"tank/c": "my test", "flash/c": "my test", "tank/other": ""}
+    delete = ["snaporch", "clone", "--delete", "my test"]
+    other = ["zfs", "destroy", "tank/other"]
+    clones = {"tank/c": delete, "flash/c": delete, "tank/other": other}
     assert line(clones=clones) == (
         "web@s1: has clones: tank/c, flash/c, tank/other; "
         "delete them first: snaporch clone --delete 'my test'; zfs destroy tank/other"

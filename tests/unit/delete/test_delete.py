@@ -111,6 +111,9 @@ def test_holds_clones_and_mounts_in_any_pool_are_found_before_anything_is_destro
     pool.clone("tank/web@s1", "tank/web-test", mark)
     assert lines(run(two, "web@s1"))[0].endswith("first: snaporch clone --delete test")
     pool.destroy_dataset("tank/web-test")
+    pool.clone("tank/web@s1", "tank/web-verify", {"snaporch:verify": str(uuid4())})
+    assert lines(run(two, "web@s1"))[0].endswith("first: snaporch recover")
+    pool.destroy_dataset("tank/web-verify")
     pool.foreign = [BlockingMount("tank/web@s1", "the guest db")]
     assert "is mounted: the guest db" in lines(run(two, "web@s1"))[0]
     pool.foreign = []
