@@ -76,6 +76,10 @@ class NotFoundError(SnaporchError):
     exit_code = ExitCode.NOT_FOUND
 
 
+class NoSuchDomainError(NotFoundError):
+    """libvirt does not know the named domain; ``thing`` is the name."""
+
+
 class RefusedError(SnaporchError):
     """The request is unsafe or impossible; nothing was changed."""
 

@@ -10,7 +10,7 @@ import typer
 from snaporch.catalog.filter import SortKey
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
-from snaporch.model import Level, SnapshotRecord
+from snaporch.model import Level, PoolSnapshot, SnapshotRecord
 
 if TYPE_CHECKING:
     from snaporch.bundle.store import BundleStore
@@ -67,6 +67,7 @@ def list_command(
     from snaporch.catalog.filter import RecordFilter
     from snaporch.catalog.local_replicas import without_replicas_here
     from snaporch.catalog.records import all_records, used_bytes
+    from snaporch.cli.session import naming_replicas
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.select import parse_since
 
@@ -81,14 +82,15 @@ def list_command(
         uuids = {record.uuid for record in records if domain in (record.domain, record.uuid)}
         if not uuids:
             # A renamed domain has its snapshots under its old name; a misspelt name is an error.
-            uuids = {host.open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
+            with naming_replicas(settings):
+                uuids = {host.open_hypervisor(settings.libvirt_uri).domain(domain).uuid}
         records = [record for record in records if record.uuid in uuids]
     chosen = RecordFilter(level, earliest, policy, sort).apply(records)
     if json:
         print_json([record.as_json() for record in chosen])
     elif chosen:
         _print_table(chosen, used_bytes(pool, everything, chosen) if wide else {}, wide=wide)
-        _print_undo(store, domain)
+        _print_undo(store, domain, everything)
     elif records:
         print_error(f"no snapshots match; without options there are {len(records)}")
     else:
@@ -105,14 +107,18 @@ def _print_table(
     print_records([ListedRecord(each, used.get(each)) for each in records], wide=wide)
 
 
-def _print_undo(store: BundleStore, domain: str | None) -> None:
-    """Print the command that undoes the last restore of each domain."""
+def _print_undo(store: BundleStore, domain: str | None, present: Sequence[PoolSnapshot]) -> None:
+    """Print the command that undoes the last restore of each domain, if it can be undone at all.
+
+    Which options it needs depends on the guest and its files, which a list does not read.
+    """
     import shlex
 
     from snaporch.output.terminal import print_error
-    from snaporch.restore.safety_catalog import safety_copies
+    from snaporch.restore.safety_catalog import NAMES_OPTIONS, safety_copies
 
     copies = [each for each in safety_copies(store, domain) if each.is_offered]
     for copy in {each.manifest.uuid: each for each in copies}.values():
-        name = copy.manifest.domain
-        print_error(f"{copy.thing} can be undone: {shlex.join(['snaporch', 'undo', name])}")
+        if copy.has_bases(present):
+            command = shlex.join(["snaporch", "undo", copy.manifest.domain])
+            print_error(f"{copy.thing} can be undone: {command} {NAMES_OPTIONS}")

@@ -51,6 +51,8 @@ def replicate_command(
     Sends the ZFS snapshots and bundles that the replica lacks, and only then marks a snapshot as
     replicated. The mark is removed when the replica no longer has all of it. The next run resumes
     an interrupted transfer. One replication at a time runs on a host, at low priority.
+
+    --all names the domains that no policy replicates; if it has nothing to replicate, it fails.
     """
     from snaporch.cli.session import session
 
@@ -73,14 +75,21 @@ def _replicate(
     json: bool,
 ) -> int:
     from snaporch.cli.result_printer import ResultPrinter
+    from snaporch.errors import NotFoundError
     from snaporch.replication.replicate import host_lock
     from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
 
     targets = choose_targets(context, domains, replicas)
-    outcomes = ResultPrinter(json=json)
+    if left_out := [each.domain.name for each in targets if not each.replicas]:
+        context.progress.note("--all", f"no policy of these replicates: {', '.join(left_out)}")
+    outcomes, tried = ResultPrinter(json=json), False
     with host_lock(context):
         for each in replicate_domains(context, targets, host.open_replica, recheck=recheck):
+            tried = True
             _report(outcomes, *each)
+    if not tried:
+        step = "take one: snaporch snapshot DOMAIN"
+        outcomes.fail(NotFoundError("--all", "no domain has snapshots to replicate", step))
     outcomes.print_documents()
     return outcomes.code
 

@@ -10,7 +10,10 @@ import typer
 
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import config_path
+from snaporch.config import Config
+from snaporch.config.replica import rebuild_step
 from snaporch.context import Context
+from snaporch.errors import NoSuchDomainError
 from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
 
@@ -72,5 +75,16 @@ def open_session(
         unfrozen_by=_unfrozen_by,
         frozen_by_hooks=_held_by_hooks,
     )
-    with context.interrupt.watching():
+    with context.interrupt.watching(), naming_replicas(settings):
         yield context
+
+
+@contextmanager
+def naming_replicas(config: Config) -> Iterator[None]:
+    """Add to the error for an unknown domain how it comes back from a replica, if there is one."""
+    try:
+        yield
+    except NoSuchDomainError as error:
+        steps = [error.step, rebuild_step(config.replica, error.thing)]
+        step = "; ".join(filter(None, steps))
+        raise NoSuchDomainError(error.thing, error.reason, step) from error

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
 from snaporch.zfs_names import is_dataset
+
+
+def rebuild_step(replicas: Collection[str], domain: str) -> str:
+    """The command that brings a lost domain back from a replica; empty without replicas.
+
+    Args:
+        replicas: the names of those in the configuration.
+        domain: a name or UUID.
+    """
+    if not replicas:
+        return ""
+    words = ["snaporch", "rebuild", domain, "--from", min(replicas)]
+    others = f" (or from {', '.join(sorted(replicas)[1:])})" if len(replicas) > 1 else ""
+    return f"if this host has lost it: {shlex.join(words)}{others}"
+
 
 _HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 

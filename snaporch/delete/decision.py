@@ -20,8 +20,9 @@ class SnapshotFacts:
     snapshot: str
     holds: Mapping[str, Sequence[str]]
     """The tags of the holds, by the full name of the ZFS snapshot; none is empty."""
-    clones: Sequence[str]
-    """The datasets that are clones of its ZFS snapshots."""
+    clones: Mapping[str, Sequence[str]]
+    """The datasets that are clones of its ZFS snapshots, each with the words of the command that
+    deletes it."""
     mounts: Sequence[str]
     """The programs that have its ZFS snapshots mounted, as text."""
     kept: bool
@@ -64,8 +65,12 @@ def _needed(facts: SnapshotFacts) -> tuple[str, str] | None:
     if facts.kept or KEEP_HOLD in tags:
         return "is kept", f"snaporch unkeep {name}"
     if UNDO_HOLD in tags:
-        step = f"undo it with snaporch undo {domain}, or wait until the safety copy is deleted"
-        return "is needed to undo a restore", f"{step} (docs/how-to/pruning.md)"
+        # an undo would not help: it makes a safety copy that needs the snapshot, too
+        bases = [full_name for full_name, own in facts.holds.items() if UNDO_HOLD in own]
+        words = shlex.join(["zfs", "release", UNDO_HOLD, *bases])
+        wait = "wait until prune deletes the safety copies, after prune.safety_keep"
+        step = f"{wait} (docs/how-to/pruning.md), or give that undo up: {words}"
+        return "is needed to undo a restore", step
     if facts.shared_with:
         others = " ".join(map(shlex.quote, facts.shared_with))
         return f"is also {', '.join(facts.shared_with)}", f"delete both: add {others}"
@@ -83,8 +88,8 @@ def _blocked_by_zfs(facts: SnapshotFacts) -> tuple[str, str] | None:
         words = shlex.join(["zfs", "release", tags[0], full_name])
         return f"{full_name} is held ({', '.join(tags)})", f"release it: {words}"
     if facts.clones:
-        step = "delete them first, with snaporch clone --delete or zfs destroy"
-        return f"has clones: {', '.join(facts.clones)}", step
+        commands = dict.fromkeys(shlex.join(words) for words in facts.clones.values())
+        return f"has clones: {', '.join(facts.clones)}", f"delete them first: {'; '.join(commands)}"
     if facts.mounts:
         return (
             f"is mounted: {', '.join(facts.mounts)}",

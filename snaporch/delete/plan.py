@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from snaporch import default_paths
 from snaporch.catalog.records import all_records, snapshots_of_record
+from snaporch.clone.find_clones import find_artifacts
 from snaporch.context import Context
 from snaporch.delete.decision import SnapshotFacts, refusal
 from snaporch.errors import NotFoundError, RefusedError
@@ -172,6 +173,7 @@ class _Facts:
         self.items = [_item(context, snapshots, record) for record in chosen]
         self._names = [name for item in self.items for name in item.zfs_names]
         self._clones = context.pool.clones(self._names) if self._names else {}
+        self._ends = _ends_of_clones(context) if self._clones else {}
         self._mounts = context.pool.blocking_mounts(self._names) if self._names else []
         self._unfinished = _unfinished(context, locked)
         self._last = _last(records, {record.uuid for record in chosen})
@@ -188,7 +190,11 @@ class _Facts:
                 domain=item.domain,
                 snapshot=item.snapshot,
                 holds={name: own for name, own in tags.items() if own},
-                clones=[clone for name in names for clone in self._clones.get(name, ())],
+                clones={
+                    clone: self._ends.get(clone, ["zfs", "destroy", clone])
+                    for name in names
+                    for clone in self._clones.get(name, ())
+                },
                 mounts=[m.program for m in self._mounts if m.name in names],
                 kept=record.kept is not None,
                 shared_with=shared.get(item, []),
@@ -228,6 +234,20 @@ def _item(
         tuple(member.full_name for member in members),
         tuple(member.guid for member in members),
     )
+
+
+def _ends_of_clones(context: Context) -> dict[str, list[str]]:
+    """The command that deletes each clone that snaporch made, by its dataset.
+
+    A recovery deletes what a killed verification left, and nothing of one that runs.
+    """
+    return {
+        dataset: ["snaporch", "recover"]
+        if each.is_disposable
+        else ["snaporch", "clone", "--delete", each.name or each.uuid]
+        for each in find_artifacts(context)
+        for dataset in each.datasets
+    }
 
 
 def _copies(item: DeleteItem) -> list[str]:

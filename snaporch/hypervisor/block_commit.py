@@ -1,8 +1,9 @@
 """Commit overlays into their bases, by the state of the domain and never by an event alone.
 
-The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed. A
-commit is done when the live XML and the inactive XML name the base and no job is left. Only then
-may an overlay be removed (an overlay unlinked after a failed commit lost writes in lxc/incus#3654).
+The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed.
+Here a commit is done when the live XML names the base and no block job is left. That neither the
+live nor the inactive XML names the overlay is proved by :mod:`snaporch.recovery.overlay_use`. Only
+then may it be removed (an overlay unlinked after a failed commit lost writes in lxc/incus#3654).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import libvirt
 
 from snaporch import __version__
-from snaporch.errors import NotFoundError
+from snaporch.errors import NoSuchDomainError, NotFoundError
 from snaporch.hypervisor import agent, apparmor, domain_xml
 from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
@@ -65,7 +65,7 @@ class LibvirtQueries(LibvirtConnection):
                 found = DomainReader(connection, self._host).read(handle)
             if found is not None:
                 return found
-        raise NotFoundError(name, "no such domain", "see `virsh list --all` for their names")
+        raise NoSuchDomainError(name, "no such domain", "see `virsh list --all` for their names")
 
     def find(self, uuid: str) -> Domain | None:
         try:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from snaporch.errors import one_line
-from snaporch.model import BundleState, SnapshotRecord
+from snaporch.model import BundleState, SnapshotRecord, VerifyDepth
 from snaporch.output.format import age, compact, pause, size
 from snaporch.output.terminal import print_result
 
@@ -247,10 +247,17 @@ def print_results(rows: Sequence[tuple[str, int, Mapping[str, Any] | None]]) -> 
 
 
 def _verified(record: SnapshotRecord, now: datetime) -> str:
-    """How long ago the last verification passed, or that it failed."""
-    if record.verified is None:
+    """How long ago the depth was reached that was proved, or that the last verification failed.
+
+    A later verification by checksums alone does not make the proof by a clone younger.
+    """
+    result = record.verified
+    if result is None:
         return "-"
-    return age(record.verified.at, now) if record.verified.passed else "failed"
+    if not result.passed:
+        return "failed"
+    since = age(result.reached_at, now)
+    return f"{since} checked" if result.reached is VerifyDepth.CHECKED else since
 
 
 _BAD = (BundleState.DAMAGED, BundleState.MISSING)

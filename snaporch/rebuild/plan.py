@@ -88,7 +88,10 @@ def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) ->
     marks = [each.properties for each in snapshots]
     named = sorted({e["uuid"] for e in marks if domain in (e.get("domain"), e.get("uuid"))})
     if not named:
-        known = ", ".join(sorted(find_domains(snapshots).values())) or "none"
+        known = ", ".join(sorted(find_domains(snapshots).values()))
+        if not known:
+            step = f"check host and dataset of [replica.{source.name}], and what was copied to it"
+            raise NotFoundError(domain, f"replica {source.name} has no snapshot of a guest", step)
         reason = f"replica {source.name} has no snapshot of it, but of: {known}"
         raise NotFoundError(domain, reason)
     if len(named) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -93,7 +94,9 @@ def make_restore_plan(
     check_bootable(record, manifest, domain, cold=cold)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None
     if paused and ram is None:
-        raise RefusedError(record.full_name, "has no RAM to resume from", "use --cold")
+        start = shlex.join(["virsh", "start", record.domain])
+        step = f"use --disks-only in place of --paused, and then: {start}"
+        raise RefusedError(record.full_name, "has no RAM to resume from", step)
     plan = RestorePlan(
         record=record,
         manifest=manifest,

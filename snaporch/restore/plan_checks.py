@@ -8,6 +8,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.catalog.records import missing_datasets
+from snaporch.config.replica import rebuild_step
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
@@ -105,7 +106,7 @@ def check_whole(
         if left:
             reason = f"has snapshots of {', '.join(sorted(left))}, where the guest has no disk now"
             raise RefusedError(thing, reason, "define it as it was")
-    if cold:
+    if cold or (domain is None and manifest is None):  # check_definition refuses the latter
         return
     marked = any(member.properties.get("level") == Level.RAM for member in members)
     needs_ram = marked or record.level is Level.RAM
@@ -129,9 +130,9 @@ def check_definition(
         RefusedError: with what to do about it.
     """
     if domain is None and manifest is None:
-        raise RefusedError(
-            record.domain, "is undefined, and its bundle is missing", "define it by hand"
-        )
+        steps = ["define it by hand", rebuild_step(context.config.replica, record.domain)]
+        step = "; ".join(filter(None, steps))
+        raise RefusedError(record.domain, "is undefined, and its bundle is missing", step)
     if domain is not None and domain.name != record.domain:
         raise RefusedError(
             record.domain,

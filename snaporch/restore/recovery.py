@@ -34,7 +34,7 @@ from snaporch.restore.steps import (
     forget_restore,
     release_targets,
 )
-from snaporch.restore.undo_command import command_to_go_back
+from snaporch.restore.undo_command import command_for, command_to_go_back
 
 _JOB_SECONDS = 120
 _POLL_SECONDS = 0.2
@@ -68,7 +68,7 @@ def recover_restore(context: Context, journal: OtherJournal, *, dry_run: bool) -
         how = cancel_restore(context, facts, old.path)
         return [f"undid the {facts.what}, which had been interrupted: {how}"]
     if action in (RestoreAction.TORN, RestoreAction.CHANGED):
-        raise _undecided_error(old, action)
+        raise _undecided_error(context, old, action)
     with _exclude_readers(context, old, action):
         return [_finish(context, old, action)]
 
@@ -165,7 +165,9 @@ def _is_superseded(context: Context, old: InterruptedRestore) -> bool:
     )
 
 
-def _undecided_error(old: InterruptedRestore, action: RestoreAction) -> AttentionError:
+def _undecided_error(
+    context: Context, old: InterruptedRestore, action: RestoreAction
+) -> AttentionError:
     facts = old.facts
     if action is RestoreAction.TORN:
         return AttentionError(
@@ -176,7 +178,7 @@ def _undecided_error(old: InterruptedRestore, action: RestoreAction) -> Attentio
         )
     again = shlex.join(["snaporch", "restore", facts.thing])
     if facts.undoes:
-        again = shlex.join(["snaporch", "undo", facts.domain, "--copy", facts.undoes])
+        again = command_for(context, facts.domain, facts.uuid, facts.undoes)
     return AttentionError(
         facts.domain,
         f"was redefined while the {facts.what} was half done, so it may have run",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from snaporch.bundle.manifest import (
 from snaporch.bundle.store import BundleStore
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
+from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.restore.journal import KeptDataset, Target
 from snaporch.zfs import Pool
@@ -33,6 +34,8 @@ DIRECTORY = "safety-"
 """The prefix of the directories' names; the rest is the time in UTC."""
 UNDONE = "undone"
 """A file that ``undo.sh`` leaves in the safety copy that it has brought back."""
+NAMES_OPTIONS = "(--dry-run names the options that it needs)"
+"""Follows an undo's command where nothing was checked; it may need ``--discard-newer``, say."""
 HALF_WAY = "was made when a restore was half done, so its disks are of two instants"
 
 
@@ -91,6 +94,15 @@ class SafetyCopy:
         """Whether an undo may choose it by itself: of one instant, and not yet brought back."""
         return not self.record.half_way and not (self.directory / UNDONE).exists()
 
+    def has_bases(self, present: Iterable[PoolSnapshot]) -> bool:
+        """Whether each dataset has a snapshot to roll back to; it may have been renamed.
+
+        Without one, as after ``zfs destroy``, an undo is refused.
+        """
+        there = {each.guid for each in present}
+        last = {entry.dataset for entry in self.record.last if entry.guid in there}
+        return all(e.guid in there or e.dataset in last for e in self.manifest.snapshots)
+
     @property
     def thing(self) -> str:
         """The restore or undo that it undoes, as messages name it."""
@@ -105,7 +117,7 @@ class SafetyCopy:
         if not self.record.whole:
             return "restore a snapshot: see `snaporch list`"
         words = ["snaporch", "undo", self.manifest.domain, "--copy", self.record.whole]
-        return f"undo the interrupted restore: {shlex.join(words)}"
+        return f"undo the interrupted restore: {shlex.join(words)} {NAMES_OPTIONS}"
 
     def kept(self, dataset: str) -> KeptDataset:
         """Return its data of one dataset, with the streams' full paths."""
@@ -198,7 +210,7 @@ def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
         found = [path for path in found if not (path.parent / UNDONE).exists()]
     if not found:
         words = ["snaporch", "undo", called, "--copy", paths[-1].parent.name]
-        step = f"to bring the newest copy back again: {shlex.join(words)}"
+        step = f"to bring the newest copy back again: {shlex.join(words)} {NAMES_OPTIONS}"
         raise NotFoundError(called, "undo.sh has undone its restores already", step)
     copies = (SafetyCopy(path.parent, _read(path)) for path in reversed(found))
     newest = next(copies)

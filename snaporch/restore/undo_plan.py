@@ -23,7 +23,7 @@ from snaporch.restore.plan import RAISED, check_plan
 from snaporch.restore.plan_checks import check_definition
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
-from snaporch.restore.safety_catalog import SafetyCopy, safety_copies
+from snaporch.restore.safety_catalog import NAMES_OPTIONS, SafetyCopy, safety_copies
 from snaporch.restore.start_bar import is_barred, without_bar
 
 
@@ -119,7 +119,7 @@ def _gone(context: Context, copy: SafetyCopy, entry: SnapshotEntry) -> RefusedEr
     step = "restore a snapshot: see `snaporch list`"
     if later and not later[0].record.half_way:
         words = ["snaporch", "undo", copy.manifest.domain, "--copy", later[0].name]
-        step = f"undo {later[0].thing} first: {shlex.join(words)}"
+        step = f"undo {later[0].thing} first: {shlex.join(words)} {NAMES_OPTIONS}"
     full = f"{entry.dataset}@{entry.name}"
     reason = f"{full} (GUID {entry.guid}), the base of its streams, is missing"
     return RefusedError(f"{copy.manifest.domain}@{copy.name}", reason, step)

@@ -12,6 +12,7 @@ from snaporch.bundle.manifest import Manifest, SnapshotEntry
 from snaporch.catalog.keep import KEPT
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.default_paths import BARRED_DISK
+from snaporch.errors import one_line
 from snaporch.restore.journal import HOLD
 from snaporch.restore.safety_catalog import HALF_WAY, MANAGED_SAVE, RAM, UNDONE, SafetyCopy
 from snaporch.zfs.resolver import HOST, SERVED_FILE_SYSTEMS
@@ -26,7 +27,8 @@ _HEAD = r"""#!/bin/sh
 # It makes all checks first: if one fails, nothing is touched.
 set -eu
 cd "$(dirname "$0")"
-die() { echo "$*; nothing was touched" >&2; exit 5; }
+who=@WHO@
+die() { echo "$who: $*; nothing was touched" >&2; exit 5; }
 also='' only='' again=''
 for option; do
     case $option in
@@ -231,9 +233,9 @@ def undo_script(
         f"export LIBVIRT_DEFAULT_URI={shlex.quote(uri)}",
         f"mkdir -p -m 700 {shlex.quote(str(lock.parent))}",
         f"exec 9>>{shlex.quote(str(lock))}",
-        'flock -n 9 || { echo "snaporch is working on the guest" >&2; exit 6; }',
+        'flock -n 9 || { echo "$who: snaporch is working on the guest" >&2; exit 6; }',
         f"exec 8>>{shlex.quote(str(readers))}",
-        'flock -n 8 || { echo "a snapshot of the guest is being read" >&2; exit 6; }',
+        'flock -n 8 || { echo "$who: a snapshot of the guest is being read" >&2; exit 6; }',
         "# also a domain that was not defined: the restore or the admin may have defined it",
         'known=$(virsh list --all --uuid) || die "libvirt does not answer"',
         "barred='' info=''",
@@ -293,14 +295,15 @@ def undo_script(
         f"state=$(LC_ALL=C virsh domstate {manifest.uuid} 2>/dev/null) || state=unknown",
         f'echo {shlex.quote(copy.thing)} "was undone; state of the guest: $state"',
     ]
-    return _head() + "\n".join(lines) + "\n"
+    return _head(manifest) + "\n".join(lines) + "\n"
 
 
-def _head() -> str:
+def _head(manifest: Manifest) -> str:
     own = (HOLD, UNDO_HOLD)
     head = _HEAD.replace("@ANSWERED_FOR@", SERVED_FILE_SYSTEMS).replace("@KEPT@", KEPT)
     head = head.replace("@UNDONE@", UNDONE)
-    return head.replace("@OWN_HOLDS@", "|".join(own)).replace("@TAGS@", " ".join(own))
+    head = head.replace("@OWN_HOLDS@", "|".join(own)).replace("@TAGS@", " ".join(own))
+    return head.replace("@WHO@", shlex.quote(one_line(f"undo.sh: {manifest.domain}")))
 
 
 def _resume(manifest: Manifest) -> list[str]:
@@ -311,7 +314,8 @@ def _resume(manifest: Manifest) -> list[str]:
     return [
         "# the guest goes on as it was; QEMU 11 loads RAM through libvirt's helper only",
         f'[ -n "$only" ] || virsh restore --bypass-cache "$PWD/{RAM}" || {{',
-        '    echo "the disks are back, but the RAM was not resumed; start it, or try again:" \\',
+        '    echo "$who: the disks are back, but the RAM was not resumed;" \\',
+        '        "start it, or try again:" \\',
         f'        "virsh restore --bypass-cache $PWD/{RAM}" >&2',
         "    exit 9",
         "}",
@@ -341,7 +345,7 @@ def _beneath(manifest: Manifest, *, resumes: bool) -> list[str]:
 
 def refusing_script(copy: SafetyCopy) -> str:
     """Return the script of a safety copy whose disks are of two instants: it only refuses."""
-    return f"{_HEAD}die {shlex.quote(f'{copy.name} {HALF_WAY}; {copy.way_out}')}\n"
+    return f"{_head(copy.manifest)}die {shlex.quote(f'{copy.name} {HALF_WAY}; {copy.way_out}')}\n"
 
 
 def _check(copy: SafetyCopy, target: SnapshotEntry, guests: Sequence[str]) -> str:

@@ -44,7 +44,8 @@ def choose_targets(
 
     Raises:
         NotFoundError: there is no such domain or replica.
-        RefusedError: a named domain has no policy that replicates, and no replica is named.
+        RefusedError: no replica is named, and a named domain has no policy that replicates, or no
+            domain has.
     """
     for name in replicas:
         find_replica(context.config, name)
@@ -58,6 +59,10 @@ def choose_targets(
         if domains and not names:
             step = "name a replica: --to NAME"
             raise RefusedError(domain.name, "none of its policies replicates", step)
+    if targets and not any(target.replicas for target in targets):
+        # a success would be taken for a copy, above all by cron
+        step = "name a replica (--to NAME), or give a policy replicate = [NAME]"
+        raise RefusedError("--all", "no policy of any domain replicates", step)
     return targets
 
 

@@ -22,7 +22,7 @@ import zstandard
 
 from fakes import images
 from fakes.hooks import Hooks
-from snaporch.errors import NotFoundError
+from snaporch.errors import NoSuchDomainError, NotFoundError
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.interface import (
@@ -187,7 +187,7 @@ class FakeHypervisor:
         for guest in self.guests.values():
             if name in (guest.name, guest.uuid):
                 return _domain(guest)
-        raise NotFoundError(name, "no such domain")
+        raise NoSuchDomainError(name, "no such domain")
 
     def find(self, uuid: str) -> Domain | None:
         """See the protocol."""

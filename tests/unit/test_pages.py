@@ -1,5 +1,6 @@
 """Each command block of the README and of docs/how-to is run in the lab, or says why not."""
 
+import os
 import re
 import subprocess
 import sys
@@ -31,6 +32,32 @@ def test_output_differs_in_times_and_sizes_only():
     printed = ["web  done", "web  left"]
     assert differences(["web  done"], printed) == ["is not on the page: web  left"]
     assert differences(["web  done", "..."], printed) == []
+
+
+@pytest.mark.parametrize("has_bundle", [True, False])
+def test_nothing_is_received_by_hand_without_the_bundle(tmp_path, has_bundle):
+    (text,) = [
+        each.text
+        for each in blocks("docs/how-to/replication.md")
+        if each.first == 'mkdir -p -m 700 "$store"'
+    ]
+    stubs = {"ssh": "exit $MISSING", "zfs": "exit 1", "syncoid": 'echo "$@" >>"$CALLS"'}
+    for name, line in {**stubs, "rsync": stubs["syncoid"]}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o700)
+    calls = tmp_path / "calls"
+    facts = {"store": str(tmp_path), "bundle": "u/r", "name": "s1", "copies": "backup/tank:web"}
+    facts |= {"MISSING": str(int(not has_bundle)), "CALLS": str(calls)}
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", text],
+        env={**facts, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert calls.exists() == has_bundle
+    assert ("nothing was received" in done.stderr) != has_bundle
 
 
 def test_copies_that_were_kept_are_not_brought_back():

@@ -984,11 +984,22 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
 
 
 def test_the_list_names_the_restore_that_can_be_undone(restored, snaporch):
-    assert "the restore of web to @s1 can be undone: snaporch undo web" in snaporch("list").err
+    said = snaporch("list").err
+    assert "the restore of web to @s1 can be undone: snaporch undo web (--dry-run names" in said
     assert snaporch("list", "--json").json
     (record,) = restored.paths.bundles.glob("*/safety-*/undo.json")
     (record.parent / "undone").touch()
     assert "can be undone" not in snaporch("list").err
+
+
+def test_an_undo_that_was_given_up_is_not_listed(restored, snaporch):
+    """It would be refused: the base of its streams was destroyed."""
+    snaporch("snapshot", "web", "--name", "s9")
+    restored.pool.release(["tank/web@s1"], "snaporch-undo")
+    assert "can be undone" in snaporch("list").err
+    assert snaporch("delete", "web@s1", "--yes").code == 0
+    assert "can be undone" not in snaporch("list").err
+    assert snaporch("undo", "web", "--yes").code != 0
 
 
 def test_list_chooses_orders_and_adds_columns(host, snaporch):

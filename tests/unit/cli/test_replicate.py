@@ -1,3 +1,4 @@
+import shutil
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -316,6 +317,30 @@ def test_wrong_arguments_of_replicate(there, snaporch, words, code, said):
     assert said in answer.err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["replicate", "web"], ["undo", "web", "--yes"], ["snapshot", "web"], ["list", "web"]],
+    ids=lambda words: words[0],
+)
+def test_a_guest_that_libvirt_does_not_know_may_be_on_a_replica(host, there, snaporch, words):
+    host.hypervisor.guests.clear()
+    answer = snaporch(*words)
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "if this host has lost it: snaporch rebuild web --from nas (or from usb)" in answer.err
+
+
+def test_an_undefined_guest_without_its_bundle_may_be_on_a_replica(host, there, taken, snaporch):
+    """To boot it with --cold is refused, too: there is no definition."""
+    record = taken()
+    shutil.rmtree(record.bundle)
+    host.hypervisor.guests.clear()
+    for words in ([], ["--cold"]):
+        answer = snaporch("restore", f"web@{record.snapshot}", "--yes", *words)
+        assert answer.code == ExitCode.REFUSED
+        assert "snaporch rebuild web --from nas" in answer.err
+        assert "--cold" not in answer.err
+
+
 def test_a_replica_must_be_given_or_come_from_a_policy(host, there, taken, snaporch):
     taken()
     text = host.config_file.read_text()
@@ -323,7 +348,39 @@ def test_a_replica_must_be_given_or_come_from_a_policy(host, there, taken, snapo
     answer = snaporch("replicate", "web")
     assert answer.code == ExitCode.REFUSED
     assert "web: none of its policies replicates; name a replica: --to NAME" in answer.err
-    assert snaporch("replicate", "--all").code == 0
+
+
+@pytest.mark.parametrize("words", [["--all"], ["--all", "--quiet"]], ids=" ".join)
+def test_all_is_no_success_if_no_policy_replicates(host, there, taken, snaporch, words):
+    """Of cron it would be a backup that never happens."""
+    taken()
+    text = host.config_file.read_text()
+    host.config_file.write_text(text.replace('replicate = ["nas"]\n', ""))
+    answer = snaporch("replicate", *words)
+    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
+    assert "--all: no policy of any domain replicates; name a replica (--to NAME)" in answer.err
+    assert (there["nas"].names(), there["usb"].names()) == ([], [])
+    host.config_file.write_text(text.replace('replicate = ["nas"]\n', "") + "[domain.web]\n")
+    assert snaporch("replicate", "--due").code == 0
+
+
+def test_all_names_the_guests_that_no_policy_replicates(host, there, taken, snaporch):
+    host.add_guest("mail", {"vda": "tank/mail"})
+    host.add_guest("db", {"vda": "tank/db"})
+    taken("mail"), taken("web")
+    text = host.config_file.read_text()
+    host.config_file.write_text(f"{text}[domain.mail]\npolicies = []\n[domain.db]\npolicies = []\n")
+    answer = snaporch("replicate", "--all", "--quiet")
+    assert (answer.code, answer.out.startswith("web  nas  1 snapshot")) == (0, True)
+    assert "no policy of these replicates: " in answer.err
+    assert {"mail", "db"} == {*answer.err.strip().rpartition(": ")[2].split(", ")}
+    assert "no policy" not in snaporch("replicate", "--all", "--to", "usb").err
+
+
+def test_all_is_no_success_if_no_guest_has_snapshots(there, snaporch):
+    answer = snaporch("replicate", "--all", "--to", "usb")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "--all: no domain has snapshots to replicate" in answer.err
 
 
 def test_a_bundle_that_is_incomplete_is_printed(there, taken, snaporch):

@@ -11,7 +11,7 @@ FREE = SnapshotFacts(
     domain="web",
     snapshot="s1",
     holds={},
-    clones=[],
+    clones={},
     mounts=[],
     kept=False,
     shared_with=[],
@@ -39,11 +39,15 @@ def test_a_snapshot_that_nothing_needs_may_be_deleted():
     [
         ({"kept": True}, "is kept", "snaporch unkeep web@s1"),
         (held(KEEP_HOLD), "is kept", "snaporch unkeep web@s1"),
-        (held(UNDO_HOLD), "is needed to undo a restore", "snaporch undo web"),
+        (held(UNDO_HOLD), "is needed to undo a restore", "after prune.safety_keep"),
         (held(RESTORE_HOLD), "was interrupted", "snaporch recover web"),
         ({"unfinished": True}, "was interrupted", "snaporch recover web"),
         (held("mine"), "tank/web@s1 is held (mine)", "zfs release mine tank/web@s1"),
-        ({"clones": ["tank/c"]}, "has clones: tank/c", "clone --delete"),
+        (
+            {"clones": {"tank/c": ["zfs", "destroy", "tank/c"]}},
+            "has clones: tank/c",
+            "zfs destroy tank/c",
+        ),
         ({"mounts": ["the guest db"]}, "is mounted: the guest db", "unmount it"),
         ({"shared_with": ["db@s1"]}, "is also db@s1", "add db@s1"),
         ({"copies": ["a@s", "b@s"]}, "it has no readable manifest", "zfs destroy"),
@@ -61,6 +65,23 @@ def test_only_the_last_good_ones_can_be_deleted_by_an_option():
     assert line(last=["the newest good snapshot"], also_newest=True) == ""
     assert line(kept=True, also_newest=True)
     assert line(**held("mine"), also_newest=True)
+
+
+def test_the_command_that_deletes_a_clone_is_finished():
+    delete = ["snaporch", "clone", "--delete", "my test"]
+    other = ["zfs", "destroy", "tank/other"]
+    clones = {"tank/c": delete, "flash/c": delete, "tank/other": other}
+    assert line(clones=clones) == (
+        "web@s1: has clones: tank/c, flash/c, tank/other; "
+        "delete them first: snaporch clone --delete 'my test'; zfs destroy tank/other"
+    )
+
+
+def test_an_undo_is_given_up_on_all_the_datasets_that_are_held_for_it():
+    text = line(holds={"tank/a b@s1": [UNDO_HOLD], "flash/web@s1": ["mine", UNDO_HOLD]})
+    command = f"zfs release {UNDO_HOLD} 'tank/a b@s1' flash/web@s1"
+    assert text.endswith(f"give that undo up: {command}")
+    assert "snaporch undo" not in text, "its own safety copy would need the snapshot, too"
 
 
 def test_names_in_commands_are_quoted():

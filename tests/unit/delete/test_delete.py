@@ -1,8 +1,10 @@
 import json
+import shlex
 import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
+from uuid import uuid4
 
 import pytest
 from fakes import manifests
@@ -20,6 +22,10 @@ from snaporch.journal import FORMAT
 from snaporch.locks import domain_lock, replication_lock_name
 from snaporch.model import BundleState
 from snaporch.prune.decision import PruneAction
+from snaporch.restore.plan import make_restore_plan
+from snaporch.restore.run import restore
+from snaporch.restore.safety_catalog import choose_copy
+from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.zfs import PREFIX, BlockingMount, PoolError
@@ -99,7 +105,15 @@ def test_holds_clones_and_mounts_in_any_pool_are_found_before_anything_is_destro
     pool = two.world.pool
     pool.clone("tank/web@s1", "tank/copy")
     assert "has clones: tank/copy" in lines(run(two, "web@s1"))[0]
+    assert "delete them first: zfs destroy tank/copy" in lines(run(two, "web@s1"))[0]
     pool.destroy_dataset("tank/copy")
+    mark = {"snaporch:clone": str(uuid4()), "snaporch:clone-name": "test"}
+    pool.clone("tank/web@s1", "tank/web-test", mark)
+    assert lines(run(two, "web@s1"))[0].endswith("first: snaporch clone --delete test")
+    pool.destroy_dataset("tank/web-test")
+    pool.clone("tank/web@s1", "tank/web-verify", {"snaporch:verify": str(uuid4())})
+    assert lines(run(two, "web@s1"))[0].endswith("first: snaporch recover")
+    pool.destroy_dataset("tank/web-verify")
     pool.foreign = [BlockingMount("tank/web@s1", "the guest db")]
     assert "is mounted: the guest db" in lines(run(two, "web@s1"))[0]
     pool.foreign = []
@@ -318,3 +332,25 @@ def test_a_wrong_answer_deletes_nothing(two):
     with pytest.raises(RefusedError):
         run(two, "web@s1", confirm=no)
     assert left(two) == ["web@s1", "web@s2"]
+
+
+def test_the_step_that_gives_an_undo_up_lets_the_snapshot_be_deleted(two):
+    """An undo does not: its own safety copy is on the same snapshot."""
+    context, pool = two.world.context, two.world.pool
+    made = make_restore_plan(context, "web", "s1", discard_newer=True)
+    restore(context, made, safety=True, keep_running=False)
+    restore(
+        context,
+        make_undo_plan(context, choose_copy(context, "web", None)),
+        safety=True,
+        keep_running=False,
+    )
+    (refused,) = lines(run(two, "web@s1"))
+    assert "is needed to undo a restore" in refused
+    program, act, tag, *names = shlex.split(refused.rpartition("give that undo up: ")[2])
+    assert (program, act, sorted(names)) == ("zfs", "release", ["flash/web@s1", "tank/web@s1"])
+    pool.release(names[:1], tag)
+    assert "is needed to undo a restore" in lines(run(two, "web@s1"))[0]
+    pool.release(names[1:], tag)
+    assert run(two, "web@s1").failures == ()
+    assert left(two) == ["web@s2"]

@@ -99,6 +99,21 @@ def test_a_failed_verification_and_what_is_left_out_are_never_hidden(
     assert "vdb" in text
 
 
+def test_the_age_of_a_verification_is_that_of_its_depth(terminal, capsys):
+    """A later one by checksums alone proves less, and says so if no clone ever ran."""
+    now = datetime.now(UTC)
+    full = VerificationResult(now - timedelta(days=30), True, VerifyDepth.RESUMED)
+    light = VerificationResult(now - timedelta(hours=4), True, VerifyDepth.CHECKED)
+    short = replace(RECORD, domain="web", snapshot="s1")
+    print_records([replace(short, verified=light.after(full)), replace(short, verified=light)])
+    header, resumed, checked = lines(capsys)
+    assert max(map(len, (header, resumed, checked))) <= 80
+    assert "VERIFIED" in header
+    assert "30d" in resumed
+    assert "4h" not in resumed
+    assert checked.endswith("4h checked")
+
+
 def test_wide_has_everything_on_any_terminal(terminal, capsys):
     print_records([replace(RECORD, policy="hourly", replicated=("nas",), note="why")], wide=True)
     header, row = lines(capsys)

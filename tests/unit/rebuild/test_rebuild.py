@@ -25,7 +25,7 @@ from snaporch.errors import BusyError, NotFoundError, RefusedError, SnaporchErro
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
-from snaporch.rebuild.plan import _mountpoint, check_others
+from snaporch.rebuild.plan import _mountpoint, check_others, find_uuid
 from snaporch.rebuild.run import (
     AlreadyHereError,
     Stage,
@@ -157,6 +157,11 @@ def test_a_named_snapshot_comes_back(loss, words):
 def test_what_the_replica_does_not_have_is_not_found(loss, words, error, match):
     with pytest.raises(error, match=match):
         loss.plan(words)
+
+
+def test_a_replica_without_any_guest_is_to_be_checked(loss):
+    with pytest.raises(NotFoundError, match="has no snapshot of a guest; check host and dataset"):
+        find_uuid(loss.source, [], "web")
 
 
 def test_two_guests_of_one_name_are_named_by_their_uuids(loss):

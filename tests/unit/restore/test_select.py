@@ -207,8 +207,10 @@ def test_paused_is_resumed_and_does_not_run(story, world):
 
 def test_paused_without_ram_is_refused(make_story, world):
     make_story(state=DomainState.OFF)
-    with pytest.raises(RefusedError, match="has no RAM to resume from; use --cold"):
+    with pytest.raises(RefusedError, match="has no RAM to resume from; use --disks-only") as raised:
         make_restore_plan(world.context, "web", "s1", paused=True)
+    assert raised.value.step.endswith("and then: virsh start web")
+    assert "--cold" not in raised.value.step, "it would boot at once"
 
 
 def test_only_the_disks_leave_it_off_and_defined(story, world):

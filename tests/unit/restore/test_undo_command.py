@@ -197,7 +197,9 @@ def test_undoing_in_the_wrong_order_names_the_right_order(story, world):
     first, second = safety_copies(world.context.store, "web")
     story.write(b"since")
     world.hooks.log.clear()
-    with pytest.raises(RefusedError, match=f"snaporch undo web --copy {second.name}"):
+    with pytest.raises(
+        RefusedError, match=f"snaporch undo web --copy {second.name} .--dry-run names"
+    ):
         undo(world, first.name)
     assert_untouched(world, b"since")
     undo(world)
@@ -382,6 +384,20 @@ def test_an_undo_that_stops_after_newer_snapshots_came_back_names_the_option(sto
     command = f"snaporch undo web --copy {copies[-1].name} --discard-newer)"
     assert command in caught.value.line()
     undo(world, copies[-1].name, discard_newer=True)
+
+
+def test_an_undo_during_which_the_guest_was_redefined_is_named_with_its_options(story, world, kill):  # noqa: F811
+    story.snapshot("s2")
+    put_back(world)
+    (copy,) = safety_copies(world.context.store, "web")
+    with kill("after", "flash/web"):
+        undo(world)
+    world.hypervisor.define(story.domain.inactive_xml)
+    world.pool.snapshot(["tank/web@s9"], {})
+    with pytest.raises(AttentionError) as caught:
+        recover(world.context, story.domain.uuid)
+    command = f"do it again: snaporch undo web --copy {copy.name} --discard-newer"
+    assert caught.value.step == command
 
 
 def test_a_guest_left_barred_after_newer_snapshots_came_back_needs_the_option(story, world):

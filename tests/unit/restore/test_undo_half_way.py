@@ -61,7 +61,9 @@ def test_disks_that_a_restore_found_half_done_are_not_brought_back(torn, world, 
             put_back(world, cold=True)
     first, second = safety_copies(world.context.store, "web")
     assert (first.record.half_way, second.record.half_way) == (False, True)
-    with pytest.raises(RefusedError, match=f"of two instants.*undo web --copy {first.name}"):
+    with pytest.raises(
+        RefusedError, match=f"of two instants.*undo web --copy {first.name} .--dry-run n"
+    ):
         make_undo_plan(world.context, second)
     assert choose_copy(world.context, "web", None).name == first.name
     command(world)

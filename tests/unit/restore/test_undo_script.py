@@ -119,6 +119,7 @@ def host(story, world, tmp_path_factory):
 def refused(host, *words, options=()):
     status, said, done = host.undo(*options)
     assert (status, done) == (5, "")
+    assert said.startswith("undo.sh: web: ")
     for word in (*words, "nothing was touched"):
         assert word in said
 
@@ -143,7 +144,8 @@ def test_the_script_prints_what_it_did_and_the_copy_is_not_offered_again(host, w
         choose_copy(world.context, "web", None)
     assert raised.value.line() == (
         "web: undo.sh has undone its restores already; "
-        f"to bring the newest copy back again: snaporch undo web --copy {copy.name}"
+        f"to bring the newest copy back again: snaporch undo web --copy {copy.name} "
+        "(--dry-run names the options that it needs)"
     )
     assert choose_copy(world.context, "web", copy.name) == copy
 
@@ -416,7 +418,11 @@ def test_ram_that_cannot_be_resumed_leaves_the_disks_back(world, over_a_base, tm
 
 def test_snapshots_that_are_being_read_are_refused(host, story, world):
     with reading_lock(world.context, story.record):
-        assert host.undo() == (6, "a snapshot of the guest is being read\n", "")
+        assert host.undo() == (
+            6,
+            "undo.sh: web: a snapshot of the guest is being read\n",
+            "",
+        )
     assert host.undo()[0] == 0
 
 
