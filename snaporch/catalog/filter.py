@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from snaporch.catalog.records import COPY
-from snaporch.config import Config
-from snaporch.model import Level, PoolSnapshot, SnapshotRecord
+from snaporch.model import Level, SnapshotRecord
 
 
 class SortKey(StrEnum):
@@ -55,20 +53,3 @@ class RecordFilter:
             and (self.since is None or record.created >= self.since)
             and (self.policy is None or (record.policy or "") == self.policy)
         )
-
-
-def without_replicas_here(config: Config, snapshots: Iterable[PoolSnapshot]) -> list[PoolSnapshot]:
-    """The snapshots without those that this host has copied to a replica on a pool of its own.
-
-    The bundles of these copies are on the replica. Without the originals they would be snapshots
-    whose bundle is missing.
-    """
-    below = {
-        name: f"{replica.dataset}/" for name, replica in config.replica.items() if not replica.host
-    }
-    return [
-        each
-        for each in snapshots
-        if (above := below.get(each.properties.get(COPY, ""))) is None
-        or not each.dataset.startswith(above)
-    ]

@@ -84,11 +84,11 @@ def uninstall_command(
     """
     from snaporch.install_files import Change, package_of, stop_units, uninstall
     from snaporch.output.terminal import print_error
-    from snaporch.recovery.before_removal import check_no_run, journals_to_check
+    from snaporch.recovery.before_removal import check_no_run, read_configuration
 
     if root == Path("/"):
         path = config_path(context, config)
-        journals = journals_to_check(context.obj.load_config, path, print_error)
+        journals = read_configuration(path, context.obj.load_config).paths.journal
         check_no_run(journals)
         stop_units()
         check_no_run(journals)

@@ -64,7 +64,8 @@ def list_command(
     from datetime import UTC, datetime
 
     from snaporch.bundle.store import BundleStore
-    from snaporch.catalog.filter import RecordFilter, without_replicas_here
+    from snaporch.catalog.filter import RecordFilter
+    from snaporch.catalog.local_replicas import without_replicas_here
     from snaporch.catalog.records import all_records, used_bytes
     from snaporch.output.terminal import print_error, print_json
     from snaporch.restore.select import parse_since

@@ -132,7 +132,7 @@ def _verify(
     wait: int,
     json: bool,
 ) -> int:
-    from snaporch.catalog.filter import without_replicas_here
+    from snaporch.catalog.local_replicas import without_replicas_here
     from snaporch.catalog.records import all_records
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.output.terminal import print_error, print_json

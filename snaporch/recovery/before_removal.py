@@ -38,25 +38,19 @@ def check_no_run(journals: Path) -> None:
         )
 
 
-def journals_to_check(
-    load: Callable[[Path | None], Config], path: Path | None, output: Callable[[str], object]
-) -> Path:
-    """The directory of journals; the default one if the configuration is broken, with a line.
-
-    Args:
-        load: loads the configuration in ``path``; raises ``ConfigError``.
+def read_configuration(
+    path: Path | None, load: Callable[[Path | None], Config] = load_config
+) -> Config:
+    """Load the configuration; where unfinished runs are is known from a valid one only.
 
     Raises:
-        ConfigError: the file that was named does not exist.
+        ConfigError: with the way to remove snaporch all the same.
     """
     try:
-        return load(path).paths.journal
+        return load(path)
     except ConfigError as error:
-        if path is not None and not path.exists():
-            raise
-        default = Config().paths.journal
-        output(f"{error.thing}: {error.reason}; looking for unfinished runs in {default} only")
-        return default
+        step = "correct it, or move it away if it never had paths.journal"
+        raise ConfigError(error.thing, error.reason, step) from error
 
 
 def main(
@@ -74,7 +68,7 @@ def main(
     named = unit_configurations(unit_directories)
     try:
         files = (config, *sorted(file for file in named if file.exists()))
-        used = [load_config(each).paths for each in files]
+        used = [read_configuration(each).paths for each in files]
         for paths in used:
             check_no_run(paths.journal)
     except SnaporchError as error:

@@ -29,6 +29,18 @@ def show(unit, name):
     return must("systemctl", "show", "-P", name, unit).strip()
 
 
+def run_due(*, pulls_in):
+    """Start the timer's unit; wait until the unit that it pulls in was started by this.
+
+    A unit that still runs since the last time would not be started again: systemd joins both.
+    """
+    wait_for(lambda: show(pulls_in, "ActiveState") == "inactive", f"the end of {pulls_in}", 300)
+    before = ("", show(pulls_in, "InvocationID"))
+    outcome = run("systemctl", "start", "snaporch-run-due.service")
+    assert outcome.status == 0, journal("snaporch-run-due")
+    wait_for(lambda: show(pulls_in, "InvocationID") not in before, f"the start of {pulls_in}")
+
+
 def journal(unit):
     return run("journalctl", "--no-pager", "-u", unit).out
 
@@ -76,10 +88,8 @@ def test_replications_are_in_the_slice_too_and_get_out_by_ssh(guest, tmp_path):
     with sshd_here() as host:
         text = POLICY.format(name="other") + REPLICA.format(host=host, bundles=tmp_path / "there")
         CONFIG.write_text(text)
-        outcome = run("systemctl", "start", "snaporch-run-due.service")
-        assert outcome.status == 0, journal("snaporch-run-due")
         unit = "snaporch-replicate.service"
-        wait_for(lambda: show(unit, "InvocationID"), "the unit that the timer's pulls in")
+        run_due(pulls_in=unit)
         assert run("systemctl", "start", unit).status == 0, journal(unit)  # joins what goes on
         assert (show(unit, "Result"), show(unit, "Slice")) == ("success", "snaporch.slice")
     (record,) = [e for e in snaporch("list", "--json").json if e["policy"] == "other"]
@@ -93,10 +103,8 @@ def test_replications_are_in_the_slice_too_and_get_out_by_ssh(guest, tmp_path):
 @pytest.mark.daily(1, "long")
 def test_verifications_are_in_the_slice_behind_everything(guest, tmp_path):
     CONFIG.write_text(POLICY.format(name="other") + 'verify = "weekly"\n')
-    outcome = run("systemctl", "start", "snaporch-run-due.service")
-    assert outcome.status == 0, journal("snaporch-run-due")
     unit = "snaporch-verify.service"
-    wait_for(lambda: show(unit, "InvocationID"), "the unit that the timer's pulls in")
+    run_due(pulls_in=unit)
     assert run("systemctl", "start", unit).status == 0, journal(unit)  # joins what goes on
     assert (show(unit, "Result"), show(unit, "Slice")) == ("success", "snaporch.slice")
     (record,) = [e for e in snaporch("list", "--json").json if e["policy"] == "other"]

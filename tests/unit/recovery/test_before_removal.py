@@ -1,13 +1,11 @@
 import json
-from pathlib import Path
 
 import pytest
 
-from snaporch.config import Config, load_config
-from snaporch.errors import ConfigError, ExitCode
+from snaporch.errors import ExitCode
 from snaporch.install_files import render_units
 from snaporch.journal import FORMAT
-from snaporch.recovery.before_removal import journals_to_check, main
+from snaporch.recovery.before_removal import main
 
 
 @pytest.fixture
@@ -45,6 +43,16 @@ def test_a_host_on_which_snaporch_never_ran(tmp_path):
     config = tmp_path / "snaporch.toml"
     config.write_text(f"[paths]\njournal = '{tmp_path}/absent'\n")
     assert main(config, lambda _: None, ()) == 0
+
+
+def test_a_broken_configuration_may_hide_unfinished_runs(tmp_path):
+    config = tmp_path / "snaporch.toml"
+    config.write_text("[paths]\nbundle = '/srv'\n")
+    said = []
+    assert main(config, said.append, ()) == ExitCode.CONFIG
+    reason = f"{config}: paths.bundle: is not an option of snaporch"
+    step = "correct it, or move it away if it never had paths.journal"
+    assert said == [f"snaporch: {reason}; {step}\n"]
 
 
 def test_unfinished_runs_are_named_with_the_next_step(ask):
@@ -90,29 +98,3 @@ def test_journals_of_the_configuration_that_units_name_count(ask, tmp_path):
     assert code == ExitCode.REFUSED
     assert text.startswith("snaporch: web: a run has not ended")
     assert text.count("\n") == 1
-
-
-# -- the journals that `uninstall` looks at --------------------------------------------------------
-
-
-def test_uninstall_looks_at_the_journals_of_the_configuration(tmp_path):
-    config = tmp_path / "snaporch.toml"
-    config.write_text("[paths]\njournal = '/srv/journal'\n")
-    said = []
-    assert journals_to_check(load_config, config, said.append) == Path("/srv/journal")
-    assert said == []
-
-
-def test_uninstall_goes_on_with_a_broken_configuration_and_says_where_it_looks(tmp_path):
-    config = tmp_path / "snaporch.toml"
-    config.write_text("[paths]\nbundle = '/srv'\n")
-    said = []
-    default = Config().paths.journal
-    assert journals_to_check(load_config, config, said.append) == default
-    reason = f"{config}: paths.bundle: is not an option of snaporch"
-    assert said == [f"{reason}; looking for unfinished runs in {default} only"]
-
-
-def test_uninstall_refuses_a_configuration_that_does_not_exist(tmp_path):
-    with pytest.raises(ConfigError, match="no such file"):
-        journals_to_check(load_config, tmp_path / "absent.toml", print)
