@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import IO, Any, NamedTuple
 
 from snaporch.bundle.rate_limit import RateLimit
@@ -26,6 +27,9 @@ from snaporch.replication.unsent_files import UnsentFiles
 
 _MAX_LINE = 1 << 16
 _CHECK_SECONDS = 60
+_SLOWEST = 1 << 14
+"""Bytes per second that a source sends at least, on average: a slow line, and no trickle."""
+_MAX_BYTES = 1 << 50
 
 
 class Incoming(NamedTuple):
@@ -178,11 +182,14 @@ class PullSource:
         with remote_output(self._host, command, thing, self._interrupt) as output:
             first = self._first_line(output, thing)
             with readable(thing, self._host.label):
-                size = int(first["bytes"])
+                size = first["bytes"]
+                if type(size) is not int or not 0 <= size <= _MAX_BYTES:
+                    raise ValueError(size)
             yield self._limited(output, size), first
 
     def _first_line(self, output: IO[bytes], thing: str) -> dict[str, Any]:
-        limited = LimitedStream(output, self._check, seconds=_CHECK_SECONDS + LIMIT_SECONDS)
+        limit = _CHECK_SECONDS + LIMIT_SECONDS
+        limited = LimitedStream(output, self._check, seconds=limit, slowest=inf)
         line = b""
         while not line.endswith(b"\n") and len(line) < _MAX_LINE and (byte := limited.read(1)):
             line += byte
@@ -207,4 +214,4 @@ class PullSource:
             if size:
                 self._progress.amount(self._name, done, size)
 
-        return LimitedStream(output, self._check, report, STALL_SECONDS)
+        return LimitedStream(output, self._check, report, STALL_SECONDS, _SLOWEST)

@@ -30,6 +30,8 @@ class LimitedStream:
         check: called twice a second while a read waits; an exception ends it.
         on_read: is called with the bytes that were read so far.
         seconds: how long a read may wait.
+        slowest: bytes per second that come at least on average, over the time that all reads
+            together wait beyond ``seconds``; 0 for no such limit, infinite for one of all reads.
     """
 
     def __init__(
@@ -38,11 +40,14 @@ class LimitedStream:
         check: Callable[[], None] = lambda: None,
         on_read: Callable[[int], None] = lambda _done: None,
         seconds: float = SILENT_SECONDS,
+        slowest: float = 0.0,
     ) -> None:
         self._descriptor = stream.fileno()
         self._check = check
         self._on_read = on_read
         self._seconds = seconds
+        self._slowest = slowest
+        self._waited = 0.0
         self._done = 0
 
     def read(self, size: int) -> bytes:
@@ -51,7 +56,18 @@ class LimitedStream:
         Raises:
             ReplicaError: none came within the limit.
         """
-        end = time.monotonic() + self._seconds
+        start = time.monotonic()
+        self._wait(start + self._seconds)
+        self._waited += time.monotonic() - start
+        if self._slowest and self._waited > self._seconds + self._done / self._slowest:
+            raise ReplicaError("the stream", f"came too slowly for {self._waited:.0f} s", "try again")
+        self._check()
+        block = os.read(self._descriptor, size)
+        self._done += len(block)
+        self._on_read(self._done)
+        return block
+
+    def _wait(self, end: float) -> None:
         with selectors.PollSelector() as selector:
             selector.register(self._descriptor, selectors.EVENT_READ)
             while not selector.select(min(_POLL_SECONDS, self._seconds)):
@@ -59,11 +75,6 @@ class LimitedStream:
                 if time.monotonic() > end:
                     reason = f"no data came for {self._seconds:.0f} s"
                     raise ReplicaError("the stream", reason, "try again")
-        self._check()
-        block = os.read(self._descriptor, size)
-        self._done += len(block)
-        self._on_read(self._done)
-        return block
 
     def exactly(self, size: int) -> bytes:
         """The next bytes; fewer at the end."""
