@@ -166,23 +166,10 @@ def _pull(
     except SnaporchError as error:
         yield Pulled(name, None, (error,))
         return
-    chosen, unknown = choose_guests(guests, settings.domains)
-    for each in unknown:
-        reason = "the source sends no such guest: it does not exist, has no snapshot, or the key "
-        reason += "may not have it"
-        step = f"see: source.{name}.domains here, and authorized_keys on {settings.host}"
-        yield Pulled(name, None, (NotFoundError(f"{name}: {each}", reason, step),))
-    for uuid, record in known.items():
-        if uuid in chosen:
-            continue
-        gone.add(record_key(name, uuid))
-        if uuid not in guests and not {uuid, record.domain} & {*unknown}:
-            reason = "the source does not send this guest any more, and its copies stay as they are"
-            step = f"if that is wrong, see there; a name in source.{name}.domains is always checked"
-            yield Pulled(name, None, (NotFoundError(f"{name}: {record.domain}", reason, step),))
-    if not chosen and not unknown:
-        step = f"see authorized_keys on {settings.host}; has any guest a snapshot?"
-        yield Pulled(name, None, (NotFoundError(name, "the source sends no guest", step),))
+    chosen, _ = choose_guests(guests, settings.domains)
+    gone.update(record_key(name, uuid) for uuid in known if uuid not in chosen)
+    for missing in _missing(name, settings, guests, known):
+        yield Pulled(name, None, (missing,))
     for uuid, domain in chosen.items():
         context.interrupt.check(name)
         result = GuestResult(uuid, domain)
@@ -193,6 +180,27 @@ def _pull(
         except SnaporchError as error:
             result.failures.append(error)
         yield Pulled(name, result, result.failures)
+
+
+def _missing(
+    name: str, settings: Source, guests: Mapping[str, str], known: Mapping[str, PullRecord]
+) -> Iterator[NotFoundError]:
+    """The guests that the source should send, and does not."""
+    chosen, unknown = choose_guests(guests, settings.domains)
+    there = f"authorized_keys on {settings.host}"
+    for each in unknown:
+        reason = "the source sends no such guest: it does not exist, has no snapshot, or the key "
+        reason += "may not have it"
+        step = f"see: source.{name}.domains here, and {there}"
+        yield NotFoundError(f"{name}: {each}", reason, step)
+    for uuid, before in known.items():
+        if uuid not in guests and not {uuid, before.domain} & {*unknown}:
+            reason = "the source does not send this guest any more, and its copies stay as they are"
+            step = f"see: {there}; a name in source.{name}.domains is looked for each time"
+            yield NotFoundError(f"{name}: {before.domain}", reason, step)
+    if not chosen and not unknown:
+        step = f"see {there}; has any guest a snapshot?"
+        yield NotFoundError(name, "the source sends no guest", step)
 
 
 def _record(before: PullRecord | None, result: GuestResult, at: datetime) -> PullRecord:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from select import POLLIN, poll
-from typing import IO, cast
+from typing import IO, Self, cast
 
 from snaporch.command_log import LoggedCommand
 from snaporch.interrupt import Interrupt
@@ -111,7 +111,7 @@ class _LastErrors:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._read, daemon=True)
 
-    def __enter__(self) -> _LastErrors:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -210,7 +210,13 @@ def _source(source: SourceStatus, at: datetime, late: timedelta) -> Iterator[Pro
             if each.pulled is None:
                 text = "was never pulled without a failure"
             yield Problem("pull-late", ProblemGrade.WARNING, subject, text)
-    for subject, each in records[1:]:
+    yield from _old_copies(source, at, limit)
+
+
+def _old_copies(source: SourceStatus, at: datetime, limit: datetime) -> Iterator[Problem]:
+    """Guests of which nothing new comes, although no pull fails."""
+    for each in source.guests.values():
+        subject = f"{source.source}: {each.domain}"
         if each.waiting_since and each.waiting_since < limit:
             text = f"has had snapshots that wait for a run there since {_utc(each.waiting_since)}"
             yield Problem("pull-late", ProblemGrade.WARNING, subject, text)

@@ -53,12 +53,14 @@ def test_a_script_that_does_not_end_after_the_block_is_ended(monkeypatch):
 
 
 def test_only_the_last_of_endless_errors_is_kept():
-    with (
-        pytest.raises(ReplicaError, match=r"web: the cause; try"),
-        output("head -c 9000000 /dev/zero >&2; echo >&2; echo the cause >&2; echo; exit 3") as it,
-    ):
-        assert it.read(1) == b"\n"
-        assert _largest_deleted() < 1 << 20
+    def read():
+        script = "head -c 9000000 /dev/zero >&2; echo >&2; echo the cause >&2; echo; exit 3"
+        with output(script) as stream:
+            assert stream.read(1) == b"\n"
+            assert _largest_deleted() < 1 << 20
+
+    with pytest.raises(ReplicaError, match=r"web: the cause; try"):
+        read()
 
 
 def _largest_deleted():
