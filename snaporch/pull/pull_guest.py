@@ -122,13 +122,11 @@ class GuestPull:
         before = self._guids(guest)
         for dataset in guest.datasets:
             with _collecting(result):
-                self._bring(guest.uuid, dataset)
+                try:
+                    self._bring(guest.uuid, dataset)
+                finally:  # also after a signal: without its marks, a snapshot is nobody's
+                    self._mark(dataset)
         there = self._there(guest)
-        for dataset in guest.datasets:
-            if copies := there.get(dataset.name):
-                with _collecting(result):
-                    self._copies.mark(dataset, copies)
-                    self._copies.set_policy(dataset.name, dataset.policy)
         with _collecting(result):
             self._bring_runs(guest, there, before, result)
         return result
@@ -138,6 +136,11 @@ class GuestPull:
 
     def _guids(self, guest: OfferedGuest) -> set[int]:
         return {each.guid for some in self._there(guest).values() for each in some}
+
+    def _mark(self, dataset: OfferedDataset) -> None:
+        if copies := self._copies.snapshots([dataset.name])[dataset.name]:
+            self._copies.mark(dataset, copies)
+            self._copies.set_policy(dataset.name, dataset.policy)
 
     # -- snapshots -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from fakes.pull_case import ROOT, UUID
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME
+from snaporch.errors import InterruptedRunError
 from snaporch.pull.offered import MAX_SNAPSHOTS
 from snaporch.zfs.pulled import Counts
 
@@ -249,3 +250,23 @@ def test_an_encrypted_dataset_comes_as_it_is(case):
     case.take("r1", 2)
     assert errors(case.pull(2)) == []
     assert case.send.sent == ["-w tank/db@r1"]
+
+
+def test_a_signal_leaves_no_copy_without_its_marks(case):
+    case.take("r1", 2)
+    case.take("r2", 2)
+    append, number = case.zfs.append, 0
+
+    def until_the_signal(*args, **options):
+        nonlocal number
+        number += 1
+        if number == 2:
+            raise InterruptedRunError("vm1", "signal", 15)
+        append(*args, **options)
+
+    case.zfs.append = until_the_signal
+    with pytest.raises(InterruptedRunError):
+        case.pull(2)
+    assert [(e.name, e.properties["run"], e.properties["copy"]) for e in case.zfs.found] == [
+        ("r1", "r1", "vm1")
+    ]
