@@ -60,7 +60,9 @@ class LimitedStream:
         self._wait(start + self._seconds)
         self._waited += time.monotonic() - start
         if self._slowest and self._waited > self._seconds + self._done / self._slowest:
-            raise ReplicaError("the stream", f"came too slowly for {self._waited:.0f} s", "try again")
+            raise ReplicaError(
+                "the stream", f"came too slowly for {self._waited:.0f} s", "try again"
+            )
         self._check()
         block = os.read(self._descriptor, size)
         self._done += len(block)
