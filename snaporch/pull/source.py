@@ -19,7 +19,7 @@ from snaporch.pull.offered import OfferedGuest, parse_guest, parse_guests
 from snaporch.pull.send_request import Verb, request_command
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import ReplicaError, readable
-from snaporch.replication.receive_limits import LimitedStream
+from snaporch.replication.receive_limits import SLOWEST, LimitedStream
 from snaporch.replication.remote_output import remote_output
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.transfer import reason_of_receiver
@@ -27,8 +27,6 @@ from snaporch.replication.unsent_files import UnsentFiles
 
 _MAX_LINE = 1 << 16
 _CHECK_SECONDS = 60
-_SLOWEST = 1 << 14
-"""Bytes per second that a source sends at least, on average: a slow line, and no trickle."""
 _MAX_BYTES = 1 << 50
 
 
@@ -214,4 +212,4 @@ class PullSource:
             if size:
                 self._progress.amount(self._name, done, size)
 
-        return LimitedStream(output, self._check, report, STALL_SECONDS, _SLOWEST)
+        return LimitedStream(output, self._check, report, STALL_SECONDS, SLOWEST)

@@ -16,6 +16,8 @@ from snaporch.replication.interface import ReplicaError
 
 SILENT_SECONDS = 900
 """How long a sender may send nothing: a host without power does not close its connection."""
+SLOWEST = 1 << 14
+"""Bytes per second of a pull at least, on average: over a slow line, but no trickle."""
 MAX_REQUESTS = 16
 """Requests that are carried out at the same time; a host needs one."""
 _LOCKS = ".requests"
