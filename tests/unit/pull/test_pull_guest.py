@@ -270,3 +270,12 @@ def test_a_signal_leaves_no_copy_without_its_marks(case):
     assert [(e.name, e.properties["run"], e.properties["copy"]) for e in case.zfs.found] == [
         ("r1", "r1", "vm1")
     ]
+
+
+def test_datasets_whose_streams_are_cut_count_too(case, monkeypatch):
+    monkeypatch.setattr("snaporch.pull.local_copies.MAX_DATASETS", 1)
+    case.take("r1")
+    case.send.cut = 2
+    result = case.pull()
+    assert len(case.zfs.tokens) == 1
+    assert any("there are 1 datasets" in each for each in errors(result))
