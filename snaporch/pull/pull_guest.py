@@ -230,6 +230,7 @@ class GuestPull:
         whole = {
             run for run, each in present.items() if {COPY_NAME, MANIFEST_NAME} <= each.sizes.keys()
         }
+        had_bundles = {*whole}
         guids = {each.guid for some in there.values() for each in some}
         failed = {error.thing for error in result.failures}
         waiting = {each.partition("@")[2] for each in guest.waiting}
@@ -248,10 +249,11 @@ class GuestPull:
                         thing = f"{self._name}: {guest.domain}"
                         result.failures.append(ReplicaError(thing, reason, "pull again"))
                 continue
-            had = run.run in whole or not run.reference
+            had = run.run in had_bundles or not run.reference
             try:
                 if run.reference:
                     self._bring_bundle(run, guids, fetch=run.run not in whole)
+                    whole.add(run.run)
             except InterruptedRunError:
                 raise
             except SnaporchError as error:

@@ -279,3 +279,13 @@ def test_datasets_whose_streams_are_cut_count_too(case, monkeypatch):
     result = case.pull()
     assert len(case.zfs.tokens) == 1
     assert any("there are 1 datasets" in each for each in errors(result))
+
+
+def test_the_bundle_of_a_run_with_two_names_comes_once(case):
+    case.take("r1", 2)
+    (own,) = case.pool.snapshots(["tank/db"])
+    marks = {f"snaporch:{key}": value for key, value in own.properties.items()}
+    case.pool.snapshot(["tank/db@again"], marks)
+    result = case.pull(2)
+    assert (errors(result), result.arrived) == ([], ["r1", "again"])
+    assert [each.verb for each in case.host.requests].count("bundle") == 1
