@@ -124,7 +124,7 @@ class GuestPull:
             with _collecting(result):
                 try:
                     self._bring(guest.uuid, dataset)
-                finally:  # also after a signal: without its marks, a snapshot is nobody's
+                finally:  # also after a signal: without its marks, a snapshot has no run
                     self._mark(dataset)
         there = self._there(guest)
         with _collecting(result):

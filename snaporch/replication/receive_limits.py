@@ -49,8 +49,10 @@ class LimitedStream:
         self._on_read = on_read
         self._seconds = seconds
         self._slowest = slowest
-        self._waited = 0.0
-        self._done = 0
+        self.waited = 0.0
+        """The seconds that all reads together have waited."""
+        self.done = 0
+        """The bytes that were read."""
 
     def read(self, size: int) -> bytes:
         """Some of the next bytes, at most ``size``; empty at the end.
@@ -59,16 +61,18 @@ class LimitedStream:
             ReplicaError: none came within the limit.
         """
         start = time.monotonic()
-        self._wait(start + self._seconds)
-        self._waited += time.monotonic() - start
-        if self._slowest and self._waited > self._seconds + self._done / self._slowest:
+        try:
+            self._wait(start + self._seconds)
+        finally:
+            self.waited += time.monotonic() - start
+        if self._slowest and self.waited > self._seconds + self.done / self._slowest:
             raise ReplicaError(
-                "the stream", f"came too slowly for {self._waited:.0f} s", "try again"
+                "the stream", f"came too slowly for {self.waited:.0f} s", "try again"
             )
         self._check()
         block = os.read(self._descriptor, size)
-        self._done += len(block)
-        self._on_read(self._done)
+        self.done += len(block)
+        self._on_read(self.done)
         return block
 
     def _wait(self, end: float) -> None:

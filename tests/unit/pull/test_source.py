@@ -192,3 +192,18 @@ def test_names_that_cannot_be_are_refused(case, key, name):
     source, _, _ = case.open()
     with pytest.raises(ReplicaError, match="is no name of"):
         source.guest(UUID.format(2), "db")
+
+
+def test_all_waiting_for_a_source_together_has_an_end(case, monkeypatch):
+    monkeypatch.setattr("snaporch.pull.source._ALL_SECONDS", 0.3)
+    case.take("r1", 2)
+    words = case.host.words
+
+    def late(script):
+        shell, option, command, *more = words(script)
+        return [shell, option, f"sleep 0.5; {command}", *more]
+
+    case.host.words = late
+    result = case.pull(2)
+    assert "has let this pull wait for" in errors(result)[0]
+    assert case.here() == [f"{ROOT}/tank:db@r1"]  # the request that had begun
