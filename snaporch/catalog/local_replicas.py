@@ -1,4 +1,4 @@
-"""Copies on a replica that is a pool of this host are not the guests' own snapshots."""
+"""Copies in a pool of this host, replicated or pulled, are not its guests' own snapshots."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from snaporch.model import PoolSnapshot
 
 
 def without_replicas_here(config: Config, snapshots: Iterable[PoolSnapshot]) -> list[PoolSnapshot]:
-    """The snapshots without those that this host has copied to a replica on a pool of its own.
+    """The snapshots without the copies in pools of this host: of its replicas, and of its sources.
 
-    The bundles of these copies are on the replica. Without the originals they would be snapshots
+    The bundles of these copies are with them. Without the originals they would be snapshots
     whose bundle is missing.
     """
     below = {
         name: f"{replica.dataset}/" for name, replica in config.replica.items() if not replica.host
     }
+    below |= {name: f"{source.dataset}/" for name, source in config.source.items()}
     return [
         each
         for each in snapshots

@@ -393,6 +393,8 @@ class Config(_Section):
                         f"policy.{name}.replicate names {wanted!r}, and there is no such replica"
                     )
         for name, replica in self.replica.items():
+            if name.startswith("pull-"):  # its bookmarks would be those of `snaporch send`
+                raise ValueError(f"replica.{name}: no name of a replica begins with pull-")
             if not replica.host and are_nested(replica.bundles, self.paths.bundles):
                 raise ValueError(
                     f"replica.{name}.bundles is this host's own bundle store, or one is inside "

@@ -56,6 +56,12 @@ class Source(BaseModel):
         description="How often `snaporch pull --due`, which the timer runs, copies from this "
         "host. Without it only `snaporch pull` by hand does.",
     )
+    newest_within: Annotated[timedelta | None, Duration("1m")] = Field(
+        default=None,
+        description="How old the newest snapshot of a guest may be that was pulled as a whole; "
+        "`status` reports `pull-late` after that. Set it: a source that sends nothing new is "
+        "seen by nothing else. Without it no age is checked.",
+    )
     rate: int = Field(
         default=0,
         ge=0,

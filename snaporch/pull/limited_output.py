@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import IO
 
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.receive_limits import SILENT_SECONDS
+from snaporch.replication.receive_limits import SILENT_SECONDS, SLOWEST
 
 _POLL_SECONDS = 0.5
 
@@ -21,6 +21,8 @@ class LimitedOutput:
         stream: is written by its descriptor, which is set to not block.
         check: called twice a second while a write waits; an exception ends it.
         seconds: how long a write may wait.
+        slowest: bytes per second that are read at least on average, over the time that all writes
+            together wait beyond ``seconds``.
     """
 
     def __init__(
@@ -28,17 +30,21 @@ class LimitedOutput:
         stream: IO[bytes],
         check: Callable[[], None] = lambda: None,
         seconds: float = SILENT_SECONDS,
+        slowest: float = SLOWEST,
     ) -> None:
         self._descriptor = stream.fileno()
         self._check = check
         self._seconds = seconds
+        self._slowest = slowest
+        self._waited = 0.0
+        self._done = 0
         os.set_blocking(self._descriptor, False)
 
     def write(self, data: bytes) -> None:
         """Write all of the data.
 
         Raises:
-            ReplicaError: the reader has gone, or read nothing within the limit.
+            ReplicaError: the reader has gone, or read nothing within the limit, or too slowly.
         """
         left = memoryview(data)
         end = time.monotonic() + self._seconds
@@ -46,7 +52,10 @@ class LimitedOutput:
             selector.register(self._descriptor, selectors.EVENT_WRITE)
             while left:
                 self._check()
-                if not selector.select(min(_POLL_SECONDS, self._seconds)):
+                start = time.monotonic()
+                is_ready = selector.select(min(_POLL_SECONDS, self._seconds))
+                self._waited += time.monotonic() - start
+                if not is_ready:
                     if time.monotonic() > end:
                         reason = f"nothing was read for {self._seconds:.0f} s"
                         raise ReplicaError("the stream", reason, "pull again")
@@ -58,4 +67,8 @@ class LimitedOutput:
                 except BrokenPipeError as error:
                     raise ReplicaError("the stream", "its reader has gone", "pull again") from error
                 left = left[done:]
+                self._done += done
+                if self._waited > self._seconds + self._done / self._slowest:
+                    reason = f"was read too slowly for {self._waited:.0f} s"
+                    raise ReplicaError("the stream", reason, "pull again")
                 end = time.monotonic() + self._seconds

@@ -141,7 +141,8 @@ class LocalCopies:
         name = self.copy_of(dataset.name)
         full = f"{name}@{wanted.name}"
         there = [e for e in self._zfs.copies(self._root, [name]) if e.dataset == name]
-        self._check_room(full, is_new=not there and not self._zfs.exists(name))
+        is_new = not there and not self._zfs.exists(name)
+        self._check_room(full, is_new=is_new)
         header = stream.exactly(HEADER_BYTES)
         if len(header) < HEADER_BYTES:
             raise ReplicaError(full, "the stream ended early", AGAIN)
@@ -151,9 +152,9 @@ class LocalCopies:
         if sent.is_raw != dataset.raw:
             raise RefusedError(full, "the source did not say whether it is encrypted")
         check_sent(full, sent, there, self._now())
+        # Before it: a stream that is cut has made the dataset, too.
+        self._counts = Counts(self._counts.datasets + is_new, self._counts.snapshots + 1)
         self._zfs.append(full, header, stream, _OPTIONS[dataset.kind])
-        more = Counts(int(not there), 1)
-        self._counts = Counts(*(map(sum, zip(self._counts, more, strict=True))))
 
     def _check_room(self, full: str, *, is_new: bool) -> None:
         """Check the limits of a source, which ``snapshot_limit`` does not set for root."""

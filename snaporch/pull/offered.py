@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,6 @@ MAX_DATASETS = 200
 """Of a source: no limit of ZFS's own binds root (zfsprops(7), ``filesystem_limit``)."""
 MAX_SNAPSHOTS = 20_000
 """Of a source, as :data:`MAX_DATASETS` (``snapshot_limit``)."""
-_MAX_TEXT = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,8 @@ def parse_guest(
             raise RefusedError(each.name, "has a copy of the same name as another dataset")
     if sum(len(each.snapshots) for each in datasets) > MAX_SNAPSHOTS:
         raise RefusedError(domain, f"has more than {MAX_SNAPSHOTS} snapshots")
-    return OfferedGuest(
-        uuid, domain, datasets, _texts(document["waiting"]), _texts(document["shared"])
-    )
+    waiting = _names(document["waiting"], _is_full_name)
+    return OfferedGuest(uuid, domain, datasets, waiting, _names(document["shared"], is_dataset))
 
 
 def _dataset(document: Mapping[str, Any], root: str, now: float) -> OfferedDataset:
@@ -167,6 +165,14 @@ def _some(values: object, most: int, what: str) -> Sequence[Any]:
     return values
 
 
-def _texts(values: object) -> tuple[str, ...]:
+def _names(values: object, is_name: Callable[[str], bool]) -> tuple[str, ...]:
     some = _some(values, MAX_SNAPSHOTS, "names")
-    return tuple(str(each)[:_MAX_TEXT] for each in some)
+    for each in some:
+        if not (isinstance(each, str) and is_name(each)):
+            raise RefusedError(quoted(str(each)), "is no name of a dataset or snapshot")
+    return tuple(some)
+
+
+def _is_full_name(text: str) -> bool:
+    dataset, _, snapshot = text.partition("@")
+    return is_dataset(dataset) and is_snapshot(snapshot)

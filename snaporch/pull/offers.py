@@ -1,8 +1,8 @@
 """Which guests a source sends, and which of their ZFS snapshots: pure decisions.
 
 - A guest is allowed by its UUID, or by the name that its newest snapshot has.
-- A dataset that also has snapshots of a guest that is not allowed is not sent: its blocks are those
-  of both guests.
+- A dataset that also has snapshots or disks of a guest that is not allowed is not sent: its blocks
+  are those of both guests.
 - Of a dataset, only the snapshots before the first one of an unfinished run are sent: that run may
   still change its marks, and a copy gets its marks only once.
 """
@@ -14,6 +14,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from snaporch.model import PoolSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """A domain of libvirt."""
+
+    uuid: str
+    name: str
+    datasets: Collection[str]
+    """Where it has disks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,7 @@ def make_offers(
     snapshots: Iterable[PoolSnapshot],
     allowed: Collection[str] | None,
     unfinished: Collection[str],
+    domains: Iterable[Defined] = (),
 ) -> list[Offer]:
     """The guests that a machine may copy.
 
@@ -54,6 +65,7 @@ def make_offers(
         snapshots: all snapshots of this host that are no copies, oldest first.
         allowed: names and UUIDs of guests; None for all.
         unfinished: runs that have not ended.
+        domains: those of this host, whether or not they have snapshots.
     """
     by_dataset: dict[str, list[PoolSnapshot]] = defaultdict(list)
     names: dict[str, str] = {}
@@ -67,13 +79,21 @@ def make_offers(
     permitted = {
         uuid for uuid, name in names.items() if allowed is None or {uuid, name} & {*allowed}
     }
+    private = {
+        dataset
+        for each in domains
+        if allowed is not None
+        and each.uuid not in permitted
+        and (each.uuid in names or not {each.uuid, each.name} & {*allowed})
+        for dataset in each.datasets
+    }
     found = {uuid: Offer(uuid, names[uuid], {}, (), ()) for uuid in names if uuid in permitted}
     sent: dict[str, dict[str, list[PoolSnapshot]]] = defaultdict(dict)
     waiting: dict[str, list[str]] = defaultdict(list)
     shared: dict[str, list[str]] = defaultdict(list)
     for dataset, own in by_dataset.items():
         owners = {owner_of(each) for each in own}
-        if not owners <= permitted:
+        if dataset in private or not owners <= permitted:
             for uuid in owners & permitted:
                 shared[uuid].append(dataset)
             continue

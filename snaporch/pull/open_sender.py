@@ -11,9 +11,10 @@ from snaporch.context import Context
 from snaporch.journal import read_journals
 from snaporch.locks import held_by, readers_lock
 from snaporch.model import PoolSnapshot
-from snaporch.pull.offers import Offer, make_offers
+from snaporch.pull.offers import Defined, Offer, make_offers
 from snaporch.pull.sender import Output, Sender, ZfsSend
 from snaporch.schedule.own_or_copied import without_copies
+from snaporch.snapshot.locate_disks import datasets_of
 
 
 def open_sender(
@@ -34,7 +35,8 @@ def open_sender(
     unfinished = {each.facts.run for each in read_journals(context.config.paths.journal)}
     snapshots = _own(context, context.pool.snapshots())
     unfinished |= _locked_runs(snapshots)
-    offers = make_offers(snapshots, allowed, unfinished)
+    domains = [] if allowed is None else _defined(context)
+    offers = make_offers(snapshots, allowed, unfinished, domains)
 
     def reading(offer: Offer) -> AbstractContextManager[None]:
         runtime = context.config.paths.runtime
@@ -43,6 +45,13 @@ def open_sender(
         )
 
     return Sender(name, offers, context.pool, context.store, ZfsSend(), reading, output)
+
+
+def _defined(context: Context) -> list[Defined]:
+    return [
+        Defined(each.uuid, each.name, datasets_of(context.resolver, each))
+        for each in context.hypervisor.domains()
+    ]
 
 
 def _own(context: Context, snapshots: list[PoolSnapshot]) -> list[PoolSnapshot]:

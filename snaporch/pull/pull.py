@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ from snaporch.pull.record import (
     choose_guests,
     read_records,
     record_key,
-    write_record,
+    write_records,
 )
 from snaporch.pull.source import PullSource
 from snaporch.replication.received_bundles import ReceivedBundles
@@ -119,21 +119,43 @@ def pull_sources(
         InterruptedRunError: a signal came; the next pull continues.
         UnavailableError: the results cannot be recorded.
     """
+    directory = context.config.paths.schedule
     for name in names:
         failures: list[SnaporchError] = []
-        for each in _pull(context, name, open_source):
-            failures += each.failures
-            if each.result is not None:
-                _record(context, name, each.result, now())
-            yield each
-        directory, key = context.config.paths.schedule, record_key(name)
-        before, at = read_records(directory).get(key), now()
-        record = PullRecord("", pulled=at, tried=at, failed=failures[0].line() if failures else "")
-        after = after_failure if failures else after_success
-        write_record(directory, key, after(before, record))
+        before, new = read_records(directory), dict[str, PullRecord]()
+        start = record_key(name)
+        known = {key.removeprefix(start): e for key, e in before.items() if key.startswith(start)}
+        known.pop("", None)
+        gone: set[str] = set()
+        try:
+            for each in _pull(context, name, open_source, known, gone):
+                failures += each.failures
+                if each.result is not None:
+                    key = record_key(name, each.result.uuid)
+                    new[key] = _record(before.get(key), each.result, now())
+                yield each
+            at, key = now(), record_key(name)
+            failed = failures[0].line() if failures else ""
+            record = PullRecord("", pulled=at, tried=at, failed=failed)
+            after = after_failure if failures else after_success
+            new[key] = after(before.get(key), record)
+        finally:  # also after a signal
+            write_records(directory, new, gone)
 
 
-def _pull(context: Context, name: str, open_source: Open) -> Iterator[Pulled]:
+def _pull(
+    context: Context,
+    name: str,
+    open_source: Open,
+    known: Mapping[str, PullRecord],
+    gone: set[str],
+) -> Iterator[Pulled]:
+    """Pull a source; see :func:`pull_sources`.
+
+    Args:
+        known: the records of its guests, by UUID.
+        gone: gets the keys of those that are not needed any more.
+    """
     settings = context.config.source[name]
     try:
         source, copies, puller = open_source(context, name)
@@ -144,15 +166,10 @@ def _pull(context: Context, name: str, open_source: Open) -> Iterator[Pulled]:
     except SnaporchError as error:
         yield Pulled(name, None, (error,))
         return
-    chosen, unknown = choose_guests(guests, settings.domains)
-    for each in unknown:
-        reason = "the source sends no such guest: it does not exist, has no snapshot, or the key "
-        reason += "may not have it"
-        step = f"see: source.{name}.domains here, and authorized_keys on {settings.host}"
-        yield Pulled(name, None, (NotFoundError(f"{name}: {each}", reason, step),))
-    if not chosen and not unknown:
-        step = f"see authorized_keys on {settings.host}; has any guest a snapshot?"
-        yield Pulled(name, None, (NotFoundError(name, "the source sends no guest", step),))
+    chosen, _ = choose_guests(guests, settings.domains)
+    gone.update(record_key(name, uuid) for uuid in known if uuid not in chosen)
+    for missing in _missing(name, settings, guests, known):
+        yield Pulled(name, None, (missing,))
     for uuid, domain in chosen.items():
         context.interrupt.check(name)
         result = GuestResult(uuid, domain)
@@ -165,9 +182,32 @@ def _pull(context: Context, name: str, open_source: Open) -> Iterator[Pulled]:
         yield Pulled(name, result, result.failures)
 
 
-def _record(context: Context, name: str, result: GuestResult, at: datetime) -> None:
-    directory, key = context.config.paths.schedule, record_key(name, result.uuid)
-    before = read_records(directory).get(key)
+def _missing(
+    name: str, settings: Source, guests: Mapping[str, str], known: Mapping[str, PullRecord]
+) -> Iterator[NotFoundError]:
+    """The guests that the source should send, and does not."""
+    chosen, unknown = choose_guests(guests, settings.domains)
+    there = f"authorized_keys on {settings.host}"
+    for each in unknown:
+        reason = "the source sends no such guest: it does not exist, has no snapshot, or the key "
+        reason += "may not have it"
+        step = f"see: source.{name}.domains here, and {there}"
+        yield NotFoundError(f"{name}: {each}", reason, step)
+    for uuid, before in known.items():
+        if uuid not in guests and not {uuid, before.domain} & {*unknown}:
+            reason = "the source does not send this guest any more, and its copies stay as they are"
+            step = f"see: {there}; a name in source.{name}.domains is looked for each time"
+            yield NotFoundError(f"{name}: {before.domain}", reason, step)
+    if not chosen and not unknown:
+        step = f"see {there}; has any guest a snapshot?"
+        yield NotFoundError(name, "the source sends no guest", step)
+
+
+def _record(before: PullRecord | None, result: GuestResult, at: datetime) -> PullRecord:
+    since = before.waiting_since if before else None
+    if not result.failures:
+        same = since if result.waiting and not result.arrived else None
+        since = (same or at) if result.waiting else None
     record = PullRecord(
         result.domain,
         pulled=at,
@@ -176,6 +216,6 @@ def _record(context: Context, name: str, result: GuestResult, at: datetime) -> N
         failed=result.failures[0].line() if result.failures else "",
         skipped=len(result.skipped),
         waiting=len(result.waiting),
+        waiting_since=since,
     )
-    after = after_failure if result.failures else after_success
-    write_record(directory, key, after(before, record))
+    return (after_failure if result.failures else after_success)(before, record)

@@ -122,13 +122,11 @@ class GuestPull:
         before = self._guids(guest)
         for dataset in guest.datasets:
             with _collecting(result):
-                self._bring(guest.uuid, dataset)
+                try:
+                    self._bring(guest.uuid, dataset)
+                finally:  # also after a signal: without its marks, a snapshot has no run
+                    self._mark(dataset)
         there = self._there(guest)
-        for dataset in guest.datasets:
-            if copies := there.get(dataset.name):
-                with _collecting(result):
-                    self._copies.mark(dataset, copies)
-                    self._copies.set_policy(dataset.name, dataset.policy)
         with _collecting(result):
             self._bring_runs(guest, there, before, result)
         return result
@@ -138,6 +136,11 @@ class GuestPull:
 
     def _guids(self, guest: OfferedGuest) -> set[int]:
         return {each.guid for some in self._there(guest).values() for each in some}
+
+    def _mark(self, dataset: OfferedDataset) -> None:
+        if copies := self._copies.snapshots([dataset.name])[dataset.name]:
+            self._copies.mark(dataset, copies)
+            self._copies.set_policy(dataset.name, dataset.policy)
 
     # -- snapshots -------------------------------------------------------------------------------
 
@@ -227,6 +230,7 @@ class GuestPull:
         whole = {
             run for run, each in present.items() if {COPY_NAME, MANIFEST_NAME} <= each.sizes.keys()
         }
+        had_bundles = {*whole}
         guids = {each.guid for some in there.values() for each in some}
         failed = {error.thing for error in result.failures}
         waiting = {each.partition("@")[2] for each in guest.waiting}
@@ -245,10 +249,11 @@ class GuestPull:
                         thing = f"{self._name}: {guest.domain}"
                         result.failures.append(ReplicaError(thing, reason, "pull again"))
                 continue
-            had = run.run in whole or not run.reference
+            had = run.run in had_bundles or not run.reference
             try:
                 if run.reference:
                     self._bring_bundle(run, guids, fetch=run.run not in whole)
+                    whole.add(run.run)
             except InterruptedRunError:
                 raise
             except SnaporchError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -32,6 +32,8 @@ class PullRecord:
     """How many snapshots the last pull could not copy, apart from those that wait."""
     waiting: int = 0
     """How many snapshots wait until a run on the source has ended."""
+    waiting_since: datetime | None = None
+    """Since when some wait, and no pull has brought any."""
 
     def as_json(self) -> dict[str, object]:
         """The object in the file."""
@@ -49,7 +51,7 @@ class PullRecord:
         """
         times = {
             key: None if document[key] is None else parse_iso(str(document[key]))
-            for key in ("pulled", "newest", "tried")
+            for key in ("pulled", "newest", "tried", "waiting_since")
         }
         return cls(
             domain=str(document["domain"]),
@@ -78,14 +80,18 @@ def read_records(directory: Path) -> dict[str, PullRecord]:
         return {}
 
 
-def write_record(directory: Path, key: str, record: PullRecord) -> None:
-    """Replace one record. The caller holds the lock of pulls.
+def write_records(
+    directory: Path, records: Mapping[str, PullRecord], gone: Collection[str] = ()
+) -> None:
+    """Replace records, and remove those whose keys are in ``gone``.
+
+    The caller holds the lock of pulls.
 
     Raises:
         UnavailableError: the directory is not writable.
     """
-    known = read_records(directory) | {key: record}
-    document = {each: value.as_json() for each, value in known.items()}
+    known = {key: each for key, each in read_records(directory).items() if key not in gone}
+    document = {key: each.as_json() for key, each in {**known, **records}.items()}
     with store_errors(directory):
         private_directory(directory)
         replace_private(directory / FILE_NAME, json.dumps(document, indent=1).encode())

@@ -48,10 +48,12 @@ class ZfsSend:
 
     Args:
         zfs: the command.
+        limit: seconds that a report may take.
     """
 
-    def __init__(self, zfs: str = "zfs") -> None:
+    def __init__(self, zfs: str = "zfs", limit: float = LIMIT_SECONDS) -> None:
         self._zfs = zfs
+        self._limit = limit
 
     def report(self, words: Sequence[str]) -> str:
         """What ``zfs send`` says that it would send.
@@ -62,13 +64,17 @@ class ZfsSend:
         Raises:
             PoolError: it cannot be sent.
         """
-        done = subprocess.run(
-            [self._zfs, "send", *words],
-            capture_output=True,
-            check=False,
-            timeout=LIMIT_SECONDS,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        try:
+            done = subprocess.run(
+                [self._zfs, "send", *words],
+                capture_output=True,
+                check=False,
+                timeout=self._limit,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except subprocess.TimeoutExpired as error:
+            reason = f"takes over {self._limit:.0f} s, and was ended"
+            raise PoolError("zfs send", reason, "see: zpool status") from error
         if done.returncode != 0:
             raise PoolError("zfs send", _last_line(done.stderr) or f"status {done.returncode}")
         return (done.stdout + done.stderr).decode("utf-8", "replace")

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import inf
 from typing import IO, Any, NamedTuple
 
 from snaporch.bundle.rate_limit import RateLimit
@@ -18,7 +19,7 @@ from snaporch.pull.offered import OfferedGuest, parse_guest, parse_guests
 from snaporch.pull.send_request import Verb, request_command
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import ReplicaError, readable
-from snaporch.replication.receive_limits import LimitedStream
+from snaporch.replication.receive_limits import SLOWEST, LimitedStream
 from snaporch.replication.remote_output import remote_output
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.transfer import reason_of_receiver
@@ -26,6 +27,10 @@ from snaporch.replication.unsent_files import UnsentFiles
 
 _MAX_LINE = 1 << 16
 _CHECK_SECONDS = 60
+_MAX_BYTES = 1 << 50
+_ALL_SECONDS = 4 * STALL_SECONDS
+"""How long all requests together may wait, beyond the time for what they brought: so a source that
+answers each as late as it may does not keep the others waiting for ever."""
 
 
 class Incoming(NamedTuple):
@@ -60,6 +65,8 @@ class PullSource:
         self._interrupt = interrupt
         self._progress = progress
         self._rate = RateLimit(source.rate)
+        self._waited = 0.0
+        self._received = 0
         self._host = host or Host(source.host, lambda: interrupt.check(name), prelude="")
 
     def guests(self) -> dict[str, str]:
@@ -142,8 +149,15 @@ class PullSource:
         with self._reading(Verb.BUNDLE, values, thing) as (stream, _):
             yield stream
 
+    def _refuse_if_slow(self, thing: str) -> None:
+        if self._waited > _ALL_SECONDS + self._received / SLOWEST:
+            reason = f"the source has let this pull wait for {self._waited / 3600:.1f} hours"
+            raise ReplicaError(thing, reason, "pull again; it continues")
+
     def _ask(self, verb: Verb, **values: object) -> dict[str, Any]:
+        self._refuse_if_slow(self._name)
         command = request_command(verb, values)
+        start = time.monotonic()
         try:
             text = self._host.script(command, what=f"snaporch send: {verb}", limit=LIMIT_SECONDS)
         except CommandError as error:
@@ -151,6 +165,8 @@ class PullSource:
                 raise
             reason = reason_of_receiver(error.reason.splitlines())
             raise ReplicaError(f"{self._name}: {self._host.label}", reason) from error
+        finally:
+            self._waited += time.monotonic() - start
         found = json.loads(text)
         if not isinstance(found, dict):
             raise TypeError(found)
@@ -174,18 +190,29 @@ class PullSource:
         self, verb: Verb, values: Mapping[str, object], thing: str
     ) -> Iterator[tuple[LimitedStream, dict[str, Any]]]:
         """What the source sends, and the JSON object of its first line."""
+        self._refuse_if_slow(thing)
         command = request_command(verb, values)
         with remote_output(self._host, command, thing, self._interrupt) as output:
             first = self._first_line(output, thing)
             with readable(thing, self._host.label):
-                size = int(first["bytes"])
-            yield self._limited(output, size), first
+                size = first["bytes"]
+                if type(size) is not int or not 0 <= size <= _MAX_BYTES:
+                    raise ValueError(size)
+            limited = self._limited(output, size)
+            try:
+                yield limited, first
+            finally:
+                self._count(limited)
 
     def _first_line(self, output: IO[bytes], thing: str) -> dict[str, Any]:
-        limited = LimitedStream(output, self._check, seconds=_CHECK_SECONDS + LIMIT_SECONDS)
+        limit = _CHECK_SECONDS + LIMIT_SECONDS
+        limited = LimitedStream(output, self._check, seconds=limit, slowest=inf)
         line = b""
-        while not line.endswith(b"\n") and len(line) < _MAX_LINE and (byte := limited.read(1)):
-            line += byte
+        try:
+            while not line.endswith(b"\n") and len(line) < _MAX_LINE and (byte := limited.read(1)):
+                line += byte
+        finally:
+            self._count(limited)
         if not line:
             raise ReplicaError(thing, "the source sent nothing")
         with readable(thing, self._host.label):
@@ -193,6 +220,10 @@ class PullSource:
             if not isinstance(found, dict):
                 raise TypeError(found)
             return found
+
+    def _count(self, stream: LimitedStream) -> None:
+        self._waited += stream.waited
+        self._received += stream.done
 
     def _check(self) -> None:
         self._interrupt.check(self._name)
@@ -207,4 +238,4 @@ class PullSource:
             if size:
                 self._progress.amount(self._name, done, size)
 
-        return LimitedStream(output, self._check, report, STALL_SECONDS)
+        return LimitedStream(output, self._check, report, STALL_SECONDS, SLOWEST)

@@ -18,8 +18,8 @@ class Originals:
     A manifest names the originals, wherever they are. Copies carry the same properties, so a run
     without a manifest cannot distinguish them from originals. Then a dataset is an original if any
     of the manifests names it. Others are copies if they are below a configured replica of this
-    host, or are named as snaporch names the copy of a dataset of any record: the original's
-    snapshot may have been destroyed.
+    host, or below a source, or are named as snaporch names the copy of a dataset of any record: the
+    original's snapshot may have been destroyed.
 
     Args:
         config: names the replicas.
@@ -37,7 +37,9 @@ class Originals:
     ) -> None:
         self._records = records
         self._manifests = manifests
-        self._local = tuple(f"{e.dataset}/" for e in config.replica.values() if not e.host)
+        replicas = [each.dataset for each in config.replica.values() if not each.host]
+        sources = [each.dataset for each in config.source.values()]
+        self._local = tuple(f"{each}/" for each in (*replicas, *sources))
         self._copies = tuple(f"/{copy_name(each)}" for each in datasets if "/" in each)
         known = [manifest for manifest in manifests.values() if manifest is not None]
         self._named = {entry.dataset for manifest in known for entry in manifest.snapshots}

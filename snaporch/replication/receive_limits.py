@@ -16,6 +16,8 @@ from snaporch.replication.interface import ReplicaError
 
 SILENT_SECONDS = 900
 """How long a sender may send nothing: a host without power does not close its connection."""
+SLOWEST = 1 << 14
+"""Bytes per second of a pull at least, on average: over a slow line, but no trickle."""
 MAX_REQUESTS = 16
 """Requests that are carried out at the same time; a host needs one."""
 _LOCKS = ".requests"
@@ -30,6 +32,8 @@ class LimitedStream:
         check: called twice a second while a read waits; an exception ends it.
         on_read: is called with the bytes that were read so far.
         seconds: how long a read may wait.
+        slowest: bytes per second that come at least on average, over the time that all reads
+            together wait beyond ``seconds``; 0 for no such limit, infinite for one of all reads.
     """
 
     def __init__(
@@ -38,12 +42,17 @@ class LimitedStream:
         check: Callable[[], None] = lambda: None,
         on_read: Callable[[int], None] = lambda _done: None,
         seconds: float = SILENT_SECONDS,
+        slowest: float = 0.0,
     ) -> None:
         self._descriptor = stream.fileno()
         self._check = check
         self._on_read = on_read
         self._seconds = seconds
-        self._done = 0
+        self._slowest = slowest
+        self.waited = 0.0
+        """The seconds that all reads together have waited."""
+        self.done = 0
+        """The bytes that were read."""
 
     def read(self, size: int) -> bytes:
         """Some of the next bytes, at most ``size``; empty at the end.
@@ -51,7 +60,22 @@ class LimitedStream:
         Raises:
             ReplicaError: none came within the limit.
         """
-        end = time.monotonic() + self._seconds
+        start = time.monotonic()
+        try:
+            self._wait(start + self._seconds)
+        finally:
+            self.waited += time.monotonic() - start
+        if self._slowest and self.waited > self._seconds + self.done / self._slowest:
+            raise ReplicaError(
+                "the stream", f"came too slowly for {self.waited:.0f} s", "try again"
+            )
+        self._check()
+        block = os.read(self._descriptor, size)
+        self.done += len(block)
+        self._on_read(self.done)
+        return block
+
+    def _wait(self, end: float) -> None:
         with selectors.PollSelector() as selector:
             selector.register(self._descriptor, selectors.EVENT_READ)
             while not selector.select(min(_POLL_SECONDS, self._seconds)):
@@ -59,11 +83,6 @@ class LimitedStream:
                 if time.monotonic() > end:
                     reason = f"no data came for {self._seconds:.0f} s"
                     raise ReplicaError("the stream", reason, "try again")
-        self._check()
-        block = os.read(self._descriptor, size)
-        self._done += len(block)
-        self._on_read(self._done)
-        return block
 
     def exactly(self, size: int) -> bytes:
         """The next bytes; fewer at the end."""

@@ -159,7 +159,7 @@ def _sources(config: Config) -> tuple[SourceStatus, ...]:
             {uuid: each.domain for uuid, each in guests.items()}, source.domains
         )
         own = {uuid: each for uuid, each in guests.items() if uuid in chosen}
-        found.append(SourceStatus(name, source.every, whole, own))
+        found.append(SourceStatus(name, source.every, whole, own, source.newest_within))
     return tuple(found)
 
 

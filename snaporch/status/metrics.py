@@ -213,11 +213,11 @@ def _of_copies(results: Sequence[CopyResult]) -> Iterator[GaugeMetricFamily]:
 
 
 def _of_sources(sources: Sequence[SourceStatus]) -> Iterator[GaugeMetricFamily]:
-    labels = ("source", "domain")
+    labels = ("source", "domain", "uuid")
     pairs = [
-        ({"source": source.source, "domain": each.domain}, each)
+        ({"source": source.source, "domain": each.domain, "uuid": uuid}, each)
         for source in sources
-        for each in ([source.whole] if source.whole else []) + [*source.guests.values()]
+        for uuid, each in [*([("", source.whole)] if source.whole else []), *source.guests.items()]
     ]
     yield _many(
         "source_last_success_timestamp_seconds",

@@ -87,6 +87,8 @@ class SourceStatus:
     """Its last pull; ``None`` if it was never pulled."""
     guests: Mapping[str, PullRecord] = field(default_factory=dict)
     """The last pull of each guest, by UUID."""
+    newest_within: timedelta | None = None
+    """How old the newest snapshot of a guest may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +290,7 @@ def _source_json(source: SourceStatus) -> dict[str, object]:
                 "failed": each.failed or None,
                 "skipped": each.skipped,
                 "waiting": each.waiting,
+                "waiting_since": _moment(each.waiting_since),
             }
             for uuid, each in source.guests.items()
         ],

@@ -50,7 +50,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _copies(status)
     for source in status.sources:
-        found += _source(source, status.at - limits.replica_late)
+        found += _source(source, status.at, limits.replica_late)
     found += _mounted(status.mounted_snapshots)
     found += _store(status.store, limits)
     return sorted(found, key=lambda problem: _ORDER.index(problem.grade))
@@ -215,13 +215,15 @@ def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[P
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
 
 
-def _source(source: SourceStatus, limit: datetime) -> Iterator[Problem]:
+def _source(source: SourceStatus, at: datetime, late: timedelta) -> Iterator[Problem]:
     """Problems of a source and of its guests.
 
     Args:
         source: the source.
-        limit: a pull that would have been due before it is late.
+        at: now.
+        late: how late a pull may be, and how long snapshots may wait.
     """
+    limit = at - late
     if source.whole is None:
         text = f"was never pulled; run: snaporch pull {source.source}"
         yield Problem("pull-late", ProblemGrade.WARNING, f"source.{source.source}", text)
@@ -240,6 +242,22 @@ def _source(source: SourceStatus, limit: datetime) -> Iterator[Problem]:
             text = f"was last pulled without a failure {_utc(each.pulled)}"
             if each.pulled is None:
                 text = "was never pulled without a failure"
+            yield Problem("pull-late", ProblemGrade.WARNING, subject, text)
+    yield from _old_copies(source, at, limit)
+
+
+def _old_copies(source: SourceStatus, at: datetime, limit: datetime) -> Iterator[Problem]:
+    """Guests of which nothing new comes, although no pull fails."""
+    for each in source.guests.values():
+        subject = f"{source.source}: {each.domain}"
+        if each.waiting_since and each.waiting_since < limit:
+            text = f"has had snapshots that wait for a run there since {_utc(each.waiting_since)}"
+            yield Problem("pull-late", ProblemGrade.WARNING, subject, text)
+        within = source.newest_within
+        if within is not None and (each.newest is None or each.newest + within < at):
+            text = "has no snapshot that was pulled as a whole"
+            if each.newest:
+                text = f"has its newest pulled snapshot of {_utc(each.newest)}"
             yield Problem("pull-late", ProblemGrade.WARNING, subject, text)
 
 

@@ -98,6 +98,7 @@ bundles = "/srv/vm1"
         ('[replica.b]\ndataset = "backup/b"\nbundles = "/srv/vm1/x"\n', "have the same bundles"),
         ('[replica.vm1]\ndataset = "backup/b"\nbundles = "/x"\n', "have the same name"),
         ('[source.b]\nhost="b"\ndataset="backup/vm1"\nbundles="/x"\n', "have the same dataset"),
+        ('[replica.pull-b]\ndataset = "backup/b"\nbundles = "/x"\n', "begins with pull-"),
         ('[source.b]\nhost=""\ndataset="backup/b"\nbundles="/x"\n', "source.b.host"),
         ('[paths]\nbundles = "/srv"\n', "own bundle store"),
     ],

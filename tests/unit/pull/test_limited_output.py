@@ -44,3 +44,22 @@ def test_a_reader_that_has_gone_is_an_error():
         pytest.raises(ReplicaError, match="has gone"),
     ):
         LimitedOutput(stream).write(b"x")
+
+
+def test_a_reader_that_reads_too_slowly_on_average_ends_it():
+    reader, writer = os.pipe()
+    end = threading.Event()
+
+    def read():
+        while not end.wait(0.05):
+            os.read(reader, 1 << 12)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with os.fdopen(writer, "wb", buffering=0) as stream:
+        with pytest.raises(ReplicaError, match="too slowly"):
+            LimitedOutput(stream, seconds=0.4, slowest=1 << 30).write(bytes(1 << 21))
+        end.set()
+        os.set_blocking(writer, False)
+    thread.join()
+    os.close(reader)

@@ -14,10 +14,10 @@ from snaporch.pull.send_request import Verb, parse_request, request_command
 
 @pytest.fixture
 def ask(story):
-    def ask(verb, **values):
+    def ask(verb, allowed=None, **values):
         output = Collected()
         request = parse_request(request_command(verb, values))
-        open_sender(story.world.context, "nas", None, output).answer(request)
+        open_sender(story.world.context, "nas", allowed, output).answer(request)
         return json.loads(output.data)
 
     return ask
@@ -48,3 +48,14 @@ def test_the_newest_run_of_a_guest_whose_lock_is_held_waits(ask, story):
         found, waiting = offered(ask, story)
     assert found == ["flash/web@s1", "tank/web@s1"]
     assert waiting == ["flash/web@s2", "tank/web@s2"]
+
+
+def test_a_dataset_with_a_disk_of_a_guest_that_has_no_snapshot_is_not(ask, story):
+    story.world.add_guest("secret", {"vda": "tank/web"})
+    found = ask(Verb.SNAPSHOTS, ["web"], uuid=story.record.uuid)
+    assert ([each["name"] for each in found["datasets"]], found["shared"]) == (
+        ["flash/web"],
+        ["tank/web"],
+    )
+    assert offered(ask, story)[0] == ["flash/web@s1", "tank/web@s1"]  # with --all
+    assert ask(Verb.SNAPSHOTS, ["web", "secret"], uuid=story.record.uuid)["shared"] == []

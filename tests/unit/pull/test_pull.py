@@ -1,5 +1,6 @@
 """Pulling sources: what fails stops nothing else, and is seen."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -123,3 +124,57 @@ def test_two_sources_with_the_same_guests_do_not_meet(tmp_path, case):
 def test_an_unknown_source_is_named(case):
     with pytest.raises(NotFoundError, match=r"no such source \(vm1\)"):
         find_sources(case.config, ["vm9"])
+
+
+def test_snapshots_that_wait_are_recorded_with_the_time_until_some_come(context, case):
+    case.take("r1")
+    case.unfinished = {"r2"}
+    pull(context, case)
+    case.take("r2")
+    key, hour = f"vm1/{UUID.format(1)}", timedelta(hours=1)
+
+    def since(hours):
+        pull(context, case, NOW + hours * hour)
+        return read_records(case.config.paths.schedule)[key].waiting_since
+
+    assert [since(1), since(2)] == [NOW + hour] * 2
+    case.host.is_away = True
+    assert since(3) == NOW + hour
+    case.host.is_away = False
+    case.unfinished = {"r3"}
+    case.take("r3")
+    assert since(4) == NOW + 4 * hour
+    case.unfinished = set()
+    assert since(5) is None
+
+
+def test_a_guest_that_is_not_sent_any_more_fails_once_and_is_forgotten(context, case):
+    case.take("r1")
+    case.take("r2", 2)
+    pull(context, case)
+    case.allowed = {"web"}
+    (line,) = lines(pull(context, case))
+    assert line.startswith("vm1: db: the source does not send this guest any more")
+    records = read_records(case.config.paths.schedule)
+    assert sorted(records) == ["vm1/", f"vm1/{UUID.format(1)}"]
+    assert "any more" in records["vm1/"].failed
+    assert lines(pull(context, case)) == []
+
+
+def test_a_source_that_is_away_forgets_no_guest(context, case):
+    case.take("r1")
+    pull(context, case)
+    case.host.is_away = True
+    pull(context, case)
+    assert len(read_records(case.config.paths.schedule)) == 2
+
+
+def test_guests_that_change_each_time_leave_no_records(context, case):
+    answer = {"datasets": [], "waiting": [], "shared": []}
+    case.host.answers["snapshots"] = json.dumps(answer).encode()
+    for number in range(3):
+        uuid = f"4b1d2f0e-0000-4000-8000-{number:012}"
+        guests = {"guests": [{"uuid": uuid, "domain": "web"}]}
+        case.host.answers["guests"] = json.dumps(guests).encode()
+        pull(context, case)
+    assert len(read_records(case.config.paths.schedule)) == 2

@@ -8,6 +8,7 @@ from fakes.pull_case import ROOT, UUID
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME
+from snaporch.errors import InterruptedRunError
 from snaporch.pull.offered import MAX_SNAPSHOTS
 from snaporch.zfs.pulled import Counts
 
@@ -249,3 +250,42 @@ def test_an_encrypted_dataset_comes_as_it_is(case):
     case.take("r1", 2)
     assert errors(case.pull(2)) == []
     assert case.send.sent == ["-w tank/db@r1"]
+
+
+def test_a_signal_leaves_no_copy_without_its_marks(case):
+    case.take("r1", 2)
+    case.take("r2", 2)
+    append, number = case.zfs.append, 0
+
+    def until_the_signal(*args, **options):
+        nonlocal number
+        number += 1
+        if number == 2:
+            raise InterruptedRunError("vm1", "signal", 15)
+        append(*args, **options)
+
+    case.zfs.append = until_the_signal
+    with pytest.raises(InterruptedRunError):
+        case.pull(2)
+    assert [(e.name, e.properties["run"], e.properties["copy"]) for e in case.zfs.found] == [
+        ("r1", "r1", "vm1")
+    ]
+
+
+def test_datasets_whose_streams_are_cut_count_too(case, monkeypatch):
+    monkeypatch.setattr("snaporch.pull.local_copies.MAX_DATASETS", 1)
+    case.take("r1")
+    case.send.cut = 2
+    result = case.pull()
+    assert len(case.zfs.tokens) == 1
+    assert any("there are 1 datasets" in each for each in errors(result))
+
+
+def test_the_bundle_of_a_run_with_two_names_comes_once(case):
+    case.take("r1", 2)
+    (own,) = case.pool.snapshots(["tank/db"])
+    marks = {f"snaporch:{key}": value for key, value in own.properties.items()}
+    case.pool.snapshot(["tank/db@again"], marks)
+    result = case.pull(2)
+    assert (errors(result), result.arrived) == ([], ["r1", "again"])
+    assert [each.verb for each in case.host.requests].count("bundle") == 1

@@ -9,6 +9,8 @@ from fakes.pulled import Collected
 
 from snaporch.errors import SnaporchError
 from snaporch.pull.send_request import Verb, parse_request, request_command
+from snaporch.pull.sender import ZfsSend
+from snaporch.zfs import PoolError
 
 WEB, DB = UUID.format(1), UUID.format(2)
 
@@ -100,3 +102,11 @@ def test_a_base_that_is_gone_is_refused(ask, case):
     values = {"uuid": WEB, "dataset": "tank/web", "guid": guid(case, "tank/web@r1"), "token": "-"}
     with pytest.raises(SnaporchError, match="neither this snapshot nor a bookmark"):
         ask("stream", base=5, **values)
+
+
+def test_a_report_that_takes_too_long_is_an_error(tmp_path):
+    command = tmp_path / "zfs"
+    command.write_text("#!/bin/sh\nexec sleep 600\n")
+    command.chmod(0o755)
+    with pytest.raises(PoolError, match="takes over 0 s"):
+        ZfsSend(str(command), limit=0.1).report(["-nP", "tank/web@r1"])

@@ -86,7 +86,17 @@ def test_a_package_of_streams_is_refused(case):
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"x\n", b"[]\n", b"{}\n", b'{"bytes": "x"}\n', b"[" * 70000]
+    "answer",
+    [
+        b"",
+        b"x\n",
+        b"[]\n",
+        b"{}\n",
+        b'{"bytes": "x"}\n',
+        b"[" * 70000,
+        *(f'{{"bytes": {n}, "refused": ""}}\n'.encode() for n in ("1e300", 10**400, -1, "true")),
+    ],
+    ids=lambda each: str(each[:20]),
 )
 def test_a_first_line_that_cannot_be_read_is_one_error(case, answer):
     case.take("r1", 2)
@@ -164,3 +174,36 @@ def test_a_bundle_that_cannot_be_is_refused(case, changes, reason):
     assert result.skipped == ["r1"]
     assert re.search(reason, errors(result)[0])
     assert case.bundles_here() == []
+
+
+def test_a_first_line_that_trickles_in_ends_in_time(case, monkeypatch):
+    monkeypatch.setattr("snaporch.pull.source._CHECK_SECONDS", 1)
+    monkeypatch.setattr("snaporch.pull.source.LIMIT_SECONDS", 0)
+    case.take("r1", 2)
+    case.host.words = lambda _script: ["sh", "-c", "while printf ' '; do sleep 0.2; done"]
+    assert "came too slowly" in errors(case.pull(2))[0]
+
+
+@pytest.mark.parametrize("key", ["waiting", "shared"])
+@pytest.mark.parametrize("name", ["\ud800", "tank/../x@r1", "a\nb", 5])
+def test_names_that_cannot_be_are_refused(case, key, name):
+    document = {"datasets": [], "waiting": [], "shared": [], key: [name]}
+    case.host.answers["snapshots"] = json.dumps(document).encode()
+    source, _, _ = case.open()
+    with pytest.raises(ReplicaError, match="is no name of"):
+        source.guest(UUID.format(2), "db")
+
+
+def test_all_waiting_for_a_source_together_has_an_end(case, monkeypatch):
+    monkeypatch.setattr("snaporch.pull.source._ALL_SECONDS", 0.3)
+    case.take("r1", 2)
+    words = case.host.words
+
+    def late(script):
+        shell, option, command, *more = words(script)
+        return [shell, option, f"sleep 0.5; {command}", *more]
+
+    case.host.words = late
+    result = case.pull(2)
+    assert "has let this pull wait for" in errors(result)[0]
+    assert case.here() == [f"{ROOT}/tank:db@r1"]  # the request that had begun

@@ -43,6 +43,14 @@ def test_a_signal_ends_a_read_that_waits(pipe):
         LimitedStream(pipe[0], check).read(1)
 
 
+def test_bytes_that_come_too_slowly_on_average_end_it():
+    words = ["sh", "-c", "while printf x; do sleep 0.1; done"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0) as process:
+        with pytest.raises(ReplicaError, match="too slowly"):
+            LimitedStream(process.stdout, seconds=0.2, slowest=100).exactly(600)
+        process.kill()
+
+
 HOLD = """
 import sys
 from pathlib import Path

@@ -1,5 +1,9 @@
 """The output of a script, as a stream."""
 
+import os
+import time
+from contextlib import suppress
+
 import pytest
 
 from snaporch.interrupt import Interrupt
@@ -38,3 +42,33 @@ def test_an_error_of_the_reader_ends_the_script_and_has_what_it_printed():
 
     with pytest.raises(ReplicaError, match=r"nas: web: too short \(the cause\)"):
         read()
+
+
+def test_a_script_that_does_not_end_after_the_block_is_ended(monkeypatch):
+    monkeypatch.setattr("snaporch.replication.remote_output._END_SECONDS", 0.2)
+    start = time.monotonic()
+    with output("echo one; exec sleep 600 >&-") as stream:
+        assert stream.read(99) == b"one\n"
+    assert time.monotonic() - start < 60
+
+
+def test_only_the_last_of_endless_errors_is_kept():
+    def read():
+        script = "head -c 9000000 /dev/zero >&2; echo >&2; echo the cause >&2; echo; exit 3"
+        with output(script) as stream:
+            assert stream.read(1) == b"\n"
+            assert _largest_deleted() < 1 << 20
+
+    with pytest.raises(ReplicaError, match=r"web: the cause; try"):
+        read()
+
+
+def _largest_deleted():
+    """The size of the largest file that is open and has no name."""
+    sizes = [0]
+    for each in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            path = f"/proc/self/fd/{each}"
+            if "(deleted)" in os.readlink(path):
+                sizes.append(os.stat(path).st_size)
+    return max(sizes)

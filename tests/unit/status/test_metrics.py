@@ -9,10 +9,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
+from snaporch.pull.record import PullRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
 from snaporch.status.metrics import as_text, registry, write_textfile
-from snaporch.status.model import Problem, ProblemGrade
+from snaporch.status.model import Problem, ProblemGrade, SourceStatus
 from snaporch.verify.copy_decision import Source
 from snaporch.verify.copy_results import CopyResult
 
@@ -120,3 +121,12 @@ def test_copies_are_counted_by_their_last_verification():
     newest = found["snaporch_copies_newest_verification_timestamp_seconds", "nas", "web"]
     oldest = found["snaporch_copies_oldest_verification_timestamp_seconds", "nas", "web"]
     assert (newest, newest - oldest) == (NOW.timestamp(), 3 * 86_400)
+
+
+def test_guests_of_a_source_with_the_same_name_have_series_of_their_own():
+    web = PullRecord("web", pulled=NOW, newest=NOW, tried=NOW)
+    source = SourceStatus("vm1", None, replace(web, domain=""), {"u1": web, "u2": web})
+    text = as_text(replace(WELL, sources=(source,)), []).decode()
+    series = [line.rpartition(" ")[0] for line in text.splitlines() if "snaporch_source_" in line]
+    assert sum("skipped" in line for line in series) == 2 + 2  # with HELP and TYPE
+    assert len({*series}) == len(series)

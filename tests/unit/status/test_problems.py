@@ -279,8 +279,8 @@ def test_many_copies_that_failed_are_counted():
     assert problem.text.endswith("snaporch verify --on nas web")
 
 
-def with_source(whole=None, every=timedelta(hours=1), **guests):
-    return replace(WELL, sources=(SourceStatus("vm1", every, whole, guests),))
+def with_source(whole=None, every=timedelta(hours=1), within=None, **guests):
+    return replace(WELL, sources=(SourceStatus("vm1", every, whole, guests, within),))
 
 
 PULLED = PullRecord("", pulled=NOW, tried=NOW)
@@ -317,6 +317,20 @@ def pull_problems(status):
         (with_source(PULLED, u=replace(WEB, pulled=LATE)), [("pull-late", "warning", "vm1: web")]),
         (with_source(replace(PULLED, pulled=LATE), every=None), []),
         (with_source(replace(PULLED, pulled=LATE + timedelta(seconds=1))), []),
+        (
+            with_source(PULLED, every=None, u=replace(WEB, waiting=1, waiting_since=LATE)),
+            [("pull-late", "warning", "vm1: web")],
+        ),
+        (with_source(PULLED, u=replace(WEB, waiting=1, waiting_since=NOW)), []),
+        (with_source(PULLED, within=timedelta(days=1), u=WEB), []),
+        (
+            with_source(PULLED, within=timedelta(days=1), u=replace(WEB, newest=LATE)),
+            [("pull-late", "warning", "vm1: web")],
+        ),
+        (
+            with_source(PULLED, within=timedelta(days=1), u=replace(WEB, newest=None)),
+            [("pull-late", "warning", "vm1: web")],
+        ),
     ],
 )
 def test_pulls_that_fail_or_are_late_are_reported(status, expected):
