@@ -62,7 +62,7 @@ def worst_grade(problems: Sequence[Problem]) -> ProblemGrade | None:
 
 
 def _left_behind(status: Status) -> Iterator[Problem]:
-    """What a run or a rebuild has left, and nobody has finished or removed."""
+    """What runs and rebuilds have left unfinished."""
     for dataset in status.unfinished_rebuilds:
         text = "the rebuild of its guest is not complete; unless it is running, run it again"
         yield Problem("rebuild", ProblemGrade.WARNING, dataset, text)
