@@ -156,7 +156,8 @@ def test_status_and_metrics_have_the_pull(pulled):
     assert source["failed"] is None
     assert "source    vm1: pulled " in snaporch("status").out
     metrics = snaporch("status", "--prometheus", "-").out
-    assert 'snaporch_source_last_try_failed{domain="web",source="vm1"} 0.0' in metrics
+    labels = f'domain="web",source="vm1",uuid="{uuid_of("web")}"'
+    assert f"snaporch_source_last_try_failed{{{labels}}} 0.0" in metrics
 
 
 def test_what_is_new_comes_by_a_bookmark_when_the_last_one_is_gone(pulled, guests):
