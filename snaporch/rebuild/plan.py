@@ -202,7 +202,7 @@ def lacking(manifest: Manifest, name: str, copies: Copies, bundle: BundleCopy) -
             return f"{part} of its bundle is missing"
     if COPY_NAME not in bundle.sizes:
         return "its bundle was not copied whole"
-    members = _members(manifest, name, copies)
+    members = members_of(manifest, name, copies)
     if any(map(is_torn, members)):
         return "it is torn"
     chosen = {each.dataset for each in members}
@@ -210,17 +210,18 @@ def lacking(manifest: Manifest, name: str, copies: Copies, bundle: BundleCopy) -
     if absent:
         return f"the snapshot of {absent[0]} is missing"
     pages = manifest.pages
-    if pages and pages.guid not in _guids(copies, pages.dataset):
+    if pages and pages.guid not in guids_of(copies, pages.dataset):
         return f"the pages of its RAM are missing ({pages.full_name})"
     return ""
 
 
-def _guids(copies: Copies, dataset: str) -> set[int]:
+def guids_of(copies: Copies, dataset: str) -> set[int]:
+    """The GUIDs of the snapshots that the replica has of a dataset of this host."""
     return {each.guid for each in copies.get(copy_name(dataset), ())}
 
 
-def _members(manifest: Manifest, name: str, copies: Copies) -> list[PoolSnapshot]:
-    """The snapshots that make up the chosen one, with this host's dataset names."""
+def members_of(manifest: Manifest, name: str, copies: Copies) -> list[PoolSnapshot]:
+    """The snapshots on the replica that make up a copy, with this host's dataset names."""
     known = {(each.dataset, each.guid) for each in manifest.snapshots}
     members = [
         replace(each, dataset=dataset)
@@ -243,7 +244,7 @@ def make_plan(
         name: of the snapshot.
         history: the older snapshots of the datasets come back, too.
     """
-    wanted = {each.dataset: each.guid for each in _members(manifest, name, copies)}
+    wanted = {each.dataset: each.guid for each in members_of(manifest, name, copies)}
     if manifest.pages:
         wanted[manifest.pages.dataset] = manifest.pages.guid
     encrypted, kinds = source.encrypted(), source.kinds()

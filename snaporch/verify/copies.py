@@ -24,7 +24,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.progress import Progress
-from snaporch.rebuild.plan import manifest_of_copy
+from snaporch.rebuild.plan import guids_of, manifest_of_copy
 from snaporch.replication.interface import BundleCopy
 from snaporch.replication.replicate import REPLICATION
 from snaporch.verify.copy_decision import (
@@ -35,7 +35,6 @@ from snaporch.verify.copy_decision import (
     KnownManifest,
     Seen,
     find_faults,
-    guids_of,
     is_gone,
     passed_now,
     reason_to_skip,

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, PagesEntry, Role, SnapshotEntry
 from snaporch.bundle.store import COPY_NAME, copy_name
-from snaporch.catalog.records import is_one_instant, one_per_dataset
+from snaporch.catalog.records import is_one_instant
 from snaporch.catalog.torn import is_torn
 from snaporch.model import Level, PoolSnapshot, iso
+from snaporch.rebuild.plan import guids_of, members_of
 from snaporch.replication.interface import BundleCopy
 
 Copies = Mapping[str, Sequence[PoolSnapshot]]
@@ -208,7 +209,7 @@ def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
         lost = [e for e in facts.own if e.guid not in guids_of(facts.copies, e.dataset)]
         return [_snapshot_fault(each, [each], facts.copies) for each in lost]
     manifest = known.manifest
-    present = {each.dataset for each in _members(manifest, copy.snapshot, facts.copies)}
+    present = {each.dataset for each in members_of(manifest, copy.snapshot, facts.copies)}
     found = []
     for dataset in sorted({entry.dataset for entry in manifest.snapshots} - present):
         own = [entry for entry in manifest.snapshots if entry.dataset == dataset]
@@ -224,23 +225,6 @@ def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
         lost = [each for each in lost if each.guid not in guids_of(facts.copies, each.dataset)]
         found += [_snapshot_fault(each, [each], facts.copies) for each in lost]
     return found
-
-
-def guids_of(copies: Copies, dataset: str) -> set[int]:
-    """The GUIDs of the snapshots that the replica has of a dataset of this host."""
-    return {each.guid for each in copies.get(copy_name(dataset), ())}
-
-
-def _members(manifest: Manifest, name: str, copies: Copies) -> list[PoolSnapshot]:
-    """The snapshots on the replica that make up a copy, with the dataset names of the host."""
-    known = {(each.dataset, each.guid) for each in manifest.snapshots}
-    members = [
-        replace(each, dataset=dataset)
-        for dataset in {dataset for dataset, _ in known}
-        for each in copies.get(copy_name(dataset), ())
-        if (dataset, each.guid) in known
-    ]
-    return one_per_dataset(manifest, members, name)
 
 
 def _snapshot_fault(wanted: _Wanted, same: Iterable[_Wanted], copies: Copies) -> str:
