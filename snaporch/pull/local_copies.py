@@ -14,10 +14,10 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.pull.offered import MAX_DATASETS, MAX_SNAPSHOTS, OfferedDataset
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.mark_rules import decide_marks
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receiver import INHERITED
 from snaporch.replication.remote_output import AGAIN
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX
 from snaporch.zfs.pulled import Counts

@@ -15,8 +15,8 @@ from typing import Any
 
 from snaporch.bundle.store import RUN_NAME, UUID_NAME
 from snaporch.errors import RefusedError
-from snaporch.replication.needed_streams import NO_TOKEN, is_token
 from snaporch.replication.request_command import checked_text, command_of, split_command
+from snaporch.replication.resume_transfer import NO_TOKEN, is_token
 from snaporch.zfs_names import is_dataset, quoted
 
 PROTOCOL = "snaporch-source 1"

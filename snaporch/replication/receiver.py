@@ -12,10 +12,10 @@ from typing import Protocol
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.replication.mark_rules import decide_marks
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receive_request import Request, Verb
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
 from snaporch.zfs.received import Readable
