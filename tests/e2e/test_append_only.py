@@ -21,6 +21,8 @@ from vault import same_bytes
 
 from snaporch.replication.receive_limits import MAX_REQUESTS
 
+pytestmark = pytest.mark.daily(6, "attack")
+
 PAGE = "docs/how-to/replication.md"
 USER, ROOT = "snaporch-vm1", "backup/vm1"
 HOST = f"{USER}@localhost"

@@ -109,6 +109,7 @@ def flip(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_copies_pass_without_libvirt(there, taken, replica):
     outcome = verify(replica, "--all", "--config", str(there["away"]))
@@ -121,6 +122,7 @@ def test_copies_pass_without_libvirt(there, taken, replica):
     assert {"one", "two"} == {e["snapshot"] for e in copies if e["replica"] == replica}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_damage_there_fails_and_status_shows_it(there, taken, replica):
     damaged = part(there, replica, taken[0])
@@ -137,6 +139,7 @@ def test_damage_there_fails_and_status_shows_it(there, taken, replica):
     assert problems() == []
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_a_truncated_and_a_missing_file_are_named(there, taken, replica):
     path = part(there, replica, taken[1])
@@ -165,6 +168,7 @@ def test_a_replica_that_cannot_be_reached_is_no_success(there, taken, tmp_path):
     assert "cannot be reached" in outcome.err
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_a_destroyed_snapshot_there_fails(there, taken, replica):
     above = {"offsite": "backup/kvm", "nas": ROOT}[replica]
