@@ -379,11 +379,6 @@ class Config(_Section):
         description="Hosts whose guests this machine copies, by name: `[source.vm1]`.",
     )
 
-    @property
-    def only_pulls(self) -> bool:
-        """Whether this machine copies guests of other hosts, and has nothing to do with its own."""
-        return bool(self.source) and not (self.policy or self.group or self.domain or self.replica)
-
     @model_validator(mode="after")
     def _replicas_exist(self) -> Config:
         for name, policy in self.policy.items():
