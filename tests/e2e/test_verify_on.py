@@ -185,6 +185,7 @@ def test_a_destroyed_snapshot_there_fails(there, taken, replica):
 
 def test_copies_of_a_guest_that_was_lost_are_verified(there, taken, guest):
     """The last test: the host loses the guest, and its store."""
+    assert verify("offsite", "web@two").status == 0
     guest.destroy()
     must("virsh", "undefine", "--nvram", "web")
     for dataset in ("tank/web", "flash/web", f"tank/ram/{taken[0]['uuid']}"):
