@@ -41,9 +41,10 @@ def made_in_a_directory(kind):
         made.remove()
 
 
-@pytest.fixture(
-    params=[FakeHost, pytest.param(ProbeHost, marks=pytest.mark.lab)], ids=["fake", "libvirt"]
-)
+IN_LAB = (pytest.mark.lab, pytest.mark.daily(30, "libvirt"))
+
+
+@pytest.fixture(params=[FakeHost, pytest.param(ProbeHost, marks=IN_LAB)], ids=["fake", "libvirt"])
 def host(request):
     with made_in_a_directory(request.param) as made:
         yield made

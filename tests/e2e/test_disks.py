@@ -55,6 +55,7 @@ def test_the_running_guest_goes_back_to_the_instant(guest):
     assert_clean(guest)
 
 
+@pytest.mark.daily(1)
 def test_a_second_restore_of_the_same_snapshot(guest):
     taken = snapshot(guest)
     count = guest.snapshot_count(taken["snapshot"])

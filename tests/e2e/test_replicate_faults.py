@@ -209,6 +209,7 @@ def secret(tmp_path):
     must("zfs", "destroy", "-r", "tank/secret")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("kind", ["command", "other"])
 def test_a_hostile_token_neither_runs_a_command_nor_chooses_what_is_sent(
     there, secret, hostile, tmp_path, kind

@@ -139,12 +139,14 @@ def seen(path):
     return digest(path), path.stat().st_ino, path.stat().st_uid, path.stat().st_gid
 
 
+@pytest.mark.daily(1)
 def test_the_state_in_its_own_place_is_in_the_bundle(placed):
     (part,) = parts(placed.taken)
     assert part["source"] == str(placed.state_file)
     assert digest(Path(placed.taken["bundle"]) / part["name"]) == part["sha256"]
 
 
+@pytest.mark.daily(1)
 def test_a_verification_leaves_the_state_of_the_original(placed):
     before = seen(placed.state_file)
     outcome = snaporch("verify", f"{placed.name}@s1", "--json")
@@ -153,6 +155,7 @@ def test_a_verification_leaves_the_state_of_the_original(placed):
     assert seen(placed.state_file) == before
 
 
+@pytest.mark.daily(1)
 def test_clones_leave_the_state_of_the_original(placed):
     before, mark = seen(placed.state_file), placed.mark()
     for options in (["--running"], []):
@@ -171,6 +174,7 @@ def test_clones_leave_the_state_of_the_original(placed):
     placed.assert_undisturbed(mark)
 
 
+@pytest.mark.daily(1)
 def test_the_state_in_its_own_place_is_put_back_and_that_can_be_undone(placed):
     placed.destroy()
     path, (part,) = placed.state_file, parts(placed.taken)

@@ -122,6 +122,7 @@ def test_an_undo_is_undone(guest, restored):
     assert guest.disk_counts() == since
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("by", ["script", "command"])
 def test_the_script_discards_nothing_that_was_written_since_the_restore_was_undone(
     guest, restored, by
@@ -181,6 +182,7 @@ def test_killed_and_recovered(guest, restored, point):
         assert_undone(guest, restored)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("point", ["after:stop", "after:flash/undo", "before:tank/undo"])
 def test_an_interrupted_restore_is_undone(guest, restored, point):
     under_way = Run("restore", "undo@s1", "--yes", "--discard-newer", point=point)

@@ -9,6 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
 
 from turns import todays
 
+TESTS = Path(__file__).parents[1]
+
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 1), (7, 3), (10, 4), (18, 6)])
 def test_each_case_runs_within_as_many_days_as_the_matrix_needs(count, size):
@@ -17,6 +19,19 @@ def test_each_case_runs_within_as_many_days_as_the_matrix_needs(count, size):
         runs = [todays(range(count), size, first + day) for day in range(days)]
         assert {len(each) for each in runs} == {size}
         assert {case for each in runs for case in each} == set(range(count))
+
+
+def test_all_cases_of_each_matrix_are_run_by_make_test_all():
+    recipe = (TESTS.parent / "Makefile").read_text().partition("\ntest-all:")[2]
+    named = recipe.partition("\n\n")[0].split()
+    marked = [
+        path.stem
+        for room in ("e2e", "contract")
+        for path in (TESTS / room).glob("test_*.py")
+        if "pytest.mark.daily(" in path.read_text()
+    ]
+    assert len(marked) > 20
+    assert [stem for stem in marked if not any(word in stem for word in named)] == []
 
 
 def test_a_day_is_always_the_same():
