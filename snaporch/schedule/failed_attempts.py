@@ -1,4 +1,4 @@
-"""Remembers failed attempts, so that they are not repeated at once.
+"""Remembers failed attempts, so that they are not repeated at once: when each is repeated.
 
 Snapshots, verifications and replications have one file each, because different processes write
 them. If the disk is full, a frequent cause of failures, the file is written to the runtime
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from snaporch.context import Context
@@ -29,6 +29,19 @@ class FailedAttempt:
 
     at: datetime
     reason: str
+
+    def repeated_at(self, retry: timedelta) -> datetime:
+        """When the next attempt is due.
+
+        Args:
+            retry: the time between a failed attempt and the next one; ``schedule.retry``.
+        """
+        return self.at + retry
+
+    @property
+    def repeated_because(self) -> str:
+        """Why the next attempt is due then."""
+        return f"retry after a failure: {self.reason}"
 
 
 def read_failed(

@@ -336,10 +336,10 @@ def _after_failure(
 ) -> NextSnapshot:
     if failed is None or failed.at > now:
         return found
-    if failed.at + retry <= found.at:
+    at = failed.repeated_at(retry)
+    if at <= found.at:
         return replace(found, failed=failed)
-    reason = f"retry after a failure: {failed.reason}"
-    return replace(found, at=failed.at + retry, reason=reason, failed=failed)
+    return replace(found, at=at, reason=failed.repeated_because, failed=failed)
 
 
 def retention_snapshot(record: SnapshotRecord, pinned: Mapping[str, str]) -> RetentionSnapshot:

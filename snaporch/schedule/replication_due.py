@@ -76,10 +76,11 @@ def next_replication(
     before = failed.get(found.key)
     if before is None or before.at > now:
         return found
-    if before.at + retry <= now:
+    if before.repeated_at(retry) <= now:
         return replace(found, failed=before)
-    reason = f"retry after a failure: {before.reason}"
-    return replace(found, at=before.at + retry, reason=reason, failed=before)
+    return replace(
+        found, at=before.repeated_at(retry), reason=before.repeated_because, failed=before
+    )
 
 
 def last_arrived(replica: str, records: Iterable[SnapshotRecord]) -> datetime | None:

@@ -62,10 +62,9 @@ def next_verification(
         return None
     check = replace(_by_verdicts(policy, when, own, now, disks=disks), disks=disks)
     last = failed.get(check.key)
-    if last is None or last.at > now or last.at + retry <= check.at:
+    if last is None or last.at > now or last.repeated_at(retry) <= check.at:
         return check
-    reason = f"retry after a failure: {last.reason}"
-    return replace(check, at=last.at + retry, reason=reason)
+    return replace(check, at=last.repeated_at(retry), reason=last.repeated_because)
 
 
 def _by_verdicts(
