@@ -15,7 +15,9 @@ from pydantic import (
     StringConstraints,
 )
 
+from snaporch.config.copies import Copies, KeepAll, keep_all_field
 from snaporch.config.duration import Duration
+from snaporch.config.policy import Keep
 from snaporch.config.replica import Dataset, Directory, Replica, host_name
 
 GuestName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
@@ -68,6 +70,26 @@ class Source(BaseModel):
         le=1 << 20,
         description="Most MiB a second that are received; 0 for no limit.",
     )
+
+    keep: Keep | None = Field(
+        default=None,
+        description="How many copies of each guest `snaporch prune` keeps on this machine; the "
+        "options are those of `[policy.NAME.keep]`. The snapshots of all policies count together. "
+        "Without it no copy is deleted.",
+    )
+    keep_all: KeepAll = keep_all_field()
+
+    @property
+    def copies(self) -> Copies | None:
+        """What retention does with the copies; ``None`` if it deletes none."""
+        if self.keep is None:
+            return None
+        return Copies.model_construct(  # each value was validated
+            dataset=self.dataset,
+            bundles=Path(self.bundles),
+            keep=self.keep,
+            keep_all=self.keep_all,
+        )
 
     def as_replica(self) -> Replica:
         """The copies as a replica in a pool of this machine, which is what they are."""

@@ -1,12 +1,12 @@
 """Deletes what retention decided: ZFS snapshots pool by pool, then the bundles.
 
 Once a day it also prunes the bundle store: expired trash, expired safety copies of restores, and
-bundles whose ZFS snapshots were destroyed by another program.
+bundles whose ZFS snapshots were destroyed by another program; and the copies that this machine has
+retention for.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -21,9 +21,10 @@ from snaporch.locks import RETENTION, domain_lock, replication_lock_name
 from snaporch.private_files import private_directory
 from snaporch.prune.decision import PruneAction
 from snaporch.prune.decision import PruneDecision as Pruning
-from snaporch.prune.prune import prune
+from snaporch.prune.prune import PruneResult, prune
 from snaporch.restore.start_bar import may_be_barred
 from snaporch.schedule.forecast import Forecast, make_forecasts
+from snaporch.schedule.prune_copies import is_a_day_old, prune_copies_daily
 from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
 
@@ -31,7 +32,6 @@ _HELD_SECONDS = 60
 """How long a domain's lock is held at most; a snapshot that becomes due must wait for it."""
 _PRUNED_NAME = "pruned"
 """A file whose mtime is the time of the last prune of the whole store."""
-_DAY_SECONDS = 86_400
 
 
 @dataclass
@@ -67,7 +67,7 @@ def apply_retention(
 
 
 def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResult:
-    """Prune the whole store if the last prune is a day old; needs no lock of the schedule.
+    """Prune the store, and copies, if the last prune is a day old; needs no lock of the schedule.
 
     It runs once a day even if it fails: errors are reported, and retried the next day. If the file
     that marks the time cannot be written (a full disk), it runs at each call.
@@ -78,7 +78,9 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResul
     done = RetentionResult()
     journal, find = context.config.paths.journal, context.hypervisor.find
     mark = context.config.paths.schedule / _PRUNED_NAME
-    if stopped() or not _is_a_day_old(mark):
+    copies = prune_copies_daily(context.config, context.pool, stopped)
+    _add(done, copies)
+    if stopped() or not is_a_day_old(mark):
         return done
     with suppress(OSError):
         private_directory(mark.parent)
@@ -93,9 +95,13 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResul
     except SnaporchError as error:
         done.failures.append(error)
         return done
+    _add(done, pruned)
+    return done
+
+
+def _add(done: RetentionResult, pruned: PruneResult) -> None:
     done.failures += [*pruned.failures, *pruned.undecided_items]
     done.pruned += pruned.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK)
-    return done
 
 
 def last_daily_prune(schedule: Path) -> datetime | None:
@@ -104,14 +110,6 @@ def last_daily_prune(schedule: Path) -> datetime | None:
         return datetime.fromtimestamp((schedule / _PRUNED_NAME).stat().st_mtime, UTC)
     except OSError:
         return None
-
-
-def _is_a_day_old(mark: Path) -> bool:
-    """Also True if the file is from the future: the clock was set back."""
-    try:
-        return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
-    except OSError:
-        return True
 
 
 def _retire(context: Context, forecast: Forecast, now: datetime, done: RetentionResult) -> None:
