@@ -61,13 +61,20 @@ def pull_and_report(
     from snaporch.cli.policy_observers import observing
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.errors import BusyError
-    from snaporch.pull.pull import due_sources, find_sources, pull_lock, pull_sources
+    from snaporch.pull.pull import (
+        due_sources,
+        find_sources,
+        pull_lock,
+        pull_sources,
+        without_windows,
+    )
 
     outcomes = ResultPrinter(json=json)
     wanted = (
         due_sources(context, datetime.now(UTC)) if due else [*find_sources(context.config, names)]
     )
     if not due:
+        context = without_windows(context, wanted)
         with pull_lock(context):
             for each in pull_sources(context, wanted, host.open_pull):
                 _report(outcomes, each)

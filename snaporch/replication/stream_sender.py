@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from snaporch.config import Replica
@@ -25,9 +26,11 @@ from snaporch.replication.needed_streams import (
     token_refusal,
 )
 from snaporch.replication.transfer import (
+    RateChangedError,
     Transfers,
     buffer_words,
     expected_bytes,
+    limits_rate,
     reason_of_receiver,
     text_lines,
 )
@@ -128,7 +131,15 @@ class StreamSender:
         self._encrypts: bool | None = None
 
     def send(self, dataset: str, *, raw: bool, until: int) -> None:
-        """See :class:`~snaporch.replication.interface.Destination`."""
+        """See :class:`~snaporch.replication.interface.Destination`.
+
+        When the rate changes, the transfer is ended, and continues where ZFS has recorded it.
+        """
+        while True:
+            with suppress(RateChangedError):
+                return self._send(dataset, raw=raw, until=until)
+
+    def _send(self, dataset: str, *, raw: bool, until: int) -> None:
         ours, newest = self._both(dataset, until)
         if self._resume(ours, newest, raw=raw):
             ours, newest = self._both(dataset, until)
@@ -228,8 +239,10 @@ class StreamSender:
     def _transfer(self, dataset: str, words: Sequence[str]) -> None:
         """Run ``zfs send`` here, and what receives it on the replica."""
         receive, size = self._copies.receiver(dataset), self._size(words)
-        commands = (["zfs", "send", *words], buffer_words(self._replica.rate), receive)
-        status, lines = self._transfers.run(*commands, through=1, size=size)
+        rate = self._transfers.rate()
+        commands = (["zfs", "send", *words], buffer_words(rate), receive)
+        limited = rate if limits_rate() else None
+        status, lines = self._transfers.run(*commands, through=1, size=size, rate=limited)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
