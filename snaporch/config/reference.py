@@ -122,6 +122,8 @@ def _type(field: FieldInfo) -> str:
         return "one of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
+    if origin is types.UnionType and types.NoneType in get_args(annotation):
+        return "integer"
     if origin is types.UnionType:
         return "integer or string" if int in get_args(annotation) else "true, false or string"
     if annotation is int:

@@ -29,15 +29,24 @@ class ReplicationOutcome:
     outcome: ReplicationResult | SnaporchError
 
 
-def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutcome]:
+def replicate_due(
+    context: Context,
+    opened: Opened,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Iterator[ReplicationOutcome]:
     """Replicate what is due, by turns: the longest overdue first. The caller holds the lock.
 
     Those that the end of a window has stopped come last.
 
+    Args:
+        context: the configuration, libvirt and ZFS.
+        opened: opens a replica.
+        now: the clock by which windows end.
+
     Raises:
         InterruptedRunError: a signal was received; what was already copied stays.
     """
-    destinations = cache(partial(_open, context, opened))
+    destinations = cache(partial(_open, context, opened, now))
     for forecast, pending in due_items(
         context, "replicate", lambda forecast: forecast.replications
     ):
@@ -67,13 +76,15 @@ def _send(
     return ReplicationOutcome(pending, outcome)
 
 
-def _open(context: Context, opened: Opened, name: str) -> tuple[Context, Destination]:
+def _open(
+    context: Context, opened: Opened, now: Callable[[], datetime], name: str
+) -> tuple[Context, Destination]:
     """Open a replica; what it is copied with stops at the end of its window, too."""
     window = context.config.replica[name].start_window
     if window:
 
         def closed() -> str:
-            return "" if window.is_open(datetime.now(UTC)) else f"its window ({window}) has ended"
+            return "" if window.is_open(now()) else f"its window ({window}) has ended"
 
         context = replace(
             context, interrupt=WindowInterrupt(outer=context.interrupt, closed=closed)
