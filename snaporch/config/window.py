@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Annotated
 
-from pydantic import PlainValidator
+from pydantic import PlainSerializer, PlainValidator
 
 _FORM = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-(?:([01][0-9]|2[0-3]):([0-5][0-9])|24:00)")
 _DAY_MINUTES = 24 * 60
@@ -87,13 +87,15 @@ def _text(minute: int) -> str:
 
 
 def parse_windows(value: object) -> Windows:
-    """The windows of a text, or of a list of texts.
+    """The windows of a text, or of a list of texts; an empty text is no window.
 
     Raises:
         ValueError: one has another form, or no length, or all together leave no time of day out.
     """
     if isinstance(value, Windows):
         return value
+    if value == "":
+        return ALWAYS
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, (list, tuple)) or not texts:
         raise ValueError("must be a time of day such as '22:00-06:00', or a list of such")
@@ -120,7 +122,11 @@ def _is_in(minute: int, span: tuple[int, int]) -> bool:
     return begin <= minute < end if begin < end else minute >= begin or minute < end
 
 
-WindowOption = Annotated[Windows, PlainValidator(parse_windows)]
+def _texts(windows: Windows) -> str | list[str]:
+    return str(windows).split(", ") if windows else ""
+
+
+WindowOption = Annotated[Windows, PlainValidator(parse_windows), PlainSerializer(_texts)]
 
 
 def check_rate_outside(windows: Windows, rate_outside: int | None) -> None:

@@ -91,16 +91,34 @@ class Holder:
         entries = {each.dataset.rpartition("/")[2].replace(":", "/"): each for each in own}
         page = next((entries.pop(key) for key in list(entries) if key.startswith("tank/ram")), None)
         entry = pages and PagesEntry(
-            dataset=f"tank/ram/{UUID}", name=name, guid=page.guid, createtxg=1, bytes=1,
-            sha256="0" * 64, split=1, stored_bytes=1,
+            dataset=f"tank/ram/{UUID}",
+            name=name,
+            guid=page.guid,
+            createtxg=1,
+            bytes=1,
+            sha256="0" * 64,
+            split=1,
+            stored_bytes=1,
         )
         part = Part(
-            name="ram.save", role=Role.RAM, bytes=3, sha256=hashlib.sha256(b"ram").hexdigest(),
+            name="ram.save",
+            role=Role.RAM,
+            bytes=3,
+            sha256=hashlib.sha256(b"ram").hexdigest(),
             pages=entry or None,
         )
         manifest = Manifest(
-            run=run, domain="web", uuid=UUID, snapshot=name, level=Level.RAM, was_running=True,
-            started=NOW, created=NOW, finished=NOW, disks=(), parts=(part,),
+            run=run,
+            domain="web",
+            uuid=UUID,
+            snapshot=name,
+            level=Level.RAM,
+            was_running=True,
+            started=NOW,
+            created=NOW,
+            finished=NOW,
+            disks=(),
+            parts=(part,),
             snapshots=tuple(
                 SnapshotEntry(dataset=key, name=e.name, guid=e.guid, createtxg=e.createtxg)
                 for key, e in entries.items()
@@ -265,8 +283,10 @@ def test_once_a_day(holder):
     for number in range(1, 5):
         holder.take(number)
     assert prune_copies_daily(holder.config, holder.pool, lambda: True).decisions == []
-    assert len(prune_copies_daily(holder.config, holder.pool, lambda: False).of(
-        PruneAction.DELETE)) == 2
+    assert (
+        len(prune_copies_daily(holder.config, holder.pool, lambda: False).of(PruneAction.DELETE))
+        == 2
+    )
     holder.take(5)
     assert prune_copies_daily(holder.config, holder.pool, lambda: False).decisions == []
     yesterday = time.time() - 90_000
