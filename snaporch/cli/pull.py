@@ -74,7 +74,7 @@ def pull_and_report(
         due_sources(context, datetime.now(UTC)) if due else [*find_sources(context.config, names)]
     )
     if not due:
-        context = without_windows(context, wanted)
+        context = without_windows(context, wanted, datetime.now(UTC))
         with pull_lock(context):
             for each in pull_sources(context, wanted, host.open_pull):
                 _report(outcomes, each)

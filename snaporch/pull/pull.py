@@ -103,26 +103,26 @@ def due_sources(context: Context, now: datetime) -> list[str]:
     return sorted(due, key=lambda name: served[name])
 
 
-def without_windows(context: Context, names: Iterable[str]) -> Context:
+def without_windows(context: Context, names: Iterable[str], now: datetime) -> Context:
     """The context for a pull by hand: sources have no windows. A note names those closed now."""
     sources = dict(context.config.source)
     for name in names:
         window = sources[name].window
-        if not window.is_open(datetime.now(UTC)):
+        if not window.is_open(now):
             context.progress.note(name, f"its window ({window}) is closed; by hand it has none")
         changes = {"window": ALWAYS, "rate_outside": None}
         sources[name] = sources[name].model_copy(update=changes)
     return replace(context, config=context.config.model_copy(update={"source": sources}))
 
 
-def _bounded(context: Context, name: str) -> Context:
+def _bounded(context: Context, name: str, now: Callable[[], datetime]) -> Context:
     """The context whose work on a source also stops at the end of its window."""
     window = context.config.source[name].start_window
     if not window:
         return context
 
     def closed() -> str:
-        return "" if window.is_open(datetime.now(UTC)) else f"its window ({window}) has ended"
+        return "" if window.is_open(now()) else f"its window ({window}) has ended"
 
     return replace(context, interrupt=WindowInterrupt(outer=context.interrupt, closed=closed))
 
@@ -172,7 +172,7 @@ def pull_sources(
     """
     directory, signals = context.config.paths.schedule, context
     for name in names:
-        context = _bounded(signals, name)
+        context = _bounded(signals, name, now)
         failures: list[SnaporchError] = []
         before, new = read_records(directory), dict[str, PullRecord]()
         start = record_key(name)

@@ -270,8 +270,8 @@ def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem
     since = moment_of(holder.since) if holder else None
     if holder and since and since < limit:
         text = (
-            f"is being replicated since {_utc(since)}, and retention deletes none of its "
-            f"snapshots meanwhile; to have it continue later: kill {holder.pid}"
+            f"is being replicated since {_utc(since)}, and retention deletes only those of its "
+            f"snapshots that all replicas have; to have it continue later: kill {holder.pid}"
         )
         yield Problem("replica-slow", ProblemGrade.WARNING, domain.name, text)
 
