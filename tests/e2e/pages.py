@@ -124,7 +124,7 @@ NOT_RUN = {
         "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
         "[copies.vm1]": "test_copies_retention has such a configuration",
         "snaporch prune --dry-run --kept": "test_copies_retention runs it",
-        "[replica.offsite]": "needs a night",
+        'window = "22:00-06:00"': "needs a night",
         "user=snaporch-vm1 dataset=backup/vm1": "test_append_only runs it",
         "[replica.nas]": "test_append_only has it as its configuration",
         "snaporch rebuild web --from offsite": "test_rebuild runs it, without the question",
