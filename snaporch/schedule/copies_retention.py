@@ -78,8 +78,8 @@ def decide_copies(
 ) -> list[CopyDecision]:
     """Decide which runs are destroyed, each with all of its copies.
 
-    Never one with the newest snapshot of a dataset, from which the next copy begins; nor the newest
-    whole one of a guest.
+    Never one with the newest snapshot of a dataset, from which the next copy begins. Each rule
+    keeps the newest whole one of a guest.
 
     Args:
         runs: all runs whose bundles are here, in any order.
@@ -130,7 +130,6 @@ def _facts(
     own: Sequence[CopiedRun], newest: Collection[str], keep_all: timedelta, now: datetime
 ) -> list[RetentionSnapshot]:
     """What the rules of retention need, of the runs of one guest in the order of arrival."""
-    whole = [each.run for each in own if each.is_whole][-1:]
     latest: datetime | None = None
     found = []
     for each in own:
@@ -143,8 +142,6 @@ def _facts(
         pinned = each.pinned
         if any(member.full_name in newest for member in each.members):
             pinned = "the next copy begins at it"
-        elif each.run in whole:
-            pinned = "the newest whole copy"
         elif now - created < keep_all:
             pinned = pinned or "younger than keep_all"
         found.append(

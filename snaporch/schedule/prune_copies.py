@@ -67,7 +67,8 @@ def prune_copies(
         now: the clock.
     """
     done = PruneResult()
-    read_zone_again()
+    if config.pruned_copies:
+        read_zone_again()
     for name, copies in config.pruned_copies.items():
         pruning = _Pruning(config, pool, name, copies, domain, stopped, now)
         try:

@@ -95,6 +95,14 @@ def test_a_time_in_the_future_lets_no_other_expire_and_is_named():
     assert reason([*runs, future], {"last": 2}, "r9") == FUTURE
 
 
+def test_after_a_time_in_the_future_the_others_have_their_own_times():
+    """The host's clock was wrong for one snapshot."""
+    runs = hourly(12)
+    wrong = copied(100, NOW + timedelta(days=3650), txg=35)  # between the third and the fourth
+    assert deleted([*runs, wrong], {"hourly": 6}) == deleted(runs, {"hourly": 6})
+    assert len(deleted(runs, {"hourly": 6})) == 6
+
+
 def test_later_copies_that_claim_to_be_old_displace_no_older_one():
     days = [copied(n, NOW - timedelta(days=40 - n)) for n in range(1, 31)]
     false = [
