@@ -122,6 +122,7 @@ NOT_RUN = {
     "docs/how-to/replication.md": {
         "apt install rsync mbuffer": "needs another host",
         "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
+        "network a day = H": "is a formula",
         "[copies.vm1]": "test_copies_retention has such a configuration",
         "snaporch prune --dry-run --kept": "test_copies_retention runs it",
         'window = "22:00-06:00"': "needs a night",
