@@ -104,8 +104,8 @@ def test_by_hand_there_is_no_window_and_that_is_said(site):
 
 
 def test_the_end_of_the_window_stops_it_and_the_next_time_others_come_first(site):
-    for name in ("web", "db"):
-        site.take(name)
+    for name, hours in (("web", 1), ("db", 2)):
+        site.take(name, hours)
     later = NOW + 3 * HOUR  # the window has ended
     over = []
     site.replica.hooks.at["replica.create"] = lambda: over.append(1)
