@@ -120,3 +120,7 @@ class InterruptedRunError(SnaporchError):
     def __init__(self, thing: str, reason: str, signum: int) -> None:
         super().__init__(thing, reason)
         self.signum = signum
+
+
+class WindowClosedError(InterruptedRunError):
+    """The time of day in which a transfer may run has ended; the next one continues."""

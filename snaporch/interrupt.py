@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 
-from snaporch.errors import InterruptedRunError
+from snaporch.errors import InterruptedRunError, WindowClosedError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,3 +50,24 @@ class Interrupt:
         if self.signum is not None:
             name = signal.Signals(self.signum).name
             raise InterruptedRunError(thing, f"stopped by {name}", self.signum)
+
+
+@dataclass
+class WindowInterrupt(Interrupt):
+    """Stops what a signal stops, and also at the end of a time of day."""
+
+    outer: Interrupt = field(default_factory=Interrupt)
+    """The signals."""
+    closed: Callable[[], str] = lambda: ""
+    """Why there is no time left; empty while there is."""
+
+    def check(self, thing: str) -> None:
+        """Raise if a signal came, or the time has ended.
+
+        Raises:
+            WindowClosedError: the time has ended.
+            InterruptedRunError: a signal came.
+        """
+        self.outer.check(thing)
+        if reason := self.closed():
+            raise WindowClosedError(thing, reason, signal.SIGTERM)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from snaporch.prune.prune import PruneResult
 
 _REMAINING = {
+    "copy": ("copy", "copies"),
     "bundle": ("bundle", "bundles"),
     "trashed": ("bundle in the trash", "bundles in the trash"),
     "safety": ("safety copy", "safety copies"),
@@ -40,21 +41,29 @@ def prune_command(
     """Delete bundles that no snapshot needs, and old safety copies.
 
     A bundle is moved to the trash when the last of its ZFS snapshots is destroyed, and is deleted
-    some days later. It stays while one of its pools is not imported. The only ZFS snapshots that
-    prune destroys are those of pages of RAM that no bundle names.
+    some days later. It stays while one of its pools is not imported. The only ZFS snapshots of this
+    host's guests that prune destroys are those of pages of RAM that no bundle names.
+
+    On a machine that keeps copies of other hosts' guests, it destroys those that no rule keeps:
+    `keep` in [copies.NAME] or [source.NAME]. --kept prints why the others stay.
     """
     from snaporch.output.terminal import print_error, print_result
     from snaporch.prune.prune import prune
+    from snaporch.schedule.prune_copies import prune_copies
 
     host: CommandHost = context.obj
     settings = host.load_config(config_path(context, config))
+    pool = host.open_pool()
+    copies = prune_copies(settings, pool, domain=domain, dry_run=dry_run)
     done = prune(
         settings,
-        host.open_pool(),
+        pool,
         domain=domain,
         dry_run=dry_run,
         may_be_barred=lambda uuid: may_be_barred(host, settings, uuid),
     )
+    done.decisions[:0] = copies.decisions
+    done.failures[:0] = copies.failures
     if domain is not None and not done.decisions:
         host.open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
     if json:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from snaporch.cli.command_host import CommandHost
+    from snaporch.cli.policy_observers import PolicyObservers
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.context import Context
     from snaporch.pull.pull import Pulled
@@ -47,7 +48,7 @@ def pull_command(
 
     if [bool(sources), everything, due].count(True) != 1:
         raise typer.BadParameter("expected SOURCE... or --all, or --due")
-    with session(context, config, quiet=quiet or json, read_only=True) as opened:
+    with session(context, config, quiet=quiet or json, read_only=not due) as opened:
         return pull_and_report(context.obj, opened, sources or [], due=due, json=json)
 
 
@@ -60,13 +61,20 @@ def pull_and_report(
     from snaporch.cli.policy_observers import observing
     from snaporch.cli.result_printer import ResultPrinter
     from snaporch.errors import BusyError
-    from snaporch.pull.pull import due_sources, find_sources, pull_lock, pull_sources
+    from snaporch.pull.pull import (
+        due_sources,
+        find_sources,
+        pull_lock,
+        pull_sources,
+        without_windows,
+    )
 
     outcomes = ResultPrinter(json=json)
     wanted = (
         due_sources(context, datetime.now(UTC)) if due else [*find_sources(context.config, names)]
     )
     if not due:
+        context = without_windows(context, wanted, datetime.now(UTC))
         with pull_lock(context):
             for each in pull_sources(context, wanted, host.open_pull):
                 _report(outcomes, each)
@@ -74,14 +82,31 @@ def pull_and_report(
         return outcomes.code
     try:
         with observing(context) as observers, pull_lock(context):
+            _prune_daily(context, outcomes, observers)
             for each in pull_sources(context, wanted, host.open_pull):
                 _report(outcomes, each)
                 for failure in each.failures:
                     observers.failed(context.config, failure)
+                _prune_daily(context, outcomes, observers)  # a pull may take days
     except BusyError as error:
         context.progress.note(error.thing, f"{error.reason}; due sources are pulled later")
     outcomes.print_documents()
     return outcomes.code
+
+
+def _prune_daily(context: Context, outcomes: ResultPrinter, observers: PolicyObservers) -> None:
+    """Prune the copies once a day; a failure is one of the pull."""
+    from snaporch.cli.prune import decision_line
+    from snaporch.prune.decision import PruneAction
+    from snaporch.schedule.prune_copies import prune_copies_daily
+
+    interrupt = context.interrupt
+    pruned = prune_copies_daily(context.config, context.pool, lambda: interrupt.signum is not None)
+    for each in pruned.of(PruneAction.TRASH, PruneAction.DELETE, PruneAction.PUT_BACK):
+        context.progress.note("prune", decision_line(each))
+    for failure in (*pruned.failures, *pruned.undecided_items):
+        outcomes.fail(failure)
+        observers.failed(context.config, failure)
 
 
 def _report(outcomes: ResultPrinter, pulled: Pulled) -> None:

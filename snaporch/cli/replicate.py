@@ -111,7 +111,7 @@ def replicate_and_report_due(
     While another replication runs on the host, only a note is printed.
     """
     from snaporch.cli.result_printer import ResultPrinter
-    from snaporch.errors import BusyError, SnaporchError
+    from snaporch.errors import BusyError, SnaporchError, WindowClosedError
     from snaporch.replication.replicate import host_lock
     from snaporch.schedule.run_replications import replicate_due
 
@@ -119,6 +119,12 @@ def replicate_and_report_due(
     try:
         with host_lock(context):
             for each in replicate_due(context, host.open_replica):
+                if isinstance(each.outcome, WindowClosedError):
+                    context.progress.note(
+                        f"{each.pending.domain}: {each.pending.replica}",
+                        f"{each.outcome.reason}; the next one continues",
+                    )
+                    continue
                 _report(outcomes, each.pending.domain, each.pending.replica, each.outcome)
                 if isinstance(each.outcome, SnaporchError):
                     observers.failed(context.config, each.outcome)

@@ -1,5 +1,6 @@
 """The configuration: its schema, from which its documentation is generated, and its loading."""
 
+from snaporch.config.copies import Copies
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Keep, Policy
@@ -10,6 +11,7 @@ from snaporch.config.source import Source
 __all__ = [
     "DEFAULT_PATH",
     "Config",
+    "Copies",
     "DomainSettings",
     "EmailOptions",
     "Keep",

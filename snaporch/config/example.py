@@ -42,6 +42,13 @@ _EXAMPLES = """\
 #dataset = "backup/vm1"
 #bundles = "/backup/vm1"
 #every = "1h"
+#keep = { daily = 90 }
+
+# Copies on this machine that another one sends, of which old ones are deleted.
+#[copies.vm2]
+#dataset = "backup/vm2"
+#bundles = "/backup/vm2"
+#keep = { hourly = 720, daily = 90 }
 
 # A group: guests that are snapshotted together, at the same instant.
 #[group.shop]

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from snaporch.config.copies import Copies
 from snaporch.config.duration import Duration
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
@@ -54,7 +55,15 @@ _REPLICA_INTRO = (
 )
 _SOURCE_INTRO = (
     "A host whose guests this machine copies: see [pull](../how-to/pull.md). "
-    "The name has the same form as a policy's."
+    "The name has the same form as a policy's. `keep` is as in `[copies.NAME]`; without it no copy "
+    "is deleted."
+)
+_COPIES_INTRO = (
+    "Copies on this machine of which `snaporch prune` deletes old ones: see "
+    "[replication](../how-to/replication.md#prune-the-replica). Pulled ones have `keep` in their "
+    "`[source.NAME]` instead. `keep` is required here, and written as "
+    "`keep = { hourly = 24, daily = 30 }`, with the options of `[policy.NAME.keep]`. The snapshots "
+    "of all policies count together."
 )
 _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("Top level", Config, ""),
@@ -76,12 +85,13 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
     ("`[source.NAME]`", Source, _SOURCE_INTRO),
+    ("`[copies.NAME]`", Copies, _COPIES_INTRO),
     ("`[status]`", StatusOptions, "See [status](../how-to/status.md)."),
     ("`[metrics]`", MetricsOptions, "See [metrics for Prometheus](metrics.md)."),
     ("`[notify]`", NotifyOptions, "See [notifications](../how-to/notify.md)."),
     ("`[notify.email]`", EmailOptions, ""),
 )
-SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica", "source")
+SECTIONS_OF_THEIR_OWN = ("domain", "policy", "keep", "group", "replica", "source", "copies")
 """Options that are tables with names chosen by the user, or part of one; described separately."""
 
 
@@ -112,6 +122,8 @@ def _type(field: FieldInfo) -> str:
         return "one of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
+    if origin is types.UnionType and types.NoneType in get_args(annotation):
+        return "integer"
     if origin is types.UnionType:
         return "integer or string" if int in get_args(annotation) else "true, false or string"
     if annotation is int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
 
+from snaporch.config.window import ALWAYS, WindowOption, Windows, check_rate_outside, rate_at
 from snaporch.zfs_names import is_dataset
 
 
@@ -90,11 +92,35 @@ class Replica(BaseModel):
         "host.",
     )
 
+    window: WindowOption = Field(
+        default=ALWAYS,
+        description="When a replication starts by itself: `22:00-06:00`, or a list of such, by the "
+        "clock on the wall of this machine. One that is under way at the end stops, and continues "
+        "in the next window where it stopped. By hand there is no window. Always if it is not set.",
+    )
+    rate_outside: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Most MiB a second outside of `window`: then a replication starts and "
+        "continues there, too. Needs `mbuffer` on this host.",
+    )
+
     @model_validator(mode="after")
     def _has_host(self) -> Replica:
         if self.append_only and not self.host:
             raise ValueError("append_only needs host: a pool of this machine is root's")
+        check_rate_outside(self.window, self.rate_outside)
         return self
+
+    def rate_now(self) -> int:
+        """The most MiB a second that may be sent at this moment; 0 for no limit."""
+        return rate_at(self.window, self.rate, self.rate_outside, datetime.now(UTC))
+
+    @property
+    def start_window(self) -> Windows:
+        """When a replication may start by itself."""
+        return self.window if self.rate_outside is None else ALWAYS
 
     def shared_with(self, other: Replica) -> str:
         """What two replicas would both write to; empty if nothing.

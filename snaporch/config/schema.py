@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.copies import Copies
 from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName
@@ -379,6 +380,18 @@ class Config(_Section):
         description="Hosts whose guests this machine copies, by name: `[source.vm1]`.",
     )
 
+    copies: dict[PolicyName, Copies] = Field(
+        default={},
+        description="Copies on this machine of which `snaporch prune` deletes old ones, by name: "
+        "`[copies.vm1]`.",
+    )
+
+    @property
+    def pruned_copies(self) -> dict[str, Copies]:
+        """All copies that have retention on this machine, by the name of their section."""
+        pulled = {name: found for name, each in self.source.items() if (found := each.copies)}
+        return {**self.copies, **pulled}
+
     @model_validator(mode="after")
     def _replicas_exist(self) -> Config:
         for name, policy in self.policy.items():
@@ -412,6 +425,29 @@ class Config(_Section):
         for (name, one), (other, two) in combinations(copies, 2):
             if shared := one.shared_with(two):
                 raise ValueError(f"{name} and {other} have the same {shared}")
+        return self
+
+    @model_validator(mode="after")
+    def _copies_have_places(self) -> Config:
+        for name, copies in self.copies.items():
+            if are_nested(Path(copies.bundles), self.paths.bundles):
+                raise ValueError(
+                    f"copies.{name}.bundles is this host's own bundle store, or one is inside "
+                    "the other: leave paths.bundles as it is"
+                )
+            replica = self.replica.get(name)
+            if replica and (replica.host or replica.dataset != copies.dataset):
+                raise ValueError(f"copies.{name} and replica.{name} are other copies")
+            if name in self.source:
+                raise ValueError(
+                    f"copies.{name} and source.{name} have the same name: set source.{name}.keep"
+                )
+        places = [(f"copies.{name}", each.as_replica()) for name, each in self.copies.items()]
+        sources = [(f"source.{name}", each.as_replica()) for name, each in self.source.items()]
+        pairs = [*combinations(places, 2), *product(places, sources)]
+        for (one, first), (other, second) in pairs:
+            if shared := first.shared_with(second):
+                raise ValueError(f"{one} and {other} have the same {shared}")
         return self
 
     @model_validator(mode="after")

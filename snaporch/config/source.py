@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -13,10 +13,14 @@ from pydantic import (
     Field,
     Strict,
     StringConstraints,
+    model_validator,
 )
 
+from snaporch.config.copies import Copies, KeepAll, keep_all_field
 from snaporch.config.duration import Duration
+from snaporch.config.policy import Keep
 from snaporch.config.replica import Dataset, Directory, Replica, host_name
+from snaporch.config.window import ALWAYS, WindowOption, Windows, check_rate_outside, rate_at
 
 GuestName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
@@ -68,6 +72,53 @@ class Source(BaseModel):
         le=1 << 20,
         description="Most MiB a second that are received; 0 for no limit.",
     )
+
+    window: WindowOption = Field(
+        default=ALWAYS,
+        description="When a pull starts by itself: `22:00-06:00`, or a list of such, by the clock "
+        "on the wall of this machine. One that is under way at the end stops, and continues in the "
+        "next window where it stopped. By hand there is no window. Always if it is not set.",
+    )
+    rate_outside: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Most MiB a second outside of `window`: then a pull starts and continues "
+        "there, too.",
+    )
+    keep: Keep | None = Field(
+        default=None,
+        description="How many copies of each guest `snaporch prune` keeps on this machine; the "
+        "options are those of `[policy.NAME.keep]`. The snapshots of all policies count together. "
+        "Without it no copy is deleted.",
+    )
+    keep_all: KeepAll = keep_all_field()
+
+    @model_validator(mode="after")
+    def _rates(self) -> Source:
+        check_rate_outside(self.window, self.rate_outside)
+        return self
+
+    def rate_now(self) -> int:
+        """The most MiB a second that may be received at this moment; 0 for no limit."""
+        return rate_at(self.window, self.rate, self.rate_outside, datetime.now(UTC))
+
+    @property
+    def start_window(self) -> Windows:
+        """When a pull may start by itself."""
+        return self.window if self.rate_outside is None else ALWAYS
+
+    @property
+    def copies(self) -> Copies | None:
+        """What retention does with the copies; ``None`` if it deletes none."""
+        if self.keep is None:
+            return None
+        return Copies.model_construct(  # each value was validated
+            dataset=self.dataset,
+            bundles=Path(self.bundles),
+            keep=self.keep,
+            keep_all=self.keep_all,
+        )
 
     def as_replica(self) -> Replica:
         """The copies as a replica in a pool of this machine, which is what they are."""

@@ -16,6 +16,7 @@ from snaporch.model import Level, SnapshotRecord, parse_iso
 from snaporch.output.findings import nagios_line
 from snaporch.output.format import age, size
 from snaporch.output.terminal import print_result
+from snaporch.schedule.replication_due import PendingReplication
 from snaporch.status.model import (
     DomainStatus,
     PolicyStatus,
@@ -70,6 +71,7 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
         f"store     {size(store.bundle_bytes)} in {bundles}, {room}",
     ]
     lines += _copies(status)
+    lines += _waiting(status)
     for source in status.sources:
         lines += _source(source, status.at)
     for run in status.runs:
@@ -91,9 +93,24 @@ def _copies(status: Status) -> list[str]:
     return lines
 
 
+def _waiting(status: Status) -> list[str]:
+    """One line for each replica whose window is closed while a replication to it would be due."""
+    found: dict[str, list[PendingReplication]] = {}
+    for each in (replica.next for domain in status.domains for replica in domain.replicas):
+        if each is not None and each.waits_for_window(status.at):
+            found.setdefault(each.replica, []).append(each)
+    return [
+        f"replica   {name}: {len(own)} guest{'' if len(own) == 1 else 's'} waiting for its window "
+        f"({own[0].window}) since {age(min(each.since for each in own), status.at)}"
+        for name, own in found.items()
+    ]
+
+
 def _source(source: SourceStatus, now: datetime) -> list[str]:
     whole = source.whole
     last = f"pulled {age(whole.pulled, now)} ago" if whole and whole.pulled else "never pulled"
+    if since := source.waits_since(now):
+        last += f", waiting for its window ({source.window}) since {age(since, now)}"
     lines = [f"source    {source.source}: {last}"]
     for each in source.guests.values():
         newest = f"newest snapshot {age(each.newest, now)} old" if each.newest else "no snapshot"

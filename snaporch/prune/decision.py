@@ -28,6 +28,8 @@ class ItemKind(StrEnum):
     """A bundle in the trash."""
     PAGES = "pages"
     """A snapshot of a page dataset."""
+    COPY = "copy"
+    """The copies of the snapshots of a run, in a pool of the machine that keeps copies."""
     REMAINS = "remains"
     """A directory that is partly deleted."""
 
@@ -69,10 +71,11 @@ class SnapshotReference:
 
 @dataclass(frozen=True, slots=True)
 class StoreItem:
-    """An item of the store: a directory, a file of RAM, or a ZFS snapshot of a page dataset."""
+    """An item of the store: a directory, a file of RAM, or ZFS snapshots of pages or copies."""
 
     kind: ItemKind
     path: Path
+    """Of copies, the dataset that they are below."""
     uuid: str
     """The domain's."""
     name: str
@@ -95,6 +98,8 @@ class StoreItem:
         """The item's name for messages: its snapshot, or its directory."""
         if self.kind is ItemKind.PAGES:
             return str(self.path)
+        if self.kind is ItemKind.COPY:
+            return f"{self.domain}@{self.snapshot} in {self.path}"
         if self.domain and self.snapshot:
             return f"{self.domain}@{self.snapshot}"
         return f"{self.domain or self.uuid}/{self.path.name}"

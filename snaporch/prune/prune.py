@@ -87,6 +87,7 @@ def prune(
     without: Collection[str] = (),
     may_be_barred: Callable[[str], bool] = lambda _uuid: False,
     stopped: Callable[[], bool] = lambda: False,
+    with_pages: bool = True,
     read_clocks: Callable[[], ClockReading] = ClockReading.now,
 ) -> PruneResult:
     """Move bundles that no snapshot needs to the trash; delete items whose time is over.
@@ -101,6 +102,8 @@ def prune(
         may_be_barred: whether an unfinished undo may keep the guest with this UUID from starting;
             then its safety copy is needed to finish the undo.
         stopped: whether to stop before the next item; the rest is left to the next prune.
+        with_pages: whether to destroy page snapshots that no bundle needs; not for a store of
+            copies, which does not have the bundles of the pages of this host.
         read_clocks: reads the host's clocks.
 
     Raises:
@@ -114,7 +117,7 @@ def prune(
     done = _prune_store(
         config, pool, found, only, may_be_barred, stopped, dry_run=dry_run, without=without
     )
-    if (only is None or done.of(PruneAction.DELETE)) and not stopped():
+    if with_pages and (only is None or done.of(PruneAction.DELETE)) and not stopped():
         deleted = {verdict.found.path for verdict in done.of(PruneAction.DELETE)}
         swept = prune_page_snapshots(
             config,

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from snaporch.config import Config, Source
+from snaporch.config.window import ALWAYS
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.errors import (
+    InterruptedRunError,
+    NotFoundError,
+    SnaporchError,
+    WindowClosedError,
+)
+from snaporch.interrupt import WindowInterrupt
 from snaporch.locks import domain_lock
 from snaporch.pull.local_copies import LocalCopies
 from snaporch.pull.pull_guest import GuestPull, GuestResult
@@ -73,15 +80,58 @@ def find_sources(config: Config, names: Iterable[str]) -> dict[str, Source]:
 
 
 def due_sources(context: Context, now: datetime) -> list[str]:
-    """The names of the sources that are due, or whose failed pull is to be retried."""
+    """The names of the sources that are due, or whose failed pull is to be retried.
+
+    Only those whose window is open; those that were served last come last.
+    """
     config = context.config
     records = read_records(config.paths.schedule)
-    return [
+    due = [
         name
         for name, source in config.source.items()
         if source.every is not None
+        and source.start_window.is_open(now)
         and _is_due(records.get(record_key(name)), source.every, config.schedule.retry, now)
     ]
+    served = {
+        name: max(
+            (_tried(e) for key, e in records.items() if key.startswith(record_key(name))),
+            default=_NEVER,
+        )
+        for name in due
+    }
+    return sorted(due, key=lambda name: served[name])
+
+
+def without_windows(context: Context, names: Iterable[str], now: datetime) -> Context:
+    """The context for a pull by hand: sources have no windows. A note names those closed now."""
+    sources = dict(context.config.source)
+    for name in names:
+        window = sources[name].window
+        if not window.is_open(now):
+            context.progress.note(name, f"its window ({window}) is closed; by hand it has none")
+        changes = {"window": ALWAYS, "rate_outside": None}
+        sources[name] = sources[name].model_copy(update=changes)
+    return replace(context, config=context.config.model_copy(update={"source": sources}))
+
+
+def _bounded(context: Context, name: str, now: Callable[[], datetime]) -> Context:
+    """The context whose work on a source also stops at the end of its window."""
+    window = context.config.source[name].start_window
+    if not window:
+        return context
+
+    def closed() -> str:
+        return "" if window.is_open(now()) else f"its window ({window}) has ended"
+
+    return replace(context, interrupt=WindowInterrupt(outer=context.interrupt, closed=closed))
+
+
+_NEVER = datetime.min.replace(tzinfo=UTC)
+
+
+def _tried(record: PullRecord | None) -> datetime:
+    return record.tried if record and record.tried else _NEVER
 
 
 def _is_due(record: PullRecord | None, every: timedelta, retry: timedelta, now: datetime) -> bool:
@@ -113,22 +163,25 @@ def pull_sources(
 ) -> Iterator[Pulled]:
     """Pull sources one after another; a failure of a source or guest does not stop the others.
 
-    The caller holds :func:`pull_lock`.
+    The caller holds :func:`pull_lock`. Guests that were served last come last. At the end of its
+    window a source stops, and the next one begins.
 
     Raises:
         InterruptedRunError: a signal came; the next pull continues.
         UnavailableError: the results cannot be recorded.
     """
-    directory = context.config.paths.schedule
+    directory, signals = context.config.paths.schedule, context
     for name in names:
+        context = _bounded(signals, name, now)
         failures: list[SnaporchError] = []
         before, new = read_records(directory), dict[str, PullRecord]()
         start = record_key(name)
         known = {key.removeprefix(start): e for key, e in before.items() if key.startswith(start)}
         known.pop("", None)
         gone: set[str] = set()
+        stopped: list[tuple[str, str]] = []
         try:
-            for each in _pull(context, name, open_source, known, gone):
+            for each in _pull(context, name, open_source, known, gone, stopped):
                 failures += each.failures
                 if each.result is not None:
                     key = record_key(name, each.result.uuid)
@@ -139,6 +192,11 @@ def pull_sources(
             record = PullRecord("", pulled=at, tried=at, failed=failed)
             after = after_failure if failures else after_success
             new[key] = after(before.get(key), record)
+        except WindowClosedError as error:
+            context.progress.note(name, f"{error.reason}; the next one continues")
+            for uuid, domain in stopped:  # so that it comes after the others
+                key = record_key(name, uuid)
+                new[key] = replace(before.get(key) or PullRecord(domain), tried=now())
         finally:  # also after a signal
             write_records(directory, new, gone)
 
@@ -149,12 +207,14 @@ def _pull(
     open_source: Open,
     known: Mapping[str, PullRecord],
     gone: set[str],
+    stopped: list[tuple[str, str]],
 ) -> Iterator[Pulled]:
     """Pull a source; see :func:`pull_sources`.
 
     Args:
         known: the records of its guests, by UUID.
         gone: gets the keys of those that are not needed any more.
+        stopped: gets the UUID and name of the guest at which the end of a window stopped the pull.
     """
     settings = context.config.source[name]
     try:
@@ -170,11 +230,14 @@ def _pull(
     gone.update(record_key(name, uuid) for uuid in known if uuid not in chosen)
     for missing in _missing(name, settings, guests, known):
         yield Pulled(name, None, (missing,))
-    for uuid, domain in chosen.items():
+    for uuid, domain in sorted(chosen.items(), key=lambda each: _tried(known.get(each[0]))):
         context.interrupt.check(name)
         result = GuestResult(uuid, domain)
         try:
             result = puller.pull(source.guest(uuid, domain))
+        except WindowClosedError:
+            stopped.append((uuid, domain))
+            raise
         except InterruptedRunError:
             raise
         except SnaporchError as error:

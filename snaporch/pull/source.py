@@ -64,7 +64,7 @@ class PullSource:
         self._source = source
         self._interrupt = interrupt
         self._progress = progress
-        self._rate = RateLimit(source.rate)
+        self._rate = (rate := source.rate_now()), RateLimit(rate)
         self._waited = 0.0
         self._received = 0
         self._host = host or Host(source.host, lambda: interrupt.check(name), prelude="")
@@ -233,7 +233,9 @@ class PullSource:
 
         def report(done: int) -> None:
             nonlocal passed
-            self._rate.spend(done - passed)
+            if (rate := self._source.rate_now()) != self._rate[0]:
+                self._rate = rate, RateLimit(rate)
+            self._rate[1].spend(done - passed)
             passed = done
             if size:
                 self._progress.amount(self._name, done, size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,13 @@ from snaporch.replication.receive_request import Verb, is_mark, request_command
 from snaporch.replication.request_command import MAX_ARGUMENT_BYTES
 from snaporch.replication.resume_transfer import CopyState
 from snaporch.replication.stream_sender import StreamSender
-from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver
+from snaporch.replication.transfer import (
+    RateChangedError,
+    Transfers,
+    buffer_words,
+    limits_rate,
+    reason_of_receiver,
+)
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PREFIX, Pool
 
@@ -122,7 +128,8 @@ class AppendOnlyDestination:
         self._progress = progress
         self._host = Host(replica.host, lambda: interrupt.check(name), prelude="")
         self._receiving = Receiving(name, replica, self._host)
-        self._transfers = Transfers(name, self._host.label, interrupt, progress)
+        rate = replica.rate_now
+        self._transfers = Transfers(name, self._host.label, interrupt, progress, rate)
         self._sender = StreamSender(
             name,
             replica,
@@ -246,6 +253,11 @@ class AppendOnlyDestination:
 
         A bundle that is there is replaced only if the replica finds that it is damaged.
         """
+        while True:
+            with suppress(RateChangedError):  # then what arrived is not sent again
+                return self._store(directory, reference, sums)
+
+    def _store(self, directory: Path, reference: str, sums: Mapping[str, str]) -> list[str]:
         uuid, _, run = reference.partition("/")
         with self._transfers.local_errors():
             present = {path.name: path.stat().st_size for path in directory.iterdir()}
@@ -267,13 +279,15 @@ class AppendOnlyDestination:
                 source.seek(plan.partial.offset)
             # Without an operand, `cat` reads what it is given: nothing.
             words = ["cat", *(["-"] if source else []), *(str(directory / n) for n in plan.whole)]
+            rate = self._transfers.rate()
             status, lines = self._transfers.run(
                 words,
-                buffer_words(self._replica.rate),
+                buffer_words(rate),
                 self._host.words(command),
                 through=1,
                 size=plan.bytes,
                 source=source,
+                rate=rate if limits_rate() else None,
             )
         if status != 0:
             raise ReplicaError(f"{self._name}: bundle {reference}", reason_of_receiver(lines))

@@ -13,6 +13,11 @@ from snaporch.model import PoolSnapshot
 from snaporch.zfs import Pool, PoolError
 
 
+def bookmark_prefix(replica: str) -> str:
+    """How the names of all bookmarks for a replica begin."""
+    return f"snaporch-{replica}-"
+
+
 class ReplicaBookmarks:
     """The bookmarks that this host keeps for one replica.
 
@@ -28,7 +33,7 @@ class ReplicaBookmarks:
 
     def __init__(self, pool: Pool, replica: str) -> None:
         self._pool = pool
-        self._prefix = f"snaporch-{replica}-"
+        self._prefix = bookmark_prefix(replica)
 
     def keep(self, dataset: str, snapshots: Iterable[PoolSnapshot]) -> None:
         """Bookmark snapshots of a dataset, unless they are bookmarked for this replica.

@@ -61,7 +61,9 @@ class ReplicaDestination:
         self._replica = replica
         self._host = Host(replica.host, lambda: interrupt.check(name))
         self._pool = RemoteZfs(self._host)
-        self._transfers = Transfers(name, self._host.label, interrupt, progress, watch=watch)
+        self._transfers = Transfers(
+            name, self._host.label, interrupt, progress, replica.rate_now, watch=watch
+        )
         self._bundles = ReplicaBundles(name, replica, self._host, self._transfers)
         self._sender = StreamSender(
             name, replica, pool, self._transfers, progress, self._host.label, self

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from math import inf
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME
 from snaporch.config import Replica
 from snaporch.remote_host import Host, ssh_words
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
-from snaporch.replication.transfer import Transfers
+from snaporch.replication.transfer import RateChangedError, Transfers
 
 _FORMER_SUFFIX = ".former"
 """Suffix of the directory of a bundle that is being replaced."""
@@ -161,7 +162,13 @@ class ReplicaBundles:
         return []
 
     def _copy_files(self, directory: Path, reference: str, partial: str, size: int) -> None:
-        limit = [f"--bwlimit={self._replica.rate}M"] if self._replica.rate else []
+        while True:
+            with suppress(RateChangedError):  # then the files that arrived are not sent again
+                return self._run_rsync(directory, reference, partial, size)
+
+    def _run_rsync(self, directory: Path, reference: str, partial: str, size: int) -> None:
+        rate = self._transfers.rate()
+        limit = [f"--bwlimit={rate}M"] if rate else []
         place = f"{self._replica.host}:{partial}/" if self._replica.host else f"{partial}/"
         words = [
             "rsync",
@@ -173,7 +180,7 @@ class ReplicaBundles:
             shlex.join(ssh_words()),
         ]
         words += [*limit, f"{directory}/", place]
-        status, lines = self._transfers.run(words, through=0, size=size)
+        status, lines = self._transfers.run(words, through=0, size=size, rate=rate)
         if status != 0:
             reason = next((line for line in lines if "failed" in line), "")
             reason = reason or (lines[0] if lines else f"rsync ended with status {status}")

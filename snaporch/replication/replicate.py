@@ -199,10 +199,12 @@ class _Transfer:
             members = self._members[record]
             if not self._is_marked(record):
                 continue
+            if self._lacking(record, theirs):  # as after retention there; its bundle goes, too
+                self._record(record, replicated=False)
+                continue
             differing = self._bundles.differing(record) if _has_bundle(record, members) else ()
             if differing:
                 self._report_damage(record, differing)
-            if differing or self._lacking(record, theirs):
                 self._record(record, replicated=False)
 
     def _report_damage(self, record: SnapshotRecord, files: Sequence[str]) -> None:

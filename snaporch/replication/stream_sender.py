@@ -6,6 +6,7 @@ This is the same for each way to reach the copies; :class:`Copies` is what diffe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from snaporch.config import Replica
@@ -17,9 +18,11 @@ from snaporch.replication.interface import ReplicaError
 from snaporch.replication.needed_streams import RAW, Originals, later, streams
 from snaporch.replication.resume_transfer import NO_TOKEN, InterruptedTransfers, PartialCopies
 from snaporch.replication.transfer import (
+    RateChangedError,
     Transfers,
     buffer_words,
     expected_bytes,
+    limits_rate,
     reason_of_failure,
 )
 from snaporch.zfs import Pool
@@ -92,7 +95,15 @@ class StreamSender:
         self._interrupted = InterruptedTransfers(name, transfers, progress, copies, self._transfer)
 
     def send(self, dataset: str, *, raw: bool, until: int) -> None:
-        """See :class:`~snaporch.replication.interface.Destination`."""
+        """See :class:`~snaporch.replication.interface.Destination`.
+
+        When the rate changes, the transfer is ended, and continues where ZFS has recorded it.
+        """
+        while True:
+            with suppress(RateChangedError):
+                return self._send(dataset, raw=raw, until=until)
+
+    def _send(self, dataset: str, *, raw: bool, until: int) -> None:
         ours, newest = self._both(dataset, until)
         options = self._send_options(raw=raw)
         if self._interrupted.resume(ours, newest, options):
@@ -147,8 +158,10 @@ class StreamSender:
     def _transfer(self, dataset: str, words: Sequence[str]) -> None:
         """Run ``zfs send`` here, and what receives it on the replica."""
         receive, size = self._copies.receiver(dataset), self._size(words)
-        commands = (["zfs", "send", *words], buffer_words(self._replica.rate), receive)
-        status, lines = self._transfers.run(*commands, through=1, size=size)
+        rate = self._transfers.rate()
+        commands = (["zfs", "send", *words], buffer_words(rate), receive)
+        limited = rate if limits_rate() else None
+        status, lines = self._transfers.run(*commands, through=1, size=size, rate=limited)
         if status != 0:
             step = self._way_out(dataset)
             raise ReplicaError(f"{self._name}: {dataset}", reason_of_failure(lines), step)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import IO
 
 from snaporch.command_log import LoggedCommand
+from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
 from snaporch.remote_host import check_installed
@@ -28,6 +29,10 @@ _ERROR = "snaporch: "
 """With this begins the line of an error of ``snaporch receive``."""
 
 
+class RateChangedError(SnaporchError):
+    """A transfer was ended, because it must continue at another rate."""
+
+
 class Transfers:
     """Runs the commands of transfers to one replica.
 
@@ -36,6 +41,7 @@ class Transfers:
         label: names its host, for messages.
         interrupt: a signal ends a transfer.
         progress: gets the bytes.
+        rate: the most MiB a second at this moment; 0 for no limit.
         end_seconds: how long the commands may take to end after SIGTERM.
         watch: watches whether a process group still moves data.
     """
@@ -46,6 +52,7 @@ class Transfers:
         label: str,
         interrupt: Interrupt,
         progress: Progress,
+        rate: Callable[[], int] = lambda: 0,
         *,
         end_seconds: float = 10,
         watch: Callable[[int], StallDetector] = StallDetector,
@@ -54,6 +61,7 @@ class Transfers:
         self._label = label
         self._interrupt = interrupt
         self._progress = progress
+        self.rate = rate
         self._end_seconds = end_seconds
         self._watch = watch
 
@@ -63,6 +71,7 @@ class Transfers:
         through: int,
         size: int,
         source: IO[bytes] | None = None,
+        rate: int | None = None,
     ) -> tuple[int, list[str]]:
         """Run a transfer, which may take hours, and report the bytes; end it when no data moves.
 
@@ -72,12 +81,20 @@ class Transfers:
                 ``zfs send`` writes in the kernel is not counted.
             size: the expected bytes; 0 if that is not known, and nothing is reported.
             source: a file that the first command reads, from its position on; nothing by default.
+            rate: the MiB a second of the commands; ``None`` if they have no limit.
 
         Returns:
             The exit status, and the lines of output.
+
+        Raises:
+            RateChangedError: the rate of this moment is another one; the transfer was ended.
         """
 
         def report(process: Pipeline) -> None:
+            if rate is not None and (now := self.rate()) != rate:
+                text = f"continues with {now} MiB/s" if now else "continues without a limit"
+                self._progress.note(self._name, text)
+                raise RateChangedError(self._name, text)
             if size:
                 self._progress.amount(self._name, passed_bytes(process.pids[through]), size)
 
@@ -162,6 +179,11 @@ class Transfers:
                 )
 
 
+def limits_rate() -> bool:
+    """Whether :func:`buffer_words` limits a rate here."""
+    return shutil.which("mbuffer") is not None
+
+
 def buffer_words(rate: int) -> list[str]:
     """The command in the middle of a transfer, whose bytes are counted: mbuffer, or else ``cat``.
 
@@ -170,7 +192,7 @@ def buffer_words(rate: int) -> list[str]:
     Args:
         rate: the most MiB a second; 0 for no limit. ``cat`` has none.
     """
-    if shutil.which("mbuffer") is None:
+    if not limits_rate():
         return ["cat"]
     return ["mbuffer", "-q", "-s", "128k", "-m", "16M", *(["-R", f"{rate}M"] if rate else [])]
 

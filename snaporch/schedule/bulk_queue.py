@@ -21,6 +21,10 @@ class QueueItem(Protocol):
     def at(self) -> datetime:
         """When the item is due."""
 
+    @property
+    def turn(self) -> tuple[datetime, ...]:
+        """The order of those that are due."""
+
     def due(self, now: datetime) -> bool:
         """Whether the item is due at ``now``."""
 
@@ -31,7 +35,7 @@ T = TypeVar("T", bound=QueueItem)
 def due_items(
     context: Context, doing: str, wanted: Callable[[Forecast], Iterable[T]]
 ) -> Iterator[tuple[Forecast, T]]:
-    """Yield the due items with their domains' forecasts, each once, the longest overdue first.
+    """Yield the due items with their domains' forecasts, each once, by their turns.
 
     New forecasts are made after each item, because an item may take hours.
 
@@ -54,6 +58,6 @@ def due_items(
         ]
         if not left:
             return
-        first = min(left, key=lambda pair: (pair[1].at, pair[0].domain.name, pair[1].key))
+        first = min(left, key=lambda pair: (pair[1].turn, pair[0].domain.name, pair[1].key))
         done.add(first[1].key)
         yield first

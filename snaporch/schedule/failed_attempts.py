@@ -21,6 +21,8 @@ from snaporch.private_files import private_directory, replace_private, store_err
 SNAPSHOTS = "failed.json"
 VERIFICATIONS = "unverified.json"
 REPLICATIONS = "unreplicated.json"
+STOPPED = "stopped.json"
+"""Replications that ended with their window, and are to be continued."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from snaporch.schedule.carried_out_since import read_first_runs, record_first_ru
 from snaporch.schedule.failed_attempts import (
     REPLICATIONS,
     SNAPSHOTS,
+    STOPPED,
     VERIFICATIONS,
     FailedAttempt,
     read_failed,
@@ -167,6 +168,7 @@ class _Memory:
     snapshots: Mapping[str, FailedAttempt]
     verifications: Mapping[str, FailedAttempt]
     replications: Mapping[str, FailedAttempt]
+    stopped: Mapping[str, FailedAttempt]
     under_way: frozenset[str]
     """Runs that have a journal: their snapshots are not finished."""
 
@@ -174,11 +176,12 @@ class _Memory:
     def of(cls, context: Context) -> _Memory:
         paths = context.config.paths
         runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
-        snapshots, verifications, replications = (
+        snapshots, verifications, replications, stopped = (
             read_failed(paths.schedule, name, spare=paths.runtime)
-            for name in (SNAPSHOTS, VERIFICATIONS, REPLICATIONS)
+            for name in (SNAPSHOTS, VERIFICATIONS, REPLICATIONS, STOPPED)
         )
-        return cls(read_first_runs(paths.schedule), snapshots, verifications, replications, runs)
+        first = read_first_runs(paths.schedule)
+        return cls(first, snapshots, verifications, replications, stopped, runs)
 
 
 def _forecast(
@@ -232,7 +235,16 @@ def _forecast(
         if when.known
     ]
     replications = [
-        next_replication(name, policies, as_named, memory.replications, retry, now)
+        next_replication(
+            name,
+            policies,
+            as_named,
+            memory.replications,
+            retry,
+            now,
+            config.replica[name].start_window,
+            memory.stopped,
+        )
         for name, policies in replicas_of(config, assignment).items()
     ]
     return Forecast(

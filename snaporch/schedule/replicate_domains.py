@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache, partial
 
 from snaporch.catalog.records import all_records
+from snaporch.config.window import ALWAYS
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
-from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
+from snaporch.schedule.failed_attempts import REPLICATIONS, STOPPED, record_attempt
 from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.own_or_copied import without_copies
 from snaporch.schedule.policy_assignment import assign
@@ -75,6 +77,8 @@ def replicate_domains(
 ) -> Iterator[tuple[str, str, ReplicationResult | SnaporchError]]:
     """Copy the snapshots of each target; the caller holds the host's replication lock.
 
+    Windows have no effect: what is started by hand runs at once, and with ``rate``.
+
     Args:
         targets: see :func:`choose_targets`.
         opened: opens a replica by its name.
@@ -86,6 +90,7 @@ def replicate_domains(
     Raises:
         InterruptedRunError: a signal came; what had arrived stays.
     """
+    context = _without_windows(context, {name for each in targets for name in each.replicas})
     destinations = cache(partial(opened, context))
     domains = [target.domain for target in targets]
     records, read = _finished_records(context, domains), context.clock.monotonic()
@@ -111,6 +116,7 @@ def replicate_domains(
                 yield domain.name, name, error
                 continue
             record_attempt(context, key, None, REPLICATIONS)
+            record_attempt(context, key, None, STOPPED)
             yield domain.name, name, shipped
 
 
@@ -125,3 +131,15 @@ def _finished_records(
         if record.run not in under_way and record.level is not Level.TORN:
             found[record.uuid].append(record)
     return found
+
+
+def _without_windows(context: Context, names: Collection[str]) -> Context:
+    """The context with replicas that have no window, and a note for each that has one now."""
+    replicas = dict(context.config.replica)
+    for name in names:
+        window = replicas[name].window
+        if not window.is_open(datetime.now(UTC)):
+            context.progress.note(name, f"its window ({window}) is closed; by hand it has none")
+        changes = {"window": ALWAYS, "rate_outside": None}
+        replicas[name] = replicas[name].model_copy(update=changes)
+    return replace(context, config=context.config.model_copy(update={"replica": replicas}))

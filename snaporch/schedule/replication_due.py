@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
+from snaporch.config.window import ALWAYS, Windows
 from snaporch.model import Level, SnapshotRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 
@@ -25,6 +26,30 @@ class PendingReplication:
     """When the oldest snapshot that the replica lacks was taken."""
     failed: FailedAttempt | None = None
     """The last attempt, if it failed."""
+    window: Windows = ALWAYS
+    """When it may start by itself."""
+    stopped: datetime | None = None
+    """When the last attempt was stopped, because its window had ended."""
+
+    @property
+    def turn(self) -> tuple[datetime, datetime, datetime]:
+        """The order of those that are due.
+
+        Those that the end of a window stopped come last, in the order of that: or else a guest that
+        takes longer than a window would keep the others waiting each time.
+        """
+        return self.stopped or datetime.min.replace(tzinfo=UTC), self.at, self.since
+
+    def waits_for_window(self, now: datetime) -> bool:
+        """Whether it would be due, and its window is closed."""
+        return bool(self.window) and self.at > now and not self.window.is_open(now)
+
+    def is_late(self, late: timedelta, now: datetime) -> bool:
+        """Whether the replica has lacked a snapshot for too long.
+
+        With a window, also the first whole window since the snapshot must have passed.
+        """
+        return self.since < now - late and self.window.had_one(self.since, now)
 
     @property
     def key(self) -> str:
@@ -43,6 +68,8 @@ def next_replication(
     failed: Mapping[str, FailedAttempt],
     retry: timedelta,
     now: datetime,
+    window: Windows = ALWAYS,
+    stopped: Mapping[str, FailedAttempt] | None = None,
 ) -> PendingReplication | None:
     """When to replicate to a replica next.
 
@@ -55,6 +82,9 @@ def next_replication(
         records: finished snapshots of one domain, oldest first.
         failed: failed attempts, by ``UUID/REPLICA``.
         retry: how long after those the next attempt is due.
+        now: the time.
+        window: when it may start by itself.
+        stopped: attempts that the end of a window stopped, by ``UUID/REPLICA``.
 
     Returns:
         ``None`` if the replica lacks no snapshot.
@@ -72,15 +102,21 @@ def next_replication(
     newest = wanted[-1]
     last = last_arrived(replica, records)
     reason = f"{len(waiting)} not copied yet" if last else "nothing copied yet"
-    found = PendingReplication(newest.domain, newest.uuid, replica, now, reason, last, min(waiting))
-    before = failed.get(found.key)
-    if before is None or before.at > now:
-        return found
-    if before.repeated_at(retry) <= now:
-        return replace(found, failed=before)
-    return replace(
-        found, at=before.repeated_at(retry), reason=before.repeated_because, failed=before
+    found = PendingReplication(
+        newest.domain, newest.uuid, replica, now, reason, last, min(waiting), window=window
     )
+    if stop := (stopped or {}).get(found.key):
+        found = replace(found, stopped=stop.at)
+    before = failed.get(found.key)
+    if before is not None and before.at <= now:
+        found = replace(found, failed=before)
+        if before.repeated_at(retry) > now:
+            again = before.repeated_at(retry)
+            found = replace(found, at=again, reason=before.repeated_because)
+    if window.is_open(found.at):
+        return found
+    reason = f"{found.reason}; waits for its window {window} since {found.since:%Y-%m-%d %H:%M} UTC"
+    return replace(found, at=window.opens(found.at), reason=reason)
 
 
 def last_arrived(replica: str, records: Iterable[SnapshotRecord]) -> datetime | None:

@@ -16,7 +16,7 @@ from snaporch.config.policy import Keep
 NEWEST = "the newest good snapshot"
 LAST_RAM = "the last good RAM snapshot"
 LAST_PASSED = "the last that passed its verification"
-_FUTURE = "from the future: the clock was set back"
+FUTURE = "from the future: the clock was set back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _verdict(
     if taken.incomplete:
         return RetentionDecision(taken, delete=False, reason="incomplete: check it by hand")
     if taken.created > now:
-        return RetentionDecision(taken, delete=False, reason=_FUTURE)
+        return RetentionDecision(taken, delete=False, reason=FUTURE)
     if reasons := kept.get(taken.run, ()):
         failed = ["its verification failed"] if taken.passed is False else []
         return RetentionDecision(taken, delete=False, reason=", ".join([*failed, *reasons]))

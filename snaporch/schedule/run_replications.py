@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache, partial
 
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError, WindowClosedError
+from snaporch.interrupt import WindowInterrupt
 from snaporch.model import Level, SnapshotRecord
 from snaporch.replication.interface import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.schedule.bulk_queue import due_items
-from snaporch.schedule.failed_attempts import REPLICATIONS, record_attempt
+from snaporch.schedule.failed_attempts import REPLICATIONS, STOPPED, record_attempt
 from snaporch.schedule.replication_due import PendingReplication
 
 Opened = Callable[[Context, str], Destination]
@@ -27,13 +29,24 @@ class ReplicationOutcome:
     outcome: ReplicationResult | SnaporchError
 
 
-def replicate_due(context: Context, opened: Opened) -> Iterator[ReplicationOutcome]:
-    """Replicate what is due, the longest overdue first. The caller holds the replication lock.
+def replicate_due(
+    context: Context,
+    opened: Opened,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Iterator[ReplicationOutcome]:
+    """Replicate what is due, by turns: the longest overdue first. The caller holds the lock.
+
+    Those that the end of a window has stopped come last.
+
+    Args:
+        context: the configuration, libvirt and ZFS.
+        opened: opens a replica.
+        now: the clock by which windows end.
 
     Raises:
         InterruptedRunError: a signal was received; what was already copied stays.
     """
-    destinations = cache(partial(opened, context))
+    destinations = cache(partial(_open, context, opened, now))
     for forecast, pending in due_items(
         context, "replicate", lambda forecast: forecast.replications
     ):
@@ -45,15 +58,35 @@ def _send(
     context: Context,
     records: Sequence[SnapshotRecord],
     pending: PendingReplication,
-    destinations: Callable[[str], Destination],
+    destinations: Callable[[str], tuple[Context, Destination]],
 ) -> ReplicationOutcome:
     try:
-        destination = destinations(pending.replica)
+        context, destination = destinations(pending.replica)
         outcome = replicate(context, records, pending.replica, destination)
+    except WindowClosedError as error:
+        record_attempt(context, pending.key, error.reason, STOPPED)
+        return ReplicationOutcome(pending, error)
     except InterruptedRunError:
         raise
     except SnaporchError as error:
         record_attempt(context, pending.key, error.line(), REPLICATIONS)
         return ReplicationOutcome(pending, error)
     record_attempt(context, pending.key, None, REPLICATIONS)
+    record_attempt(context, pending.key, None, STOPPED)
     return ReplicationOutcome(pending, outcome)
+
+
+def _open(
+    context: Context, opened: Opened, now: Callable[[], datetime], name: str
+) -> tuple[Context, Destination]:
+    """Open a replica; what it is copied with stops at the end of its window, too."""
+    window = context.config.replica[name].start_window
+    if window:
+
+        def closed() -> str:
+            return "" if window.is_open(now()) else f"its window ({window}) has ended"
+
+        context = replace(
+            context, interrupt=WindowInterrupt(outer=context.interrupt, closed=closed)
+        )
+    return context, opened(context, name)

@@ -28,6 +28,11 @@ class DueVerification:
         """Identifies the verification: ``UUID/POLICY``."""
         return f"{self.record.uuid}/{self.policy}"
 
+    @property
+    def turn(self) -> tuple[datetime]:
+        """The longest overdue is the first of those that are due."""
+        return (self.at,)
+
     def due(self, now: datetime) -> bool:
         """Whether the verification is due at ``now``."""
         return self.at <= now

@@ -158,7 +158,8 @@ def _sources(config: Config) -> tuple[SourceStatus, ...]:
             {uuid: each.domain for uuid, each in guests.items()}, source.domains
         )
         own = {uuid: each for uuid, each in guests.items() if uuid in chosen}
-        found.append(SourceStatus(name, source.every, whole, own, source.newest_within))
+        within, window = source.newest_within, source.start_window
+        found.append(SourceStatus(name, source.every, whole, own, within, window))
     return tuple(found)
 
 

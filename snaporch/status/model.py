@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+from snaporch.config.window import ALWAYS, Windows
 from snaporch.locks import DAEMON, LockHolder
 from snaporch.model import Level, SnapshotRecord, iso, parse_iso
 from snaporch.pull.record import PullRecord
@@ -89,6 +90,16 @@ class SourceStatus:
     """The last pull of each guest, by UUID."""
     newest_within: timedelta | None = None
     """How old the newest snapshot of a guest may be."""
+    window: Windows = ALWAYS
+    """When a pull may start by itself."""
+
+    def waits_since(self, now: datetime) -> datetime | None:
+        """Since when a pull is due, and waits for its window; ``None`` if none does."""
+        if self.every is None or self.window.is_open(now):
+            return None
+        tried = self.whole.tried if self.whole else None
+        due = tried + self.every if tried else now
+        return due if due <= now else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +253,7 @@ class Status:
                 "units": dict(self.scheduler.units),
             },
             "domains": [_domain_json(each, self.at) for each in self.domains],
-            "sources": [_source_json(each) for each in self.sources],
+            "sources": [_source_json(each, self.at) for each in self.sources],
             "runs": [
                 {
                     "domain": run.domain,
@@ -276,11 +287,14 @@ class Status:
         }
 
 
-def _source_json(source: SourceStatus) -> dict[str, object]:
+def _source_json(source: SourceStatus, now: datetime) -> dict[str, object]:
+    since = source.waits_since(now)
     return {
         "source": source.source,
         "pulled": _moment(source.whole.pulled if source.whole else None),
         "failed": (source.whole.failed or None) if source.whole else None,
+        "waiting_since": _moment(since),
+        "window_opens": _moment(source.window.opens(now) if since else None),
         "guests": [
             {
                 "domain": each.domain,
@@ -324,6 +338,9 @@ def _domain_json(domain: DomainStatus, now: datetime) -> dict[str, object]:
                 "replica": each.replica,
                 "last": iso(each.last) if each.last else None,
                 "waiting_since": iso(each.next.since) if each.next else None,
+                "window_opens": _moment(
+                    each.next.at if each.next and each.next.waits_for_window(now) else None
+                ),
                 "failed": each.failed.reason if each.failed else None,
             }
             for each in domain.replicas

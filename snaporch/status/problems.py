@@ -42,7 +42,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         for policy in domain.policies:
             found += _policy(domain.name, policy, status.at - limits.grace)
         for replica in domain.replicas:
-            found += _replica(domain.name, replica, status.at - limits.replica_late)
+            found += _replica(domain.name, replica, status.at, limits.replica_late)
         found += _slow_replication(domain, status.at - limits.replica_late)
     found += _left_behind(status)
     if status.store_missing:
@@ -206,11 +206,13 @@ def _long_since(since: datetime | None, limit: datetime) -> bool:
     return since is None or since < limit
 
 
-def _replica(domain: str, replica: ReplicaStatus, limit: datetime) -> Iterator[Problem]:
+def _replica(
+    domain: str, replica: ReplicaStatus, at: datetime, late: timedelta
+) -> Iterator[Problem]:
     if replica.failed is not None:
         grade = ProblemGrade.WARNING if replica.last else ProblemGrade.CRITICAL
         yield Problem("replica-failed", grade, domain, replica.failed.reason)
-    if replica.next is not None and replica.next.since < limit:
+    if replica.next is not None and replica.next.is_late(late, at):
         text = f"replica {replica.replica} lacks the snapshots since {_utc(replica.next.since)}"
         yield Problem("replica-late", ProblemGrade.WARNING, domain, text)
 
@@ -238,7 +240,9 @@ def _source(source: SourceStatus, at: datetime, late: timedelta) -> Iterator[Pro
         every = source.every
         if every is None or (each is source.whole and reported - {""}):
             continue  # its guests are reported
-        if each.pulled is None or each.pulled + every < limit:
+        if each.pulled is None or (
+            each.pulled + every < limit and source.window.had_one(each.pulled + every, at)
+        ):
             text = f"was last pulled without a failure {_utc(each.pulled)}"
             if each.pulled is None:
                 text = "was never pulled without a failure"
@@ -266,8 +270,8 @@ def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem
     since = moment_of(holder.since) if holder else None
     if holder and since and since < limit:
         text = (
-            f"is being replicated since {_utc(since)}, and retention deletes none of its "
-            f"snapshots meanwhile; to have it continue later: kill {holder.pid}"
+            f"is being replicated since {_utc(since)}, and retention deletes only those of its "
+            f"snapshots that all replicas have; to have it continue later: kill {holder.pid}"
         )
         yield Problem("replica-slow", ProblemGrade.WARNING, domain.name, text)
 

@@ -290,7 +290,7 @@ def test_a_token_for_another_dataset_sends_nothing(unharmed):
 @pytest.mark.daily(3, "long")
 def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, newer, tmp_path):
     own = tmp_path / "pulled-vm1.toml"
-    own.write_text(block(PAGE, "[paths]"))
+    own.write_text(f'[paths]\nbundles = "{PULLED}"\n')
     here = [each for each in PULLED.glob("*/*") if not each.name.startswith(".")]
     (gone,) = [e for e in guids(copy("tank/db")) if e == pulled["db"]]
     run_of = value("snaporch:run", f"{copy('tank/db')}@{gone}")

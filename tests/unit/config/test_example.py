@@ -13,7 +13,7 @@ def test_every_option_in_it_can_be_set():
     """All of them at once: what is behind a # without a space is TOML, and what it says is true."""
     text = re.sub(r"(?m)^#(?=\S)", "", example_text())
     said = tomllib.loads(text)
-    examples = {"domain", "policy", "group", "replica", "source"}
+    examples = {"domain", "policy", "group", "replica", "source", "copies"}
     assert said.keys() == {*Config.model_fields}
     config = Config.model_validate(said)
     defaults = Config.model_validate({k: v for k, v in said.items() if k not in examples})

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.config import Config, DomainSettings, Replica, Source, load_config
+from snaporch.config import Config, Copies, DomainSettings, Replica, Source, load_config
 from snaporch.errors import ConfigError, ExitCode
 
 SAMPLES = Path(__file__).parents[2] / "config-samples"
@@ -43,6 +43,7 @@ def test_the_full_sample_sets_every_option_to_something_else():
     assert nightly.model_fields_set == set(type(nightly).model_fields) - {"every"}
     assert config.replica["offsite"].model_fields_set == set(Replica.model_fields)
     assert config.source["vm1"].model_fields_set == set(Source.model_fields)
+    assert config.copies["vm2"].model_fields_set == set(Copies.model_fields)
     for section in (config.paths, config.ram_pages, config.defaults, config.schedule, nightly.keep):
         assert section.model_fields_set == set(type(section).model_fields)
     usual = config.defaults.model_dump().items() & DomainSettings().model_dump().items()

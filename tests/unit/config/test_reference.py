@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from snaporch.config.copies import Copies
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Keep, Policy
 from snaporch.config.reference import reference
@@ -35,6 +36,7 @@ SECTIONS = (
     Group,
     Replica,
     Source,
+    Copies,
 )
 SECTIONS += (StatusOptions, MetricsOptions, NotifyOptions, EmailOptions)
 
@@ -51,7 +53,7 @@ def test_every_option_is_described(section):
 def test_every_default_and_type_is_on_the_page():
     entries = reference().count("\n### ")
     options = sum(len(section.model_fields) for section in (Config, *SECTIONS))
-    assert entries == options - 15  # these have sections of their own
+    assert entries == options - 18  # these have sections of their own
     assert (
         len(re.findall(r"(?m)^Type: .+\. (Default: `.+`|No default|Required)\.$", reference()))
         == entries

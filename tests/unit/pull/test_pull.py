@@ -1,27 +1,29 @@
 """Pulling sources: what fails stops nothing else, and is seen."""
 
 import json
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fakes.pull_case import UUID, PullCase
+from fakes.pull_case import UUID, Notes, PullCase
 
 from snaporch.config import Config
+from snaporch.config.window import ALWAYS, parse_windows
 from snaporch.errors import NotFoundError
 from snaporch.interrupt import Interrupt
-from snaporch.pull.pull import due_sources, find_sources, pull_sources
-from snaporch.pull.record import read_records
+from snaporch.pull.pull import due_sources, find_sources, pull_sources, without_windows
+from snaporch.pull.record import PullRecord, read_records, write_records
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+@dataclass
 class Context:
     """What pulling needs of a context."""
 
-    def __init__(self, config, progress):
-        self.config = config
-        self.progress = progress
-        self.interrupt = Interrupt()
+    config: Config
+    progress: Notes
+    interrupt: Interrupt = field(default_factory=Interrupt)
 
 
 @pytest.fixture
@@ -178,3 +180,77 @@ def test_guests_that_change_each_time_leave_no_records(context, case):
         case.host.answers["guests"] = json.dumps(guests).encode()
         pull(context, case)
     assert len(read_records(case.config.paths.schedule)) == 2
+
+
+BY_NIGHT, BY_DAY = (datetime(2026, 1, 1, hour).astimezone() for hour in (23, 9))
+
+
+def in_window(case, **more):
+    """The source may be pulled at night."""
+    values = {"every": timedelta(hours=1), "window": parse_windows("22:00-06:00"), **more}
+    case.settings = case.settings.model_copy(update=values)
+    config = case.config.model_copy(update={"source": {case.name: case.settings}})
+    return Context(config, case.progress)
+
+
+def test_a_source_is_due_in_its_window_only(case):
+    assert due_sources(in_window(case), BY_NIGHT) == ["vm1"]
+    assert due_sources(in_window(case), BY_DAY) == []
+    assert due_sources(in_window(case, rate_outside=3), BY_DAY) == ["vm1"]
+
+
+def test_by_hand_a_source_has_no_window_and_that_is_said(case):
+    context = in_window(case, rate=9)
+    for moment, count in ((BY_DAY, 1), (BY_NIGHT, 0)):
+        case.progress.notes.clear()
+        found = without_windows(context, ["vm1"], moment)
+        assert found.config.source["vm1"].start_window == ALWAYS
+        assert found.config.source["vm1"].rate_now() == 9
+        assert sum("by hand it has none" in note for note in case.progress.notes) == count
+
+
+def test_the_end_of_the_window_stops_a_pull_and_other_guests_come_first_then(case):
+    case.take("r1")
+    case.take("r2", 2)
+    context, order = in_window(case), []
+
+    def night(guests):
+        """Pull; the window ends once so many guests were asked for."""
+        moment = lambda: BY_DAY if len(asked) >= guests else BY_NIGHT  # noqa: E731
+        asked = []
+
+        def opened(inner, _name):
+            source, copies, puller = case.open()
+            first = source.guest
+
+            def guest(uuid, domain):
+                asked.append(domain)
+                inner.interrupt.check("vm1")
+                return first(uuid, domain)
+
+            source.guest = guest
+            return source, copies, puller
+
+        done = [*pull_sources(context, ["vm1"], opened, moment)]
+        order.append(asked)
+        return [each.result.domain for each in done if each.result]
+
+    first = night(1)
+    assert first == []
+    assert any("the next one continues" in note for note in case.progress.notes)
+    record = read_records(case.config.paths.schedule)
+    assert [each.pulled for each in record.values()] == [None]
+    assert due_sources(context, BY_NIGHT + timedelta(days=1)) == ["vm1"]
+    assert night(9) == [*{"web", "db"} - {*order[0]}, *order[0]]
+
+
+def test_sources_that_were_served_last_come_last(case, tmp_path):
+    context = in_window(case)
+    both = {"vm0": case.settings, "vm1": case.settings}
+    context.config = context.config.model_copy(update={"source": both})
+    earlier = BY_NIGHT - timedelta(hours=9)
+    for served, expected in (("vm0", ["vm1", "vm0"]), ("vm1", ["vm0", "vm1"])):
+        records = {f"{each}/u": PullRecord("web", tried=earlier) for each in both}
+        records[f"{served}/u"] = PullRecord("web", tried=earlier + timedelta(hours=2))
+        write_records(case.config.paths.schedule, records)
+        assert due_sources(context, BY_NIGHT) == expected

@@ -10,7 +10,7 @@ from snaporch.errors import InterruptedRunError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.stall_detector import StallDetector
-from snaporch.replication.transfer import Transfers
+from snaporch.replication.transfer import RateChangedError, Transfers
 
 SLOW_TO_END = """#!/bin/sh
 (trap 'sleep 1; touch {place}/ended; exit' TERM
@@ -51,6 +51,19 @@ def test_a_stalled_transfer_is_ended_and_reported():
 
 def test_a_transfer_that_moves_data_may_take_long():
     assert transfers().run(["sleep", "0.5"], through=0, size=0) == (0, [])
+
+
+def test_another_rate_ends_a_transfer_that_has_one(tmp_path):
+    """Its caller begins it again, where the replica has recorded its position."""
+    rates = [5, 5, 2]
+    heard = Heard()
+    there = Transfers("nas", "nas", Interrupt(), heard, lambda: rates.pop(0) if rates[1:] else 2)
+    began = time.monotonic()
+    with pytest.raises(RateChangedError):
+        there.run(["sleep", "1000"], through=0, size=0, rate=5)
+    assert time.monotonic() - began < 60
+    assert rates == [2]
+    assert there.run(["sleep", "0.5"], through=0, size=0) == (0, [])  # it has no limit
 
 
 def test_bytes_are_reported_while_they_go_through_a_command(tmp_path):

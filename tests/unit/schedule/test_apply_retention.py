@@ -83,6 +83,32 @@ def test_snapshots_are_not_deleted_while_they_are_copied(scheduled):
     assert [domain for domain, _ in clean_up(scheduled).deleted] == ["web"]
 
 
+def test_what_no_replication_needs_is_deleted_while_one_runs(scheduled):
+    """It may take days: each replica has all of it, and a newer one to continue from."""
+    old, middle, *_ = records = scheduled.hours_ago(4, 3, 2, 1)
+    place = {"host": "nas", "dataset": "backup", "bundles": "/backup/nas"}
+    hourly = {"every": "1h", "keep": {"last": 1}}
+    scheduled.configure(
+        policy={"hourly": hourly}, defaults={"policies": ["hourly"]}, replica={"nas": place}
+    )
+    pool = scheduled.world.pool
+    runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
+    with domain_lock(runtime, "web", name, "replicate", wait=0, interrupt=Interrupt()):
+        assert clean_up(scheduled).deleted == []  # no replica is known to have anything
+        for record in records[:2]:
+            full = f"tank/web@{record.snapshot}"
+            pool.set_properties([full], {"snaporch:replicated": "nas"})
+            pool.bookmark(full, f"snaporch-nas-{record.run}")
+        assert clean_up(scheduled).deleted == []  # its transfer may begin at the oldest bookmark
+        pool.destroy_bookmark(f"tank/web#snaporch-nas-{old.run}")
+        done = clean_up(scheduled)
+        assert [verdict.taken.run for _, verdict in done.deleted] == [old.run]
+        assert done.busy == ["web"]
+    assert middle.run in remaining(scheduled)
+    with domain_lock(runtime, "web", name, "send", wait=0, interrupt=Interrupt()):
+        assert clean_up(scheduled).deleted == []
+
+
 def test_kept_snapshots_stay_even_without_their_hold(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     pool = scheduled.world.pool

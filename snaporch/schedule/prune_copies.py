@@ -1,0 +1,332 @@
+"""Destroys old copies on the machine that holds them, and prunes their bundles.
+
+:mod:`snaporch.schedule.copies_retention` decides. A copy counts by its bundle, whose manifest names
+the snapshots by dataset and GUID, and by ``copy.json``, which names the dataset of the copies. What
+no bundle names is never destroyed, and no lock is needed: what arrives meanwhile is newer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.store import BundleStore, copy_name
+from snaporch.catalog.records import COPY, by_dataset, genuine, is_marked
+from snaporch.catalog.torn import is_torn
+from snaporch.config import Config, Copies
+from snaporch.errors import SnaporchError, UnavailableError
+from snaporch.model import (
+    BundleState,
+    Level,
+    PoolSnapshot,
+    VerificationResult,
+)
+from snaporch.private_files import private_directory
+from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
+from snaporch.prune.prune import PruneResult, prune
+from snaporch.prune.scan import scan_store
+from snaporch.schedule.copies_retention import (
+    CopiedRun,
+    CopyDecision,
+    decide_copies,
+    newest_of_each,
+)
+from snaporch.schedule.recurrence import read_zone_again, zone_of
+from snaporch.schedule.retention import FUTURE
+from snaporch.verify.copy_results import CopyResult, CopyResults
+from snaporch.zfs import MountedError, Pool
+
+_MARK = "pruned-copies"
+"""A file whose mtime is the time of the last daily prune of copies."""
+_DAY_SECONDS = 86_400
+
+
+def prune_copies(
+    config: Config,
+    pool: Pool,
+    *,
+    domain: str | None = None,
+    dry_run: bool = False,
+    stopped: Callable[[], bool] = lambda: False,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> PruneResult:
+    """Destroy the copies that no rule keeps, and prune the bundles of all copies with retention.
+
+    A failure of one section of the configuration does not stop the others.
+
+    Args:
+        config: has the sections, and the times that the trash stays.
+        pool: ZFS.
+        domain: name or UUID of the only domain whose copies are pruned; all when ``None``.
+        dry_run: decide, and change nothing.
+        stopped: whether to stop before the next copy; the rest is left to the next prune.
+        now: the clock.
+    """
+    done = PruneResult()
+    if config.pruned_copies:
+        read_zone_again()
+    for name, copies in config.pruned_copies.items():
+        pruning = _Pruning(config, pool, name, copies, domain, stopped, now)
+        try:
+            pruning.run(done, dry_run=dry_run)
+        except SnaporchError as error:
+            done.failures.append(error)
+    return done
+
+
+def prune_copies_daily(config: Config, pool: Pool, stopped: Callable[[], bool]) -> PruneResult:
+    """Prune the copies if the last daily prune of copies is a day old.
+
+    It runs once a day even if it fails: errors are reported, and retried the next day.
+
+    Args:
+        config: has the sections.
+        pool: ZFS.
+        stopped: see :func:`prune_copies`.
+    """
+    mark = config.paths.schedule / _MARK
+    if not config.pruned_copies or stopped() or not is_a_day_old(mark):
+        return PruneResult()
+    with suppress(OSError):
+        private_directory(mark.parent)
+        mark.touch(mode=0o600)
+    return prune_copies(config, pool, stopped=stopped)
+
+
+def is_a_day_old(mark: Path) -> bool:
+    """Whether a file was touched a day ago; also if it is from the future: the clock was set back.
+
+    Also if it does not exist.
+    """
+    try:
+        return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
+    except OSError:
+        return True
+
+
+@dataclass
+class _Pruning:
+    """The prune of one section."""
+
+    config: Config
+    pool: Pool
+    name: str
+    copies: Copies
+    domain: str | None
+    stopped: Callable[[], bool]
+    now: Callable[[], datetime]
+    _gone: list[str] = field(default_factory=list)
+
+    def run(self, done: PruneResult, *, dry_run: bool) -> None:
+        """Prune the section.
+
+        Raises:
+            SnaporchError: its place is not there, or cannot be read; nothing was destroyed.
+        """
+        self._check_place()
+        decisions = self._decide()
+        if not dry_run and any(each.delete for each in decisions):
+            decisions = self._agreed(decisions)
+        sizes = self.pool.sizes([m.full_name for each in decisions for m in each.run.members])
+        for decision in decisions:
+            if self.domain not in (None, decision.run.domain, decision.run.uuid):
+                continue
+            if self.stopped():
+                return
+            found = self._carry_out(decision, sizes, done, dry_run=dry_run)
+            done.decisions.append(found)
+        paths = self.config.paths.model_copy(update={"bundles": Path(self.copies.bundles)})
+        pruned = prune(
+            self.config.model_copy(update={"paths": paths}),
+            self.pool,
+            domain=self.domain,
+            dry_run=dry_run,
+            without=self._gone if dry_run else (),
+            stopped=self.stopped,
+            with_pages=False,
+        )
+        done.decisions += pruned.decisions
+        done.failures += pruned.failures
+
+    def _check_place(self) -> None:
+        bundles, root = Path(self.copies.bundles), self.copies.dataset
+        step = "is its file system mounted, and its pool imported?"
+        if not bundles.is_dir():
+            raise UnavailableError(f"{self.name}: {bundles}", "is no directory", step)
+        if all(each.name != root for each in self.pool.datasets()):
+            raise UnavailableError(f"{self.name}: {root}", "there is no such dataset", step)
+
+    def _decide(self) -> list[CopyDecision]:
+        """The decisions, by what is there now. The bundles are listed first, as by ``prune``."""
+        items = scan_store(Path(self.copies.bundles))
+        view = self.pool.policy_view()
+        root = self.copies.dataset
+        there = [each for each in view.snapshots if each.dataset.rpartition("/")[0] == root]
+        results = CopyResults(self.config.paths.schedule)
+        runs = copied_runs(
+            items,
+            self.copies,
+            there,
+            view.pinned,
+            lambda uuid: results.of_domain(self.name, uuid),
+        )
+        zone, keep = zone_of(self.config), self.copies
+        return decide_copies(runs, there, keep.keep, keep.keep_all, self.now(), zone)
+
+    def _agreed(self, decisions: Sequence[CopyDecision]) -> list[CopyDecision]:
+        """Decide again: only copies on which two listings agree are destroyed."""
+        before = {each.run.key: each.run.members for each in decisions if each.delete}
+        agreed = []
+        for each in self._decide():
+            changed = each.delete and before.get(each.run.key) != each.run.members
+            reason = "changed at this moment; the next prune decides" if changed else each.reason
+            agreed.append(CopyDecision(each.run, each.delete and not changed, reason))
+        return agreed
+
+    def _carry_out(
+        self,
+        decision: CopyDecision,
+        sizes: Mapping[str, tuple[int, int]],
+        done: PruneResult,
+        *,
+        dry_run: bool,
+    ) -> PruneDecision:
+        run = decision.run
+        names = [each.full_name for each in run.members]
+        item = StoreItem(
+            ItemKind.COPY,
+            Path(self.copies.dataset),
+            run.uuid,
+            run.run,
+            bytes=sum(sizes[name][0] for name in names if name in sizes),
+            domain=run.domain,
+            snapshot=run.snapshot,
+        )
+        action, reason = PruneAction.KEEP, decision.reason
+        if decision.delete:
+            try:
+                if not dry_run:
+                    reason = self._destroy(run, reason)
+                action = PruneAction.DELETE if reason == decision.reason else action
+            except MountedError as error:
+                reason = error.reason
+            except SnaporchError as error:
+                done.failures.append(error)
+                reason = f"cannot be destroyed: {error.reason}"
+        if action is PruneAction.DELETE:
+            self._gone += names
+        usual = not decision.delete and decision.reason != FUTURE
+        return PruneDecision(item, action, reason, usual)
+
+    def _destroy(self, run: CopiedRun, reason: str) -> str:
+        """Destroy the copies of a run, if they still are what was decided about.
+
+        Returns:
+            The reason; another one if they were not destroyed.
+        """
+        datasets = sorted({each.dataset for each in run.members})
+        there = self.pool.snapshots(datasets)
+        newest = newest_of_each(there)
+        current = {each.full_name: each.guid for each in there}
+        for each in run.members:
+            if current.get(each.full_name) != each.guid or each.full_name in newest:
+                return "changed at this moment; the next prune decides"
+        self.pool.destroy_snapshots([each.full_name for each in run.members])
+        return reason
+
+
+def copied_runs(
+    items: Iterable[StoreItem],
+    copies: Copies,
+    there: Sequence[PoolSnapshot],
+    pinned: Mapping[str, str],
+    results_of: Callable[[str], Mapping[str, CopyResult]],
+) -> list[CopiedRun]:
+    """The runs whose bundles are here, by their manifests.
+
+    Args:
+        items: of the store, without those that prune cannot decide about.
+        copies: where the copies are.
+        there: all snapshots below the dataset of the copies.
+        pinned: by a snapshot's full name, why it cannot be destroyed.
+        results_of: the recorded results of verifying the copies of a domain, by its UUID.
+    """
+    store = BundleStore(Path(copies.bundles))
+    of_dataset = {
+        dataset: {each.guid: each for each in genuine(own)}
+        for dataset, own in by_dataset(there).items()
+    }
+    found = []
+    results: dict[str, Mapping[str, CopyResult]] = {}
+    for item in items:
+        if item.kind is not ItemKind.BUNDLE or item.problem:
+            continue
+        if any(e.dataset.rpartition("/")[0] != copies.dataset for e in item.references):
+            continue  # of the machine's own, or of copies elsewhere
+        if item.uuid not in results:
+            results[item.uuid] = results_of(item.uuid)
+        found.append(_run(store, item, copies.dataset, of_dataset, pinned, results[item.uuid]))
+    return found
+
+
+def _run(
+    store: BundleStore,
+    item: StoreItem,
+    root: str,
+    of_dataset: Mapping[str, Mapping[int, PoolSnapshot]],
+    pinned: Mapping[str, str],
+    results: Mapping[str, CopyResult],
+) -> CopiedRun:
+    """The run of a bundle, with those of its copies that exist."""
+    state, manifest = store.state(f"{item.uuid}/{item.name}")
+    wanted = [(each.dataset, each.name, each.guid) for each in item.references]
+    pages = manifest.pages if manifest else None
+    if pages is not None:
+        wanted.append((f"{root}/{copy_name(pages.dataset)}", pages.name, pages.guid))
+    members = []
+    for dataset, name, guid in wanted:
+        found = of_dataset.get(dataset, {}).get(guid)
+        if found is not None and found.name == name and COPY in found.properties:
+            members.append(found)
+    disks = [each for each in members if "ram" not in each.properties]
+    is_whole = len(members) == len(wanted) > 0 and state is BundleState.COMPLETE
+    is_whole &= manifest is not None and manifest.level is not Level.TORN
+    result = results.get(f"{item.uuid}/{item.name}@{item.snapshot}")
+    return CopiedRun(
+        uuid=item.uuid,
+        run=item.name,
+        domain=item.domain,
+        snapshot=item.snapshot,
+        members=tuple(members),
+        is_whole=is_whole and not any(map(is_torn, members)),
+        by_policy=bool(disks) and all(map(_is_of_policy, disks)),
+        good_ram=is_whole and manifest is not None and manifest.level is Level.RAM,
+        passed=_passed(disks, result),
+        pinned=_pin(members, pinned),
+        group_run=next((g for each in disks if (g := each.properties.get("group", ""))), ""),
+    )
+
+
+def _is_of_policy(member: PoolSnapshot) -> bool:
+    return is_marked(member, member.properties.get("retention", ""))
+
+
+def _passed(members: Iterable[PoolSnapshot], result: CopyResult | None) -> bool | None:
+    """Whether the last verification passed: of the copy itself, or else that of the original."""
+    if result is not None and result.absent is None:
+        return result.passed
+    texts = {each.properties.get("verified") for each in members}
+    verified = VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
+    return verified.passed if verified else None
+
+
+def _pin(members: Iterable[PoolSnapshot], pinned: Mapping[str, str]) -> str:
+    """Why one of the copies may not be destroyed; empty if nothing is known."""
+    for each in members:
+        if reason := pinned.get(each.full_name, "kept" if "kept" in each.properties else ""):
+            return reason
+    return ""
