@@ -100,6 +100,7 @@ def fill(directory):
     assert "No space" in outcome.err
 
 
+@pytest.mark.daily(2, "long")
 def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
     """QEMU pauses a guest that it cannot write for; the run must bring it back."""
     with (
@@ -121,6 +122,7 @@ def test_no_space_for_what_the_guest_writes_to_its_overlay(guest, tmp_path):
         assert_clean(guest)
 
 
+@pytest.mark.daily(2, "long")
 def test_no_space_for_overlays_and_killed(guest, tmp_path):
     with (
         small_disk(OVERLAYS, tmp_path / "disk"),
@@ -141,6 +143,7 @@ def test_no_space_for_overlays_and_killed(guest, tmp_path):
         assert_clean(guest)
 
 
+@pytest.mark.daily(2, "long")
 def test_no_space_in_the_pool_for_the_commit(guest, tmp_path):
     """The guest continues on its overlay, which holds what the dataset has no room for."""
     (dataset,) = [name for name in guest.datasets() if name.startswith("tank/")]
@@ -192,6 +195,7 @@ def test_no_space_in_the_bundle_store_when_it_is_sealed(guest, tmp_path, way):
         assert_clean(guest)
 
 
+@pytest.mark.daily(2, "long")
 def test_a_bundle_store_that_cannot_be_written(guest, tmp_path):
     before = zfs_snapshots()
     with small(BUNDLES, "ro"):
@@ -239,6 +243,7 @@ def test_the_clock_jumps(guest, tmp_path, way, days):
 DEADLINE = 'ram_strategy = "{}"\nfreeze_deadline = "3s"'
 
 
+@pytest.mark.daily(2, "long")
 @pytest.mark.timeout(200)
 def test_a_run_that_is_stopped_when_qemu_pauses_its_guest_for_the_end_of_ram(guest, tmp_path):
     settings = DEADLINE.format("manual")
@@ -287,6 +292,7 @@ def is_released(guest):
     return guest.state() == "running" and not on_overlays
 
 
+@pytest.mark.daily(2, "long")
 def test_an_agent_that_never_answers(tmp_path):
     silent = Guest.create(
         "silent",

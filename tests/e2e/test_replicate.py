@@ -210,6 +210,7 @@ def test_after_a_restore_the_replica_keeps_what_it_has_and_says_so(guests):
     assert replicate(guest)["arrived"] == [new]
 
 
+@pytest.mark.daily(1, "long")
 def test_a_failure_of_what_is_due_is_reported_until_it_is_fixed(guests, there):
     guest = guests["plain"]
     take(guest)

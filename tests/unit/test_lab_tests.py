@@ -14,7 +14,7 @@ LAB = """#!/bin/sh
 # A lab that is a process of its runner.
 exec 9>"{alive}"
 echo begun >&9
-sleep 600 &
+sleep 60 &
 wait
 """
 
@@ -50,5 +50,5 @@ def test_a_signal_ends_the_labs_and_begins_no_more(checkout, number):
     ):
         assert alive.readline() == "begun\n"
         process.send_signal(number)
-        assert process.wait(60) == 128 + number
+        assert process.wait(30) == 128 + number
         assert alive.read() == ""  # the runner and its lab have ended, and no other has begun
