@@ -3,12 +3,13 @@
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Keep, Policy
-from snaporch.config.replica import Replica
+from snaporch.config.replica import AnyReplica, Replica, ResticReplica
 from snaporch.config.schema import Config, DomainSettings, Paths, Schedule
 from snaporch.config.source import Source
 
 __all__ = [
     "DEFAULT_PATH",
+    "AnyReplica",
     "Config",
     "DomainSettings",
     "EmailOptions",
@@ -18,6 +19,7 @@ __all__ = [
     "Paths",
     "Policy",
     "Replica",
+    "ResticReplica",
     "Schedule",
     "Source",
     "StatusOptions",

@@ -6,9 +6,18 @@ import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Strict,
+    Tag,
+    model_validator,
+)
 
 from snaporch.zfs_names import is_dataset
 
@@ -59,10 +68,14 @@ Directory = Annotated[Path, AfterValidator(_directory)]
 
 
 class Replica(BaseModel):
-    """Where snapshots and bundles are copied to."""
+    """Where snapshots and bundles are copied to: a pool of another machine, or of this one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    engine: Literal["zfs"] = Field(
+        default="zfs",
+        description="How copies are stored: `zfs` in a pool, `restic` as the next section says.",
+    )
     host: Annotated[str, AfterValidator(host_name)] = Field(
         default="",
         description="The other machine, as ssh knows it (`root@nas`, or a name from its "
@@ -108,6 +121,85 @@ class Replica(BaseModel):
         if are_nested(self.bundles, other.bundles):
             return "bundles, or one has them inside the other's"
         return ""
+
+
+def _repository(text: str) -> str:
+    if not text.isprintable() or text.startswith("-"):
+        raise ValueError(
+            "must be a repository as restic knows it, such as 's3:https://HOST/BUCKET'"
+        )
+    if re.match(r"[a-z0-9]+:(https?://)?[^/@]*:[^/@]*@", text):
+        raise ValueError("must not have a password: put RESTIC_REPOSITORY into environment_file")
+    if ":" not in text and not text.startswith("/"):
+        raise ValueError("must begin with 's3:', 'rest:', 'sftp:' or another of restic's, or '/'")
+    return text
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError("must be an absolute path, without '..'")
+    return path
+
+
+class ResticReplica(BaseModel):
+    """Where snapshots and bundles are copied to: a repository of restic, such as object storage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    engine: Literal["restic"] = Field(description="`restic`.")
+    repository: Annotated[str, AfterValidator(_repository)] = Field(
+        default="",
+        description="The repository as restic knows it: `s3:https://HOST/BUCKET/PATH`, "
+        "`rest:https://HOST/PATH/`, `sftp:USER@HOST:/PATH` or a directory. Each host needs one of "
+        "its own. It must exist: `restic init`. Empty if `environment_file` sets "
+        "`RESTIC_REPOSITORY`, which may contain a password.",
+    )
+    password_file: Annotated[Path, Strict(strict=False), AfterValidator(_absolute)] = Field(
+        description="File with the repository's password; only root may read it. Without the "
+        "password no copy can be read: keep it elsewhere, too.",
+    )
+    environment_file: Annotated[str, AfterValidator(lambda text: str(_absolute(Path(text))))] = (
+        Field(
+            default="",
+            description="File with lines such as `AWS_ACCESS_KEY_ID=…` for restic; only root may "
+            "read it. Empty for none.",
+        )
+    )
+    chain: int = Field(
+        default=30,
+        ge=0,
+        le=1000,
+        description="How many increments follow a full copy of a dataset; then another full copy "
+        "begins a new chain. A restore reads a whole chain up to its snapshot.",
+    )
+    rate: int = Field(
+        default=0, ge=0, le=1 << 20, description="Most MiB a second that are sent; 0 for no limit."
+    )
+
+    @model_validator(mode="after")
+    def _has_repository(self) -> ResticReplica:
+        if not self.repository and not self.environment_file:
+            raise ValueError("names neither repository, nor environment_file that could set it")
+        return self
+
+    def shared_with(self, other: ResticReplica) -> str:
+        """What two replicas would both write to; empty if nothing, or if that is not known."""
+        return "repository" if self.repository and self.repository == other.repository else ""
+
+
+ENGINE = "engine "
+"""With this begins the step in pydantic's ``loc`` that is no key of the file."""
+
+
+def _engine(section: object) -> str:
+    engine = section.get("engine") if isinstance(section, dict) else getattr(section, "engine", "")
+    return f"{ENGINE}restic" if engine == "restic" else f"{ENGINE}zfs"
+
+
+AnyReplica = Annotated[
+    Annotated[Replica, Tag(f"{ENGINE}zfs")] | Annotated[ResticReplica, Tag(f"{ENGINE}restic")],
+    Discriminator(_engine),
+]
 
 
 def are_nested(one: Path, other: Path) -> bool:

@@ -6,7 +6,7 @@ import pytest
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Keep, Policy
 from snaporch.config.reference import reference
-from snaporch.config.replica import Replica
+from snaporch.config.replica import Replica, ResticReplica
 from snaporch.config.schema import (
     Config,
     DomainSettings,
@@ -34,6 +34,7 @@ SECTIONS = (
     Keep,
     Group,
     Replica,
+    ResticReplica,
     Source,
 )
 SECTIONS += (StatusOptions, MetricsOptions, NotifyOptions, EmailOptions)
