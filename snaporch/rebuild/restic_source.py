@@ -142,7 +142,9 @@ class ResticSource:
             size=record.bytes,
         )
         if status != 0:
-            raise ReplicaError(thing, f"did not come back: {restic_reason(lines)}", _DAMAGED)
+            raise ReplicaError(
+                thing, f"did not come back: {restic_reason(lines, reads=True)}", _DAMAGED
+            )
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See the protocol."""

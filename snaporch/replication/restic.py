@@ -33,6 +33,8 @@ _MAX_BYTES = 1 << 16
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CHECK_SECONDS = 120
 _RECORD_FILE = "/record"
+_OF_RESTIC = ("Fatal: ", "cannot dump file")
+"""With these begins a line of restic that says why it failed."""
 
 
 class ResticRepository:
@@ -172,14 +174,17 @@ def new_upload() -> str:
     return secrets.token_hex(16)
 
 
-def restic_reason(lines: Sequence[str]) -> str:
-    """The reason of a failure, from the output of restic and of what writes to it or reads it."""
-    fatal = [line.removeprefix("Fatal: ") for line in lines if line.startswith("Fatal: ")]
-    own = [line for line in lines if line.startswith("snaporch: ")]
-    dump = [line for line in lines if line.startswith("cannot dump file")]
-    return (
-        dump or ([reason_of_receiver(own)] if own else fatal or [*lines][-1:]) or ["no output"]
-    )[0]
+def restic_reason(lines: Sequence[str], *, reads: bool = False) -> str:
+    """The reason of a failure, from the output of restic and of the command at its other side.
+
+    Args:
+        lines: not empty ones.
+        reads: restic is the first command, and the others fail because it does; otherwise the last.
+    """
+    said = [line.removeprefix("Fatal: ") for line in lines if line.startswith(_OF_RESTIC)]
+    own = [reason_of_receiver([line]) for line in lines if line.startswith("snaporch: ")]
+    found = [*said, *own] if reads else [*own, *said]
+    return [*found, *[*lines][-1:], "no output"][0]
 
 
 def read_secret(path: Path) -> str:

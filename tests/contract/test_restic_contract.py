@@ -101,5 +101,8 @@ def test_damage_is_found_by_reading_and_storing_again_does_not_repair_it(restic)
     done = restic.dump("latest", "/x", "--tag", "a")
     assert done.returncode != 0
     assert b"ciphertext verification failed" in done.stderr
+    assert any(
+        line.startswith((b"Fatal: ", b"cannot dump file")) for line in done.stderr.splitlines()
+    )
     assert restic.backup(data, "b").returncode == 0
     assert restic.dump("latest", "/x", "--tag", "b").returncode != 0

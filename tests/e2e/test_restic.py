@@ -123,7 +123,8 @@ def test_a_lost_guest_comes_back_and_damage_is_found_before_anything_is_here(rep
         outcome = snaporch("rebuild", guest.name, *WORDS[:-1])
         one_line_error(outcome, 8, "did not come back", "ciphertext verification failed")
         assert run("virsh", "dominfo", guest.name).status != 0
-        assert not any(run("zfs", "list", dataset).status == 0 for dataset in DATASETS)
+        assert run("zfs", "list", DATASETS[0]).status != 0
+        assert run("zfs", "get", "-Ho", "value", "volmode", DATASETS[1]).out in ("", "none\n")
         assert not (BUNDLES / uuid).exists()
         repair()
 

@@ -160,14 +160,16 @@ def test_no_command_line_has_a_secret(place, secret, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("lines", "reason"),
+    ("lines", "reads", "reason"),
     [
-        (["warning", "Fatal: no server", "hint"], "no server"),
-        (["Fatal: empty", "snaporch: the stream: ends"], "the stream: ends"),
-        (["cannot dump file: damage", "snaporch: the stream: ends"], "cannot dump file: damage"),
-        (["cannot receive: no space"], "cannot receive: no space"),
-        ([], "no output"),
+        (["warning", "Fatal: no server", "hint"], False, "no server"),
+        (["Fatal: empty", "snaporch: the stream: ends"], False, "the stream: ends"),
+        (["snaporch: the stream: ends", "Fatal: damage"], True, "damage"),
+        (["snaporch: the stream: ends", "cannot dump file: x"], True, "cannot dump file: x"),
+        (["snaporch: the stream: ends", "cannot receive: x"], True, "the stream: ends"),
+        (["cannot receive: no space"], True, "cannot receive: no space"),
+        ([], False, "no output"),
     ],
-)  # fmt: skip
-def test_the_reason_of_a_failure(lines, reason):
-    assert restic_reason(lines) == reason
+)
+def test_the_reason_of_a_failure(lines, reads, reason):
+    assert restic_reason(lines, reads=reads) == reason
