@@ -5,9 +5,12 @@ import os
 import shutil
 import subprocess
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from fakes import restic as fake
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "object-storage.md"
 
 
 class Restic:
@@ -16,7 +19,7 @@ class Restic:
     def __init__(self, command, place):
         self._command, self.place = command, place
         (place / "password").write_text("open sesame\n")
-        self._variables = {
+        self.variables = {
             "RESTIC_REPOSITORY": str(place / "repository"),
             "RESTIC_PASSWORD_FILE": str(place / "password"),
             "RESTIC_CACHE_DIR": str(place / "cache"),
@@ -24,7 +27,7 @@ class Restic:
         assert self.run("init").returncode == 0
 
     def run(self, *words, data=None, **variables):
-        given = {**os.environ, **self._variables, **variables}
+        given = {**os.environ, **self.variables, **variables}
         return subprocess.run(
             [self._command, *words], input=data, capture_output=True, check=False, env=given
         )
@@ -106,3 +109,16 @@ def test_damage_is_found_by_reading_and_storing_again_does_not_repair_it(restic)
     )
     assert restic.backup(data, "b").returncode == 0
     assert restic.dump("latest", "/x", "--tag", "b").returncode != 0
+
+
+@pytest.mark.lab
+def test_a_chain_is_deleted_by_the_command_of_the_page(tmp_path):
+    restic = Restic(shutil.which("restic"), tmp_path)
+    for tag in ("chain=tank/a b@1", "chain=tank/a b@1", "chain=tank/a b@2"):
+        assert restic.backup(b"x", tag).returncode == 0
+    text = PAGE.read_text()
+    (line,) = (each for each in text.splitlines() if each.startswith("restic snapshots --json"))
+    script = f"tag='chain=tank/a b@1'\n{line}\n"
+    environment = {**os.environ, **restic.variables}
+    subprocess.run(["bash", "-ec", script], check=True, capture_output=True, env=environment)
+    assert [each["tags"] for each in restic.listed()] == [["chain=tank/a b@2"]]
