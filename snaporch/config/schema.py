@@ -384,11 +384,6 @@ class Config(_Section):
         """The replicas that are pools, by name."""
         return {name: each for name, each in self.replica.items() if isinstance(each, Replica)}
 
-    @property
-    def only_pulls(self) -> bool:
-        """Whether this machine copies guests of other hosts, and has nothing to do with its own."""
-        return bool(self.source) and not (self.policy or self.group or self.domain or self.replica)
-
     @model_validator(mode="after")
     def _replicas_exist(self) -> Config:
         for name, policy in self.policy.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from snaporch.bundle.store import copy_name
@@ -14,20 +14,19 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.pull.offered import MAX_DATASETS, MAX_SNAPSHOTS, OfferedDataset
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.mark_rules import decide_marks
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_limits import LimitedStream
-from snaporch.replication.receiver import INHERITED
+from snaporch.replication.receiver import INHERITED, AppendableCopies
 from snaporch.replication.remote_output import AGAIN
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX
 from snaporch.zfs.pulled import Counts
-from snaporch.zfs.received import Readable
 
 _OPTIONS = {DatasetKind.FILESYSTEM: ("-o", "canmount=noauto"), DatasetKind.VOLUME: ()}
 """Of ``zfs receive``: no boot mounts a copy, also when its mount point is changed."""
 
 
-class Pulled(Protocol):
+class Pulled(AppendableCopies, Protocol):
     """ZFS on this machine; :class:`~snaporch.zfs.pulled.PulledZfs` is the real one."""
 
     def exists(self, dataset: str) -> bool:
@@ -38,29 +37,6 @@ class Pulled(Protocol):
 
     def counts(self, dataset: str) -> Counts:
         """How much is below the dataset of all copies."""
-
-    def values(self, dataset: str, properties: Collection[str]) -> dict[str, str]:
-        """The values of properties of ZFS's own."""
-
-    def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
-        """The snapshots of those of the datasets that exist, oldest first."""
-
-    def append(
-        self, snapshot: str, header: bytes, rest: Readable, options: Collection[str] = ()
-    ) -> None:
-        """Receive a snapshot."""
-
-    def discard_partial(self, dataset: str) -> None:
-        """Discard the part of an interrupted transfer."""
-
-    def policies(self, datasets: Sequence[str]) -> dict[str, str]:
-        """The policies of datasets."""
-
-    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
-        """Set user properties."""
-
-    def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
-        """Remove user properties."""
 
 
 class LocalCopies:

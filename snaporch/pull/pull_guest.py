@@ -25,10 +25,10 @@ from snaporch.pull.offered import OfferedDataset, OfferedGuest
 from snaporch.pull.send_request import MAX_FILES
 from snaporch.pull.source import PullSource
 from snaporch.replication.interface import ReplicaError, readable
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_request import SentFile, parse_request, request_command
 from snaporch.replication.receive_request import Verb as ReceiveVerb
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PoolError
 

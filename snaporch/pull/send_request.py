@@ -8,19 +8,17 @@ read.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 from snaporch.bundle.store import RUN_NAME, UUID_NAME
 from snaporch.errors import RefusedError
-from snaporch.replication.needed_streams import NO_TOKEN, is_token
-from snaporch.replication.request_command import checked_text, command_of, split_command
+from snaporch.replication.request_command import RequestProtocol, checked_text
+from snaporch.replication.resume_transfer import NO_TOKEN, is_token
 from snaporch.zfs_names import is_dataset, quoted
 
-PROTOCOL = "snaporch-source 1"
-"""The first words of each request; the number changes when an older source would err."""
 MAX_FILES = 64
 """Of a bundle."""
 MAX_GUID = (1 << 64) - 1
@@ -63,35 +61,6 @@ class Request:
     """Continues an interrupted stream."""
     run: str = ""
     files: tuple[WantedFile, ...] = ()
-
-
-def request_command(verb: Verb, values: Mapping[str, object]) -> str:
-    """The command of ssh that asks for something.
-
-    Args:
-        verb: what is asked for.
-        values: its values, by the names of the fields of :class:`Request`.
-    """
-    return command_of(PROTOCOL, verb, values)
-
-
-def parse_request(command: str | None) -> Request:
-    """Check a request.
-
-    Args:
-        command: ``SSH_ORIGINAL_COMMAND``; None if ssh was given no command.
-
-    Raises:
-        RefusedError: it is anything but a valid request.
-    """
-    name, values = split_command(_THING, PROTOCOL, command)
-    verb = next((each for each in Verb if name == each), None)
-    if verb is None:
-        raise _refused(f"{quoted(name)} is no request")
-    wanted = _VALUES[verb]
-    if values.keys() != set(wanted):
-        raise _refused(f"{verb} needs exactly these values: {', '.join(wanted) or 'none'}")
-    return Request(verb, **{key: _CHECKS[key](value) for key, value in values.items()})
 
 
 def _refused(reason: str) -> RefusedError:
@@ -153,3 +122,5 @@ _VALUES: dict[Verb, tuple[str, ...]] = {
     Verb.STREAM: ("uuid", "dataset", "guid", "base", "token"),
     Verb.BUNDLE: ("uuid", "run", "files"),
 }
+_PROTOCOL = RequestProtocol(_THING, "snaporch-source 1", _VALUES, _CHECKS, Request)
+request_command, parse_request = _PROTOCOL.command, _PROTOCOL.parse

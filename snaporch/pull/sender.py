@@ -25,7 +25,8 @@ from snaporch.pull.send_request import Request, Verb, WantedFile
 from snaporch.remote_host import LIMIT_SECONDS
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.marks import COPIED, OF_PAGES
-from snaporch.replication.needed_streams import NO_TOKEN, RAW, Originals, token_refusal
+from snaporch.replication.needed_streams import RAW, Originals
+from snaporch.replication.resume_transfer import NO_TOKEN, token_refusal
 from snaporch.replication.transfer import expected_bytes
 from snaporch.zfs import Bookmark, Pool, PoolError
 

@@ -19,7 +19,7 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.rebuild.allowed_networks import HostNetworks
 from snaporch.rebuild.host_networks import read_host_networks
 from snaporch.remote_host import CommandError, Host
-from snaporch.replication.needed_streams import NO_TOKEN
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs import REBUILD_PROPERTY, Pool
 
 IMAGES = Path("/var/lib/libvirt/images")
@@ -44,7 +44,7 @@ class LocalState(NamedTuple):
 
     exists: bool
     token: str
-    """Continues an interrupted transfer; :data:`~snaporch.replication.needed_streams.NO_TOKEN`
+    """Continues an interrupted transfer; :data:`~snaporch.replication.resume_transfer.NO_TOKEN`
     without one."""
     snapshots: tuple[PoolSnapshot, ...]
     """Oldest first."""

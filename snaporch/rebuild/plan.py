@@ -20,7 +20,7 @@ from snaporch.model import DatasetKind, Level, PoolSnapshot
 from snaporch.rebuild.local_datasets import Local, LocalState
 from snaporch.rebuild.replica_source import Source
 from snaporch.replication.interface import BundleCopy
-from snaporch.replication.needed_streams import NO_TOKEN
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs_names import is_dataset
 
 Copies = Mapping[str, Sequence[PoolSnapshot]]

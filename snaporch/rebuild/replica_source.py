@@ -21,11 +21,12 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.remote_host import Host
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable
-from snaporch.replication.needed_streams import NO_TOKEN, RAW, is_token
+from snaporch.replication.needed_streams import RAW
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.remote_output import AGAIN, remote_output
 from snaporch.replication.replica_bundles import ReplicaBundles
+from snaporch.replication.resume_transfer import NO_TOKEN, is_token
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
 from snaporch.replication.transfer import Transfers, buffer_words, expected_bytes

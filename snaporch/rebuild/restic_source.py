@@ -20,13 +20,13 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.replication.checked_stream import command
 from snaporch.replication.interface import BundleCopy, ReplicaError
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.remote_output import remote_output
 from snaporch.replication.restic import CACHE, ResticRepository, restic_reason
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import STREAM_FILE, StreamRecord
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.unsent_files import UnsentFiles
 

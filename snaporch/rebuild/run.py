@@ -43,10 +43,10 @@ from snaporch.rebuild.replica_source import Source
 from snaporch.rebuild.surroundings import apply_settings
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.marks import COPIED, OF_PAGES
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_request import is_mark
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replicate import REPLICATION
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY

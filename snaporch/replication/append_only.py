@@ -23,7 +23,8 @@ from snaporch.replication.interface import BundleCopy, ReplicaError, readable, s
 from snaporch.replication.protection import weakness
 from snaporch.replication.receive_request import Verb, is_mark, request_command
 from snaporch.replication.request_command import MAX_ARGUMENT_BYTES
-from snaporch.replication.stream_sender import CopyState, StreamSender
+from snaporch.replication.resume_transfer import CopyState
+from snaporch.replication.stream_sender import StreamSender
 from snaporch.replication.transfer import Transfers, buffer_words, reason_of_receiver
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PREFIX, Pool

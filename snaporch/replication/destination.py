@@ -24,12 +24,12 @@ from snaporch.progress import Progress
 from snaporch.remote_host import Host, check_installed
 from snaporch.replication.append_only import AppendOnlyDestination, check_append_only
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.restic import repository_problem
 from snaporch.replication.restic_destination import ResticDestination
+from snaporch.replication.resume_transfer import NO_TOKEN, CopyState
 from snaporch.replication.stall_detector import StallDetector
-from snaporch.replication.stream_sender import CopyState, StreamSender
+from snaporch.replication.stream_sender import StreamSender
 from snaporch.replication.transfer import Transfers
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, Pool, PoolError
 from snaporch.zfs.remote import RemoteZfs, creations

@@ -18,11 +18,9 @@ from snaporch.bundle.store import COPY_NAME, RUN_NAME, UUID_NAME
 from snaporch.errors import RefusedError
 from snaporch.model import Level
 from snaporch.replication.marks import MARKS
-from snaporch.replication.request_command import checked_text, command_of, split_command
+from snaporch.replication.request_command import RequestProtocol, checked_text
 from snaporch.zfs_names import is_snapshot, quoted
 
-PROTOCOL = "snaporch-replica 1"
-"""The first words of each request; the number changes when an older replica would err."""
 _THING = "snaporch receive"
 _MAX_FILES = 64
 _MAX_FILE_BYTES = 1 << 50
@@ -77,35 +75,6 @@ class Request:
     """The wanted properties of snapshots, without their prefix, by ``copy@snapshot``."""
     policies: Mapping[str, str] | None = None
     """The policies of copies; empty for none."""
-
-
-def request_command(verb: Verb, values: Mapping[str, object]) -> str:
-    """The command of ssh that asks for something.
-
-    Args:
-        verb: what is asked for.
-        values: its values, by the names of the fields of :class:`Request`.
-    """
-    return command_of(PROTOCOL, verb, values)
-
-
-def parse_request(command: str | None) -> Request:
-    """Check a request.
-
-    Args:
-        command: ``SSH_ORIGINAL_COMMAND``; None if ssh was given no command.
-
-    Raises:
-        RefusedError: it is anything but a valid request.
-    """
-    name, values = split_command(_THING, PROTOCOL, command)
-    verb = next((each for each in Verb if name == each), None)
-    if not verb:
-        raise _refused(f"{quoted(name)} is no request")
-    wanted = _VALUES[verb]
-    if values.keys() != set(wanted):
-        raise _refused(f"{verb} needs exactly these values: {', '.join(wanted) or 'none'}")
-    return Request(verb, **{key: _CHECKS[key](value) for key, value in values.items()})
 
 
 def _text(value: object, is_valid: Callable[[str], object], what: str) -> str:
@@ -259,3 +228,5 @@ _VALUES: dict[Verb, tuple[str, ...]] = {
     Verb.BEGUN: ("uuid", "run"),
     Verb.STORE: ("uuid", "run", "files"),
 }
+_PROTOCOL = RequestProtocol(_THING, "snaporch-replica 1", _VALUES, _CHECKS, Request)
+request_command, parse_request = _PROTOCOL.command, _PROTOCOL.parse

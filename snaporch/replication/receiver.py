@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.replication.mark_rules import decide_marks
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receive_request import Request, Verb
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, PoolError
 from snaporch.zfs.received import Readable
@@ -25,7 +25,34 @@ INHERITED = {"readonly": "on", "mountpoint": "none", "volmode": "none"}
 """What the copies inherit from the dataset above them."""
 
 
-class Received(Protocol):
+class AppendableCopies(Protocol):
+    """ZFS where copies arrive: they are extended and marked, and never taken back."""
+
+    def values(self, dataset: str, properties: Collection[str]) -> dict[str, str]:
+        """The values of properties of ZFS's own."""
+
+    def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
+        """The snapshots of those of the datasets that exist, oldest first."""
+
+    def append(
+        self, snapshot: str, header: bytes, rest: Readable, options: Collection[str] = ()
+    ) -> None:
+        """Receive a snapshot, with further options of ``zfs receive``."""
+
+    def discard_partial(self, dataset: str) -> None:
+        """Discard the part of an interrupted transfer."""
+
+    def policies(self, datasets: Sequence[str]) -> dict[str, str]:
+        """The policies of datasets."""
+
+    def set_properties(self, names: Sequence[str], properties: Mapping[str, str]) -> None:
+        """Set user properties."""
+
+    def clear_properties(self, names: Sequence[str], keys: Sequence[str]) -> None:
+        """Remove user properties."""
+
+
+class Received(AppendableCopies, Protocol):
     """ZFS on the replica; :class:`~snaporch.zfs.received.ReceivedZfs` is the real one."""
 
     def kernel_release(self) -> str:
@@ -33,27 +60,6 @@ class Received(Protocol):
 
     def permissions(self, dataset: str) -> frozenset[str]:
         """What ``zfs allow`` permits on a dataset."""
-
-    def values(self, dataset: str, properties: list[str]) -> dict[str, str]:
-        """The values of properties of ZFS's own."""
-
-    def copies(self, root: str, datasets: list[str]) -> list[PoolSnapshot]:
-        """The snapshots of those of the datasets that exist, oldest first."""
-
-    def append(self, snapshot: str, header: bytes, rest: Readable) -> None:
-        """Receive a snapshot."""
-
-    def discard_partial(self, dataset: str) -> None:
-        """Discard the part of an interrupted transfer."""
-
-    def policies(self, datasets: list[str]) -> dict[str, str]:
-        """The policies of datasets."""
-
-    def set_properties(self, names: list[str], properties: Mapping[str, str]) -> None:
-        """Set user properties."""
-
-    def clear_properties(self, names: list[str], keys: list[str]) -> None:
-        """Remove user properties."""
 
 
 class Receiver:

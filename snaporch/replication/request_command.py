@@ -1,7 +1,8 @@
 """A request as the command of ssh: ``PROTOCOL VERB [ARGUMENT]``.
 
 The argument is a JSON object in base64url, so no shell and no line of ``authorized_keys`` reads it.
-The host that asks may be hostile. What the values mean is checked by the module of each protocol.
+The host that asks may be hostile. So :class:`RequestProtocol` accepts nothing but the verbs of a
+table, each with exactly its values. Functions of the protocol's own module check each value.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
 
 from snaporch.errors import RefusedError
 from snaporch.zfs_names import quoted
@@ -19,6 +22,55 @@ MAX_ARGUMENT_BYTES = 60_000
 """Of the JSON text: sshd passes the command in one environment variable (MAX_ARG_STRLEN)."""
 _MAX_COMMAND = 100_000
 _REST = re.compile(r"([a-z]{1,16})(?: ([A-Za-z0-9_-]+={0,2}))?")
+
+
+Verb = TypeVar("Verb", bound=StrEnum)
+Request = TypeVar("Request")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestProtocol(Generic[Verb, Request]):
+    """The requests that a command of snaporch accepts."""
+
+    thing: str
+    """The command of snaporch that is asked, for errors."""
+    words: str
+    """The first words of each request, with a number that changes when an older host would err."""
+    verbs: Mapping[Verb, tuple[str, ...]]
+    """The names of the values that each verb needs."""
+    checks: Mapping[str, Callable[[object], Any]]
+    """By the name of a value: returns it checked, or raises :class:`RefusedError`."""
+    request: Callable[..., Request]
+    """Makes a request of a verb, and of its checked values by name."""
+
+    def command(self, verb: Verb, values: Mapping[str, object]) -> str:
+        """The command of ssh that asks for something.
+
+        Args:
+            verb: what is asked for.
+            values: its values, by name.
+        """
+        return command_of(self.words, verb, values)
+
+    def parse(self, command: str | None) -> Request:
+        """Check a request.
+
+        Args:
+            command: ``SSH_ORIGINAL_COMMAND``; None if ssh was given no command.
+
+        Raises:
+            RefusedError: it is anything but a valid request.
+        """
+        name, values = split_command(self.thing, self.words, command)
+        verb = next((each for each in self.verbs if name == each), None)
+        if verb is None:
+            raise RefusedError(self.thing, f"{quoted(name)} is no request")
+        wanted = self.verbs[verb]
+        if values.keys() != set(wanted):
+            names = ", ".join(wanted) or "none"
+            raise RefusedError(self.thing, f"{verb} needs exactly these values: {names}")
+        checked = {key: self.checks[key](value) for key, value in values.items()}
+        return self.request(verb, **checked)
 
 
 def command_of(protocol: str, verb: str, values: Mapping[str, object]) -> str:

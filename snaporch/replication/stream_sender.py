@@ -1,13 +1,12 @@
-"""Send the snapshots that a copy lacks, by ``zfs send``, and continue what was interrupted.
+"""Send the snapshots that a copy lacks, by ``zfs send``.
 
 This is the same for each way to reach the copies; :class:`Copies` is what differs.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from snaporch.config import Replica
 from snaporch.errors import SnaporchError
@@ -15,43 +14,22 @@ from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.needed_streams import (
-    NO_TOKEN,
-    RAW,
-    Originals,
-    is_token,
-    later,
-    streams,
-    token_refusal,
-)
+from snaporch.replication.needed_streams import RAW, Originals, later, streams
+from snaporch.replication.resume_transfer import NO_TOKEN, InterruptedTransfers, PartialCopies
 from snaporch.replication.transfer import (
     Transfers,
     buffer_words,
     expected_bytes,
-    reason_of_receiver,
-    text_lines,
+    reason_of_failure,
 )
 from snaporch.zfs import Pool
 
 _NAMED = 5
 """How many snapshots a message names."""
 _SEE = "see: docs/how-to/replication.md, 'When a transfer fails'"
-_OTHER_OBSTACLE = re.compile(
-    "incomplete stream|checksum|I/O error|Input/output|busy|space|quota|suspended|key|permission"
-)
-"""In errors of ``zfs receive`` that a new stream meets, too, or that the same one may not meet."""
 
 
-class CopyState(NamedTuple):
-    """What a copy has besides its snapshots."""
-
-    written: str
-    """The bytes written since its newest snapshot; empty if there is no copy."""
-    token: str
-    """Its resume token; :data:`~snaporch.replication.needed_streams.NO_TOKEN` without one."""
-
-
-class Copies(Protocol):
+class Copies(PartialCopies, Protocol):
     """The copies on a replica, as sending needs them."""
 
     def copy_name(self, name: str) -> str:
@@ -59,13 +37,6 @@ class Copies(Protocol):
 
     def snapshots(self, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """See :class:`~snaporch.replication.interface.Destination`."""
-
-    def state(self, dataset: str) -> CopyState:
-        """The state of the copy of a dataset.
-
-        Raises:
-            SnaporchError: the replica does not answer.
-        """
 
     def is_encrypted(self) -> bool:
         """Whether the dataset that has all copies below it is encrypted.
@@ -78,13 +49,6 @@ class Copies(Protocol):
         """The command that reads a stream and appends it to the copy of a dataset.
 
         It records its position, so that the next transfer can continue.
-        """
-
-    def discard_partial(self, dataset: str) -> None:
-        """Discard the part of a snapshot that arrived by an interrupted transfer.
-
-        Raises:
-            SnaporchError: the replica does not answer, or does not permit it.
         """
 
     def commands(self, *commands: Sequence[str]) -> str:
@@ -121,18 +85,18 @@ class StreamSender:
         self._replica = replica
         self._here = pool
         self._transfers = transfers
-        self._progress = progress
         self._label = label
         self._copies = copies
         self._one_by_one = one_by_one
         self._encrypts: bool | None = None
+        self._interrupted = InterruptedTransfers(name, transfers, progress, copies, self._transfer)
 
     def send(self, dataset: str, *, raw: bool, until: int) -> None:
         """See :class:`~snaporch.replication.interface.Destination`."""
         ours, newest = self._both(dataset, until)
-        if self._resume(ours, newest, raw=raw):
-            ours, newest = self._both(dataset, until)
         options = self._send_options(raw=raw)
+        if self._interrupted.resume(ours, newest, options):
+            ours, newest = self._both(dataset, until)
         for base, snapshot in streams(ours, newest, one_by_one=self._one_by_one):
             all_between = "@" in base and not self._one_by_one
             begin = ["-I" if all_between else "-i", base] if base else []
@@ -180,51 +144,6 @@ class StreamSender:
             f"keep them under other names: {self._copies.commands(*renames)}, and replicate again",
         )
 
-    def _resume(self, ours: Originals, newest: int | None, *, raw: bool, refusal: str = "") -> bool:
-        """Continue the transfer that was interrupted, if this host would send that stream now.
-
-        Otherwise, or if the replica refuses that twice, what arrived of it is discarded: this host
-        still has all of it.
-
-        Args:
-            refusal: why the replica has refused it before.
-
-        Returns:
-            Whether a snapshot has arrived.
-        """
-        _, token = self._copies.state(ours.dataset)
-        if token == NO_TOKEN:
-            return False
-        words = ["-w"] if raw else []  # whatever the token says
-        reason = self._token_refusal(ours, newest, token, words)
-        if not reason:
-            try:
-                self._transfer(ours.dataset, [*words, "-t", token])
-            except ReplicaError as error:
-                if not _is_refusal(error.reason):
-                    raise
-                if not refusal:
-                    return self._resume(ours, newest, raw=raw, refusal=error.reason)
-                reason = f"the replica refuses to continue it: {error.reason}"
-            else:
-                return True
-        text = f"an interrupted transfer is not continued, but begins again: {reason}"
-        self._progress.note(f"{self._name}: {ours.dataset}", text)
-        self._copies.discard_partial(ours.dataset)
-        return False
-
-    def _token_refusal(
-        self, ours: Originals, newest: int | None, token: str, words: Sequence[str]
-    ) -> str:
-        """Why a token must not be used; empty if it may be."""
-        if not is_token(token):
-            return "its token has no valid form"
-        check = ["zfs", "send", "-nvP", *words, "-t", token]
-        status, report = self._transfers.output(*check, limit=LIMIT_SECONDS)
-        if status != 0:
-            return _reason(text_lines(report))
-        return token_refusal(report, ours, newest, self._send_options(raw=bool(words)))
-
     def _transfer(self, dataset: str, words: Sequence[str]) -> None:
         """Run ``zfs send`` here, and what receives it on the replica."""
         receive, size = self._copies.receiver(dataset), self._size(words)
@@ -232,7 +151,7 @@ class StreamSender:
         status, lines = self._transfers.run(*commands, through=1, size=size)
         if status != 0:
             step = self._way_out(dataset)
-            raise ReplicaError(f"{self._name}: {dataset}", _reason(lines), step)
+            raise ReplicaError(f"{self._name}: {dataset}", reason_of_failure(lines), step)
 
     def _size(self, words: Sequence[str]) -> int:
         """The expected bytes of a stream; 0 if ``zfs send`` does not say."""
@@ -291,18 +210,3 @@ def _listed(names: Sequence[str]) -> str:
     """The names of snapshots, for a message."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(f"@{each}" for each in names[:_NAMED]) + more
-
-
-def _reason(lines: Sequence[str]) -> str:
-    """The reason of a failure, from the output of ``zfs``, ssh and ``snaporch receive``."""
-    if any(line.startswith("snaporch: ") for line in lines):
-        said, found, reason = reason_of_receiver(lines).partition(": cannot ")
-        return f"cannot {reason}" if found else said
-    reason = next((line for line in lines if line.startswith("cannot ")), "")
-    others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
-    return reason or (others or lines or ["zfs send failed without output"])[-1]
-
-
-def _is_refusal(reason: str) -> bool:
-    """Whether ``zfs receive`` refused a stream, for a reason that another stream may not have."""
-    return reason.startswith("cannot receive ") and not _OTHER_OBSTACLE.search(reason)

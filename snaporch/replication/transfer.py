@@ -191,6 +191,16 @@ def reason_of_receiver(lines: Sequence[str]) -> str:
     return (own or [*lines] or ["no output"])[-1]
 
 
+def reason_of_failure(lines: Sequence[str]) -> str:
+    """The reason of a failure, from the output of ``zfs``, ssh and ``snaporch receive``."""
+    if any(line.startswith("snaporch: ") for line in lines):
+        said, found, reason = reason_of_receiver(lines).partition(": cannot ")
+        return f"cannot {reason}" if found else said
+    reason = next((line for line in lines if line.startswith("cannot ")), "")
+    others = [line for line in lines if not line.startswith(("warning: cannot send", "mbuffer:"))]
+    return reason or (others or lines or ["zfs send failed without output"])[-1]
+
+
 def text_lines(text: str) -> list[str]:
     """The lines of a text that are not empty."""
     return [line.strip() for line in text.splitlines() if line.strip()]

@@ -14,8 +14,8 @@ from snaporch.restore.plan import RAISED
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.preview import Refusals, RestorePreview, make_preview
 from snaporch.restore.run import Restored, check_as_shown, restore
-from snaporch.restore.safety_catalog import SafetyCopy, choose_copy, name_and_uuid
-from snaporch.restore.select_undo import choose_last, undo_without_copy
+from snaporch.restore.safety_catalog import SafetyCopy, name_and_uuid
+from snaporch.restore.select_undo import choose_copy, choose_last, undo_without_copy
 from snaporch.restore.undo_plan import make_undo_plan
 
 

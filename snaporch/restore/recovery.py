@@ -26,6 +26,7 @@ from snaporch.restore.journal import (
     unfinished,
 )
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
+from snaporch.restore.restore_command import restore_command
 from snaporch.restore.run import half_done_error
 from snaporch.restore.steps import (
     RestoreSteps,
@@ -176,9 +177,10 @@ def _undecided_error(
             f"{shlex.join(['virsh', 'destroy', facts.domain])}, then: "
             f"{shlex.join(['snaporch', 'recover', facts.domain])}",
         )
-    again = shlex.join(["snaporch", "restore", facts.thing])
     if facts.undoes:
         again = command_for(context, facts.domain, facts.uuid, facts.undoes)
+    else:
+        again = restore_command(context, facts)
     return AttentionError(
         facts.domain,
         f"was redefined while the {facts.what} was half done, so it may have run",

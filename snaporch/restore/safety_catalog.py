@@ -20,7 +20,7 @@ from snaporch.bundle.manifest import (
 )
 from snaporch.bundle.store import BundleStore
 from snaporch.context import Context
-from snaporch.errors import NotFoundError, RefusedError
+from snaporch.errors import RefusedError
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.restore.journal import KeptDataset, Target
@@ -166,7 +166,7 @@ def safety_copies(store: BundleStore, domain: str | None = None) -> list[SafetyC
     found = []
     for path in store.root.glob(f"*/{DIRECTORY}*/{RECORD}"):
         with suppress(RefusedError):
-            copy = SafetyCopy(path.parent, _read(path))
+            copy = SafetyCopy(path.parent, read_record(path))
             if domain in (None, copy.manifest.domain, copy.manifest.uuid):
                 found.append(copy)
     return sorted(found, key=lambda copy: copy.name)
@@ -184,42 +184,12 @@ def name_and_uuid(context: Context, domain: str) -> tuple[str, str]:
     return known.name, known.uuid
 
 
-def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
-    """Return the safety copy called ``name``, or the newest one whose disks are of one instant.
-
-    Without a name those that ``undo.sh`` has brought back are left out. If every other copy has
-    disks of two instants, the newest of these; :meth:`SafetyCopy.check` refuses it.
+def read_record(path: Path) -> SafetyRecord:
+    """Read the file that describes a safety copy.
 
     Raises:
-        NotFoundError: the domain has no such safety copy, or ``undo.sh`` has brought back all.
-        RefusedError: a record cannot be read by this version of snaporch.
+        RefusedError: it cannot be read by this version of snaporch.
     """
-    called, uuid = name_and_uuid(context, domain)
-    paths = sorted((context.store.root / uuid).glob(f"{DIRECTORY}*/{RECORD}"))
-    if not paths:
-        raise NotFoundError(
-            called,
-            "there is no safety copy of a restore, so none can be undone",
-            "see `snaporch list` for snapshots to go back to",
-        )
-    found = [path for path in paths if name in (None, path.parent.name)]
-    if not found:
-        there = ", ".join(path.parent.name for path in paths)
-        raise NotFoundError(called, f"has no safety copy {name}", f"it has {there}")
-    if name is None:
-        found = [path for path in found if not (path.parent / UNDONE).exists()]
-    if not found:
-        words = ["snaporch", "undo", called, "--copy", paths[-1].parent.name]
-        step = f"to bring the newest copy back again: {shlex.join(words)} {NAMES_OPTIONS}"
-        raise NotFoundError(called, "undo.sh has undone its restores already", step)
-    copies = (SafetyCopy(path.parent, _read(path)) for path in reversed(found))
-    newest = next(copies)
-    if not newest.record.half_way:
-        return newest
-    return next((copy for copy in copies if not copy.record.half_way), newest)
-
-
-def _read(path: Path) -> SafetyRecord:
     try:
         document = without_checksum(path.read_bytes(), str(path))
         return SafetyRecord.model_validate(json.loads(document))

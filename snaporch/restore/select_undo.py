@@ -1,4 +1,7 @@
-"""Choose the restore that ``snaporch undo`` undoes: the last one, even if it was interrupted."""
+"""Choose what ``snaporch undo`` undoes, and the safety copy that it uses.
+
+Without ``--copy`` that is the last restore, even if it was interrupted.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.context import Context
-from snaporch.errors import RefusedError
+from snaporch.errors import NotFoundError, RefusedError
 from snaporch.restore.journal import InterruptedRestore, RestoreStep, unfinished
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
-from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose_copy
+from snaporch.restore.safety_catalog import (
+    DIRECTORY,
+    NAMES_OPTIONS,
+    RECORD,
+    UNDONE,
+    SafetyCopy,
+    name_and_uuid,
+    read_record,
+)
 from snaporch.restore.start_bar import has_bar
 from snaporch.restore.steps import cancel_restore
 
@@ -92,6 +103,41 @@ def choose_last(context: Context, uuid: str, left: tuple[InterruptedRestore, ...
                 "with --copy",
             )
     return choose_copy(context, uuid, None)
+
+
+def choose_copy(context: Context, domain: str, name: str | None) -> SafetyCopy:
+    """Return the safety copy called ``name``, or the newest one whose disks are of one instant.
+
+    Without a name those that ``undo.sh`` has brought back are left out. If every other copy has
+    disks of two instants, the newest of these; :meth:`SafetyCopy.check` refuses it.
+
+    Raises:
+        NotFoundError: the domain has no such safety copy, or ``undo.sh`` has brought back all.
+        RefusedError: a record cannot be read by this version of snaporch.
+    """
+    called, uuid = name_and_uuid(context, domain)
+    paths = sorted((context.store.root / uuid).glob(f"{DIRECTORY}*/{RECORD}"))
+    if not paths:
+        raise NotFoundError(
+            called,
+            "there is no safety copy of a restore, so none can be undone",
+            "see `snaporch list` for snapshots to go back to",
+        )
+    found = [path for path in paths if name in (None, path.parent.name)]
+    if not found:
+        there = ", ".join(path.parent.name for path in paths)
+        raise NotFoundError(called, f"has no safety copy {name}", f"it has {there}")
+    if name is None:
+        found = [path for path in found if not (path.parent / UNDONE).exists()]
+    if not found:
+        words = ["snaporch", "undo", called, "--copy", paths[-1].parent.name]
+        step = f"to bring the newest copy back again: {shlex.join(words)} {NAMES_OPTIONS}"
+        raise NotFoundError(called, "undo.sh has undone its restores already", step)
+    copies = (SafetyCopy(path.parent, read_record(path)) for path in reversed(found))
+    newest = next(copies)
+    if not newest.record.half_way:
+        return newest
+    return next((copy for copy in copies if not copy.record.half_way), newest)
 
 
 def _has_copy(old: InterruptedRestore) -> bool:

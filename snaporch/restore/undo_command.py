@@ -13,7 +13,8 @@ from snaporch.journal import other_journals_of
 from snaporch.model import Domain
 from snaporch.restore.journal import KIND, RestoreFacts
 from snaporch.restore.newer_snapshot_checks import is_safety
-from snaporch.restore.safety_catalog import RECORD, SafetyCopy, choose_copy, safety_copies
+from snaporch.restore.safety_catalog import RECORD, SafetyCopy, safety_copies
+from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.start_bar import has_bar
 from snaporch.restore.undo_plan import make_undo_plan
 

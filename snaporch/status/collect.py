@@ -70,8 +70,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         NotFoundError: a domain does not exist.
         UnavailableError: the journals cannot be read.
     """
-    # A machine that only pulls has no guests of its own to report.
-    forecasts = [] if context.config.only_pulls else make_forecasts(context, now)
+    forecasts = make_forecasts(context, now)
     chosen: set[str] = set()
     for name in names:
         found = {e.domain.uuid for e in forecasts if name in (e.domain.name, e.domain.uuid)}

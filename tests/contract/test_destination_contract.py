@@ -56,11 +56,14 @@ def append_only(scratch, store, interrupt=None, heard=None, **more):
     return WithAdmin("x", replica, scratch.pool, interrupt or Interrupt(), heard or Heard())
 
 
+IN_LAB = (pytest.mark.lab, pytest.mark.daily(1))
+
+
 @pytest.fixture(
     params=[
         "fake",
-        pytest.param("append-only", marks=pytest.mark.lab),
-        pytest.param("ssh", marks=pytest.mark.lab),
+        pytest.param("append-only", marks=IN_LAB),
+        pytest.param("ssh", marks=IN_LAB),
         *([pytest.param("here", marks=pytest.mark.lab)] if os.environ.get("LONG") else []),
     ]
 )

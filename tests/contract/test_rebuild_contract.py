@@ -20,8 +20,8 @@ from snaporch.model import DatasetKind
 from snaporch.rebuild.local_datasets import RECEIVED, LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource
 from snaporch.replication.destination import ReplicaDestination
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import REBUILD_PROPERTY
 from snaporch.zfs.cli import ZfsCommand

@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import sys
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,41 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-DAY = int(os.environ.get("DAY") or date.today().toordinal())  # noqa: DTZ011 - any day will do
-
 pytestmark = pytest.mark.lab
 pytest.register_assert_rewrite("acts", "faults.oracle", "support")
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(items):
     for item in items:
         item.add_marker(pytest.mark.lab)
         item.add_marker(pytest.mark.timeout(900))
-    if not os.environ.get("LONG"):
-        rest = [item for item in items if not is_todays(item, items)]
-        items[:] = [item for item in items if item not in rest]
-        config.hook.pytest_deselected(items=rest)
-
-
-def is_todays(item, items):
-    """Whether a test runs today: of a matrix ``daily(n)`` only n tests do, in turns.
-
-    Tests of a module that are marked ``daily(n, NAME)`` with one name are one matrix. With DAY in
-    the environment, those of another day run.
-    """
-    mark = item.get_closest_marker("daily")
-    if mark is None:
-        return True
-    cases = [
-        each
-        for each in items
-        if each.get_closest_marker("daily") == mark
-        and (mark.args[1:] or each.function is item.function)
-    ]
-    size = mark.args[0]
-    shuffled = random.Random(0).sample(cases, len(cases))
-    begin = DAY * size
-    return item in [shuffled[(begin + number) % len(cases)] for number in range(size)]
 
 
 @pytest.fixture(scope="module")

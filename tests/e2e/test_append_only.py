@@ -13,19 +13,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from forced_key import ForcedKey, backup_machine, block
 from guests.disks import Disk
 from guests.guest import Guest
-from lab_ssh import sshd_here
-from outcome import Outcome
-from pages import blocks
-from support import PATIENCE_SECONDS, must, run, snaporch, wait_for
+from support import must, run, snaporch, wait_for
 from vault import same_bytes
 
 from snaporch.replication.receive_limits import MAX_REQUESTS
 
+pytestmark = pytest.mark.daily(6, "attack")
+
 PAGE = "docs/how-to/replication.md"
 USER, ROOT = "snaporch-vm1", "backup/vm1"
 HOST = f"{USER}@localhost"
+KEY = ForcedKey(HOST, "snaporch-replica 1")
+ask = KEY.ask
 BUNDLES = Path("/srv/snaporch-vm1/bundles")
 DISKS = {
     "web": [Disk("file", "tank/web"), Disk("zvol", "flash/web")],
@@ -43,28 +45,18 @@ keep = { last = 9 }
 """
 
 
-def block(first):
-    """A block of the page, by the beginning of its first line."""
-    (text,) = [each.text for each in blocks(PAGE) if each.first.startswith(first)]
-    return text
-
-
 @pytest.fixture(scope="module", autouse=True)
 def replica(tmp_path_factory):
     """The machine is set up by the commands of the page."""
     place = tmp_path_factory.mktemp("there")
-    vdev, config = place / "vdev", place / "snaporch.toml"
-    with vdev.open("wb") as stream:
-        stream.truncate(3 << 30)
-    must("zpool", "create", "-O", "mountpoint=none", "backup", str(vdev))
-    with sshd_here(), pytest.MonkeyPatch.context() as patch:
+    config = place / "snaporch.toml"
+    with backup_machine(place), pytest.MonkeyPatch.context() as patch:
         key = Path("/root/.ssh/id_ed25519.pub").read_text().strip()
-        setup = block("user=snaporch-vm1").replace("ssh-ed25519 AAAA…", key)
+        setup = block(PAGE, "user=snaporch-vm1").replace("ssh-ed25519 AAAA…", key)
         must("bash", "-euc", setup)
-        config.write_text(POLICIES + block("[replica.nas]").replace("@nas", "@localhost"))
+        config.write_text(POLICIES + block(PAGE, "[replica.nas]").replace("@nas", "@localhost"))
         patch.setenv("SNAPORCH_CONFIG", str(config))
         yield
-    must("zpool", "destroy", "backup")
     must("userdel", "--remove", USER)
 
 
@@ -119,21 +111,6 @@ def unharmed(taken):
     assert set(before[0]) <= set(copies())
     assert before[1].items() <= files().items()
     assert must("zfs", "list", "-H", "-o", "name,guid", "-t", "all", "-r", "tank") == outside
-
-
-def attack(command, stream=b"", *options):
-    """Use the key for a command."""
-    words = ["ssh", "-o", "BatchMode=yes", *options, HOST, *([command] if command else [])]
-    done = subprocess.run(
-        words, input=stream, capture_output=True, check=False, timeout=PATIENCE_SECONDS
-    )
-    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
-
-
-def ask(verb, values=None, stream=b""):
-    """Use the key for a request; the values may be anything."""
-    text = "" if values is None else base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
-    return attack(f"snaporch-replica 1 {verb} {text}".rstrip(), stream)
 
 
 def refused(outcome, *words, status=5):
@@ -222,7 +199,7 @@ COMMANDS = [
 
 def test_the_key_runs_nothing_but_requests(unharmed):
     for command in COMMANDS:
-        refused(attack(command), "snaporch receive: ", "no request")
+        refused(KEY.use(command), "snaporch receive: ", "no request")
 
 
 def test_the_key_gives_no_files_no_terminal_and_no_network(unharmed, tmp_path):
@@ -494,7 +471,7 @@ def test_a_guest_keeps_replicating_after_the_attacks(guests, taken):
 
 
 def test_old_copies_are_pruned_there_by_their_age(guests, taken, tmp_path):
-    script, before = block("dataset=backup/vm1 limit="), copies()
+    script, before = block(PAGE, "dataset=backup/vm1 limit="), copies()
     must("bash", "-euc", script)
     assert copies() == before
     must("bash", "-euc", script.replace("90 days ago", "tomorrow"))

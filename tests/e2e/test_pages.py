@@ -86,6 +86,8 @@ def guests(**disks):
         yield made
 
 
+pytestmark = pytest.mark.daily(5, "page")
+
 WEB = ("tank/vm/web", "flash/web-data")
 
 

@@ -4,21 +4,17 @@ The lab is the source and the backup machine at once: its sshd runs the forced c
 key. The commands and the configuration are those of the page.
 """
 
-import base64
 import hashlib
 import json
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
+from forced_key import ForcedKey, backup_machine, block
 from guests.disks import Disk, destroy
 from guests.guest import Guest
-from lab_ssh import sshd_here
-from outcome import Outcome
-from pages import blocks
 from support import (
     BUNDLES,
     PATIENCE_SECONDS,
@@ -34,6 +30,8 @@ from support import (
 )
 
 PAGE = "docs/how-to/pull.md"
+KEY = ForcedKey("vm1", "snaporch-source 1")
+ask = KEY.ask
 ROOT = "backup/pulled/vm1"
 PULLED = Path("/srv/pulled-vm1/bundles")
 DISKS = {
@@ -44,34 +42,23 @@ DISKS = {
 FORCED = 'restrict,command="snaporch send --as nas --domain web --domain db" ssh-ed25519 AAAA…'
 
 
-def block(first):
-    """A block of the page, by the beginning of its first line."""
-    (text,) = [each.text for each in blocks(PAGE) if each.first.startswith(first)]
-    return text
-
-
 @pytest.fixture(scope="module", autouse=True)
 def machine(tmp_path_factory):
     """The configuration of the backup machine, which is set up by the commands of the page."""
     place = tmp_path_factory.mktemp("there")
-    vdev, config = place / "vdev", place / "snaporch.toml"
-    with vdev.open("wb") as stream:
-        stream.truncate(3 << 30)
-    must("zpool", "create", "-O", "mountpoint=none", "backup", str(vdev))
-    home = Path("/root/.ssh")
-    with sshd_here(), pytest.MonkeyPatch.context() as patch:
-        key = must("bash", "-euc", block("zfs create -o canmount=off")).splitlines()[-1]
-        line = block("restrict,").replace("ssh-ed25519 AAAA…", key)
+    config, home = place / "snaporch.toml", Path("/root/.ssh")
+    with backup_machine(place), pytest.MonkeyPatch.context() as patch:
+        key = must("bash", "-euc", block(PAGE, "zfs create -o canmount=off")).splitlines()[-1]
+        line = block(PAGE, "restrict,").replace("ssh-ed25519 AAAA…", key)
         with (home / "authorized_keys").open("a") as stream:
             stream.write(line)
         port = "    HostName localhost\n    Port 2222\n"
         with (home / "config").open("a") as stream:
-            stream.write(block("Host vm1") + port)
-        config.write_text(block("[source.vm1]"))
+            stream.write(block(PAGE, "Host vm1") + port)
+        config.write_text(block(PAGE, "[source.vm1]"))
         patch.setenv("SNAPORCH_CONFIG", str(config))
         yield config
     (home / "snaporch-vm1").unlink()
-    must("zpool", "destroy", "backup")
 
 
 @pytest.fixture(scope="module")
@@ -160,16 +147,25 @@ def test_status_and_metrics_have_the_pull(pulled):
     assert f"snaporch_source_last_try_failed{{{labels}}} 0.0" in metrics
 
 
-def test_what_is_new_comes_by_a_bookmark_when_the_last_one_is_gone(pulled, guests):
-    disk = DISKS["db"][0].where
-    must("zfs", "destroy", f"{disk}@{pulled['db']}")
+@pytest.fixture(scope="module")
+def newer(pulled, guests):
+    """The source has destroyed the snapshot of ``db`` that was pulled; a newer one was pulled."""
+    must("zfs", "destroy", f"{DISKS['db'][0].where}@{pulled['db']}")
     new = snapshot(guests["db"])["snapshot"]
     outcome = snaporch("pull", "vm1", "--json")
     assert outcome.status == 0, outcome.err
-    assert {each["domain"]: each["arrived"] for each in outcome.json} == {"web": [], "db": [new]}
+    return new, {each["domain"]: each["arrived"] for each in outcome.json}
+
+
+@pytest.mark.daily(3, "long")
+def test_what_is_new_comes_by_a_bookmark_when_the_last_one_is_gone(newer):
+    new, arrived = newer
+    disk = DISKS["db"][0].where
+    assert arrived == {"web": [], "db": [new]}
     assert guids(copy(disk)).items() > guids(disk).items()
 
 
+@pytest.mark.daily(3, "long")
 def test_a_cut_line_is_continued(pulled, guests, machine, tmp_path):
     Path(guests["web"].sources()["vda"]).with_name("more").write_bytes(os.urandom(24 << 20))
     new = snapshot(guests["web"])["snapshot"]
@@ -194,6 +190,7 @@ def test_a_cut_line_is_continued(pulled, guests, machine, tmp_path):
     assert guids(copy("tank/web")) == guids("tank/web")
 
 
+@pytest.mark.daily(3, "long")
 def test_a_name_that_matches_nothing_is_seen_and_the_others_come(pulled, machine, tmp_path):
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(machine.read_text().replace('"web"', '"wbe"'))
@@ -208,21 +205,6 @@ def test_a_name_that_matches_nothing_is_seen_and_the_others_come(pulled, machine
     assert status_problems()[0] == {}
 
 
-def attack(command, *options, stream=b""):
-    """Use the key for a command."""
-    words = ["ssh", "-o", "BatchMode=yes", *options, "vm1", *([command] if command else [])]
-    done = subprocess.run(
-        words, input=stream, capture_output=True, check=False, timeout=PATIENCE_SECONDS
-    )
-    return Outcome(done.returncode, done.stdout.decode("utf-8", "replace"), done.stderr.decode())
-
-
-def ask(verb, values=None):
-    """Use the key for a request; the values may be anything."""
-    text = "" if values is None else base64.urlsafe_b64encode(json.dumps(values).encode()).decode()
-    return attack(f"snaporch-source 1 {verb} {text}".rstrip())
-
-
 @pytest.fixture
 def unharmed(pulled):
     """Whatever the test does: the source's datasets, snapshots and bundles stay as they are."""
@@ -234,6 +216,7 @@ def unharmed(pulled):
     assert sums(bundle_of(BUNDLES, "secret")) == before[1]
 
 
+@pytest.mark.daily(4)
 @pytest.mark.parametrize(
     "command",
     [
@@ -250,7 +233,7 @@ def unharmed(pulled):
     ],
 )
 def test_the_key_runs_nothing_else(unharmed, command):
-    outcome = attack(command)
+    outcome = KEY.use(command)
     assert (outcome.status, outcome.out) == (5, "")
     assert "no request" in outcome.err
     assert not Path("/tmp/hacked").exists()
@@ -258,11 +241,12 @@ def test_the_key_runs_nothing_else(unharmed, command):
 
 @pytest.mark.parametrize("option", ["-tt", "-W127.0.0.1:2222"])
 def test_the_key_forwards_nothing_and_has_no_terminal(unharmed, option):
-    outcome = attack("", option)
+    outcome = KEY.use("", option)
     assert outcome.status != 0
     assert outcome.out.replace("\r", "") in ("", outcome.err) or "no request" in outcome.out
 
 
+@pytest.mark.daily(3, "long")
 def test_the_key_reads_no_other_guest_and_no_other_file(unharmed, guests):
     secret, web = uuid_of("secret"), uuid_of("web")
     guid = int(next(iter(guids("tank/secret").values())))
@@ -303,9 +287,10 @@ def test_a_token_for_another_dataset_sends_nothing(unharmed):
     assert json.loads(outcome.out) == {"bytes": 0, "refused": "its token names another dataset"}
 
 
-def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, tmp_path):
+@pytest.mark.daily(3, "long")
+def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, newer, tmp_path):
     own = tmp_path / "pulled-vm1.toml"
-    own.write_text(block("[paths]"))
+    own.write_text(block(PAGE, "[paths]"))
     here = [each for each in PULLED.glob("*/*") if not each.name.startswith(".")]
     (gone,) = [e for e in guids(copy("tank/db")) if e == pulled["db"]]
     run_of = value("snaporch:run", f"{copy('tank/db')}@{gone}")
@@ -318,6 +303,7 @@ def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, tmp_path):
     assert {each["domain"]: each["arrived"] for each in outcome.json} == {"web": [], "db": []}
 
 
+@pytest.mark.daily(3, "long")
 def test_a_hostile_source_is_one_error_and_harms_nothing(pulled, machine, tmp_path, guests):
     """Another program answers for the source: everything that it sends is a lie."""
     oldest = int(next(iter(guids("tank/web").values())))
@@ -358,6 +344,7 @@ elif verb == "stream":
     assert snaporch("pull", "vm1").status == 0
 
 
+@pytest.mark.daily(3, "long")
 def test_a_lost_guest_is_rebuilt_from_what_was_pulled(pulled, guests):
     guest = guests["web"]
     uuid = uuid_of("web")

@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from forced_key import backup_machine, block
 from guests.disks import Disk
 from guests.guest import Guest
-from lab_ssh import sshd_here
-from pages import blocks
 from support import BUNDLES, must, one_line_error, run, snaporch
 
 DISKS = [Disk("file", "tank/web"), Disk("zvol", "flash/web")]
@@ -42,13 +41,9 @@ REPLICAS = ("offsite", "nas")
 def there(tmp_path_factory):
     """The other machine, which is the lab itself; the directory of bundles of each replica."""
     place = tmp_path_factory.mktemp("there")
-    with (place / "vdev").open("wb") as stream:
-        stream.truncate(3 << 30)
-    must("zpool", "create", "-O", "mountpoint=none", "backup", str(place / "vdev"))
     (place / "bundles").mkdir()
-    page = blocks("docs/how-to/replication.md")
-    (setup,) = [each.text for each in page if each.first.startswith("user=snaporch-vm1")]
-    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
+    setup = block("docs/how-to/replication.md", "user=snaporch-vm1")
+    with backup_machine(place) as host, pytest.MonkeyPatch.context() as patch:
         key = Path("/root/.ssh/id_ed25519.pub").read_text().strip()
         must("bash", "-euc", setup.replace("ssh-ed25519 AAAA…", key))
         for name, uri in (("config", "qemu:///system"), ("away", "qemu+unix:///system?socket=/no")):
@@ -56,7 +51,6 @@ def there(tmp_path_factory):
             (place / f"{name}.toml").write_text(text)
         patch.setenv("SNAPORCH_CONFIG", str(place / "config.toml"))
         yield {"offsite": place / "bundles", "nas": COPIES, "away": place / "away.toml"}
-    must("zpool", "destroy", "backup")
     must("userdel", "--remove", USER)
 
 
@@ -115,6 +109,7 @@ def flip(path):
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_copies_pass_without_libvirt(there, taken, replica):
     outcome = verify(replica, "--all", "--config", str(there["away"]))
@@ -127,6 +122,7 @@ def test_copies_pass_without_libvirt(there, taken, replica):
     assert {"one", "two"} == {e["snapshot"] for e in copies if e["replica"] == replica}
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_damage_there_fails_and_status_shows_it(there, taken, replica):
     damaged = part(there, replica, taken[0])
@@ -143,6 +139,7 @@ def test_damage_there_fails_and_status_shows_it(there, taken, replica):
     assert problems() == []
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_a_truncated_and_a_missing_file_are_named(there, taken, replica):
     path = part(there, replica, taken[1])
@@ -171,6 +168,7 @@ def test_a_replica_that_cannot_be_reached_is_no_success(there, taken, tmp_path):
     assert "cannot be reached" in outcome.err
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("replica", REPLICAS)
 def test_a_destroyed_snapshot_there_fails(there, taken, replica):
     above = {"offsite": "backup/kvm", "nas": ROOT}[replica]

@@ -18,8 +18,8 @@ from snaporch.rebuild.allowed_networks import HostNetworks, subnets_of
 from snaporch.rebuild.local_datasets import RECEIVED, LocalState
 from snaporch.rebuild.replica_source import up_to
 from snaporch.replication.interface import BundleCopy, ReplicaError
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import UnsentFiles
 from snaporch.zfs import REBUILD_PROPERTY
 

@@ -22,7 +22,7 @@ from snaporch.errors import RunFailedError
 from snaporch.interrupt import Interrupt
 from snaporch.recovery.hold_socket import address
 from snaporch.sanoid.hold.messages import JsonConnection, Message
-from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase
+from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, Key, WindowPhase, window_end
 
 _POLL_SECONDS = 0.5
 _WITHDRAWN: Message = {"ok": True, "withdrawn": True}
@@ -121,20 +121,18 @@ class HoldServer:
         """Whether all guests of a hook were frozen, so that sanoid may take its snapshots."""
         return self._begun_at is not None
 
-    def await_snapshots(self, seconds: float, max_frozen: float) -> bool:
+    def await_snapshots(self, hook_deadline: float, max_frozen: float) -> bool:
         """Wait until no call needs the frozen guest any more.
 
         Args:
-            seconds: for which the guest is held until all are frozen, and again from then on.
-            max_frozen: seconds for which it is held in all.
+            hook_deadline: in seconds, with ``max_frozen`` as for
+                :func:`~snaporch.sanoid.hold.window.window_end`.
 
         Returns: False if the time was up first, or a signal came.
         """
         with self._changed:
             while not (self.window.over or self.window.all_withdrawn):
-                end = min(
-                    self._frozen_at + max_frozen, (self._begun_at or self._frozen_at) + seconds
-                )
+                end = window_end(self._frozen_at, self._begun_at, hook_deadline, max_frozen)
                 left = end - self._monotonic()
                 if left <= 0 or self._interrupt.signum is not None:
                     if self.begun:

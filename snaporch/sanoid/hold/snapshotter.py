@@ -12,6 +12,7 @@ from snaporch.context import Context
 from snaporch.errors import RunFailedError
 from snaporch.model import GroupRun, Level, PoolSnapshot
 from snaporch.sanoid.hold.server import HoldServer
+from snaporch.sanoid.hold.window import longest_window
 from snaporch.sanoid.hooks.freeze_order import FreezeEstimate
 from snaporch.snapshot.choose_strategy import is_lower
 from snaporch.snapshot.plan import Plan
@@ -36,8 +37,7 @@ class SanoidSnapshotter:
         seconds: int,
         order_seconds: float,
     ) -> None:
-        self.window_seconds = 2 * seconds
-        """Once until all guests of a call are frozen, and once for the snapshots."""
+        self.window_seconds = longest_window(seconds)
         self._context = context
         self._server = server
         self._notes = notes

@@ -1,5 +1,7 @@
 """A window: the time for which a guest is frozen, shared by all calls of sanoid that use it.
 
+:func:`window_end` and :func:`longest_window` say how long a guest is held at most.
+
 Each call of the pre hook for one of the guest's datasets *joins*, and *leaves* with the post hook.
 sanoid handles the datasets of a guest one after the other, so the window also waits for datasets
 that a running sanoid is going to handle. Pure: no clock, no process, no socket.
@@ -42,6 +44,30 @@ class HoldRequest:
     def key(self) -> Key:
         """The key by which the post hook finds the request."""
         return self.sanoid, self.target
+
+
+def window_end(
+    frozen_at: float, begun_at: float | None, hook_deadline: float, max_frozen: float
+) -> float:
+    """The time at which a guest is released at the latest, also if sanoid has not finished.
+
+    Args:
+        frozen_at: when the guest was frozen, in seconds of any clock.
+        begun_at: when all guests of a call were frozen, so that sanoid's snapshots began; ``None``
+            before.
+        hook_deadline: seconds for which it is held until all are frozen, and again from then on.
+        max_frozen: seconds for which it is held in all.
+    """
+    began = frozen_at if begun_at is None else begun_at
+    return min(frozen_at + max_frozen, began + hook_deadline)
+
+
+def longest_window(hook_deadline: int) -> int:
+    """Seconds for which a guest is held at most, if ``max_frozen`` is not shorter.
+
+    Once until all guests of a call are frozen, and once for the snapshots.
+    """
+    return 2 * hook_deadline
 
 
 class HoldWindow:

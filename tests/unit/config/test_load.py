@@ -106,7 +106,7 @@ bundles = "/srv/vm1"
 def test_a_source_has_places_of_its_own(tmp_path, more, reason):
     path = tmp_path / "snaporch.toml"
     path.write_text(SOURCE)
-    assert load_config(path).only_pulls
+    assert [*load_config(path).source] == ["vm1"]
     path.write_text(SOURCE + more)
     with pytest.raises(ConfigError, match=reason):
         load_config(path)

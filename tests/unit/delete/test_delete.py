@@ -24,7 +24,7 @@ from snaporch.model import BundleState
 from snaporch.prune.decision import PruneAction
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import choose_copy
+from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest

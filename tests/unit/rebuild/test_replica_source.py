@@ -14,8 +14,8 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.rebuild.replica_source import ReplicaSource
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 
 ZFS = """#!/bin/sh

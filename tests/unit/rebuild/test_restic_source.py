@@ -8,8 +8,8 @@ from snaporch.bundle.manifest import Part, Role
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.needed_streams import NO_TOKEN
 from snaporch.replication.received_bundles import ReceivedBundles
+from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 
 WEB, COPY = "tank/web", "tank:web"

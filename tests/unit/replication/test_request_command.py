@@ -1,13 +1,19 @@
 """The form of a request, whichever protocol it is of."""
 
 from contextlib import suppress
+from enum import StrEnum
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from snaporch.errors import RefusedError
-from snaporch.replication.request_command import checked_text, command_of, split_command
+from snaporch.replication.request_command import (
+    RequestProtocol,
+    checked_text,
+    command_of,
+    split_command,
+)
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -43,3 +49,45 @@ def test_a_text_that_is_not_valid_is_named():
     for value in ("1", 5, None, ["a"]):
         with pytest.raises(RefusedError, match="is no name"):
             checked_text("x", value, str.isalpha, "name")
+
+
+class Verb(StrEnum):
+    LOOK = "look"
+    TAKE = "take"
+    HIDDEN = "hidden"
+
+
+def checked(value):
+    return checked_text("x", value, str.isalpha, "name")
+
+
+PROTOCOL = RequestProtocol(
+    "x",
+    "snaporch-x 1",
+    {Verb.LOOK: (), Verb.TAKE: ("name", "place")},
+    {"name": checked, "place": checked},
+    lambda verb, **values: (verb, values),
+)
+
+
+def test_a_request_has_a_verb_of_the_table_and_its_values():
+    assert PROTOCOL.parse("snaporch-x 1 look") == (Verb.LOOK, {})
+    values = {"name": "a", "place": "b"}
+    assert PROTOCOL.parse(PROTOCOL.command(Verb.TAKE, values)) == (Verb.TAKE, values)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (None, "gives no shell"),
+        ("snaporch-x 1 steal", "steal.* is no request"),
+        (PROTOCOL.command(Verb.HIDDEN, {}), "hidden.* is no request"),
+        (PROTOCOL.command(Verb.LOOK, {"name": "a"}), "exactly these values: none"),
+        (PROTOCOL.command(Verb.TAKE, {"name": "a"}), "exactly these values: name, place"),
+        (PROTOCOL.command(Verb.TAKE, {"name": "a", "place": "b", "more": "c"}), "exactly these"),
+        (PROTOCOL.command(Verb.TAKE, {"name": "a", "place": "b1"}), "is no name"),
+    ],
+)
+def test_any_other_request_is_refused(command, reason):
+    with pytest.raises(RefusedError, match=reason):
+        PROTOCOL.parse(command)

@@ -15,7 +15,7 @@ from snaporch.restore.losses import losses
 from snaporch.restore.other_files import TooManyError, own_files, walk
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import choose_copy
+from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot

@@ -346,6 +346,28 @@ def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, w
     assert world.pool.read("tank/web") == b"now"
 
 
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [
+        ({}, ""),
+        ({"cold": True}, " --cold"),
+        ({"disks_only": True}, " --disks-only"),
+        ({"paused": True}, " --paused"),
+    ],
+    ids=str,
+)
+def test_the_restore_is_named_with_the_options_that_it_needs_now(story, world, kill, how, options):
+    with kill("after", "flash/web"):
+        put_back(world, **how)
+    world.hypervisor.define(story.domain.inactive_xml)
+    for newer, more in (((), ""), (("tank/web@s9",), " --discard-newer")):
+        for name in newer:
+            world.pool.snapshot([name], {})
+        with pytest.raises(AttentionError) as caught:
+            recover(world.context, story.domain.uuid)
+        assert caught.value.step == f"do it again: snaporch restore web@s1{options}{more}"
+
+
 @pytest.fixture
 def volumes(story, world):
     """The guest's disks are no files."""

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from fakes.hooks import failing
 
-from snaporch.bundle.manifest import ManifestError, with_checksum
-from snaporch.catalog.safety_copy_holds import UNDO_HOLD, bases_of, release_bases
+from snaporch.catalog.safety_copy_holds import UNDO_HOLD, release_bases
 from snaporch.default_paths import HostPaths
-from snaporch.errors import AttentionError, BusyError, NotFoundError, RefusedError
+from snaporch.errors import AttentionError, BusyError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.model import DomainState
 from snaporch.recovery.recover_runs import preview, recover
@@ -20,7 +19,8 @@ from snaporch.restore.journal import HOLD, RestoreStep, unfinished
 from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import RECORD, choose_copy, safety_copies
+from snaporch.restore.safety_catalog import safety_copies
+from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.source import reading_lock
 from snaporch.restore.undo_command import guests_left_barred, undo_command
 from snaporch.restore.undo_plan import make_undo_plan
@@ -264,49 +264,6 @@ def test_a_renamed_guest_is_refused(restored, world):
     world.guest().name = "www"
     with pytest.raises(RefusedError, match="has the name www now"):
         make_undo_plan(world.context, copy)
-
-
-def test_a_domain_without_a_copy_is_not_found(story, world):
-    with pytest.raises(NotFoundError, match="no safety copy"):
-        choose_copy(world.context, "web", None)
-
-
-def test_a_missing_copy_is_not_found(restored, world):
-    with pytest.raises(NotFoundError, match="has no safety copy safety-1; it has safety-"):
-        choose_copy(world.context, "web", "safety-1")
-
-
-@pytest.mark.parametrize(
-    ("content", "step"),
-    [
-        (with_checksum("{\n}"), "use the snaporch that wrote it"),
-        (b"{}", "choose another copy"),
-        (b"\xff{", "choose another copy"),
-    ],
-    ids=["another version", "no checksum", "no text"],
-)
-def test_a_record_of_another_version_is_refused(restored, world, content, step):
-    (copy,) = safety_copies(world.context.store, "web")
-    (copy.directory / RECORD).write_bytes(content)
-    with pytest.raises(RefusedError, match=step):
-        choose_copy(world.context, "web", None)
-    assert safety_copies(world.context.store) == []
-
-
-def test_a_record_with_a_flipped_bit_is_refused(restored, world):
-    """It is still JSON, and of the form of a record."""
-    (copy,) = safety_copies(world.context.store, "web")
-    path = copy.directory / RECORD
-    written = path.read_bytes()
-    (snapshot, *_) = copy.manifest.snapshots
-    path.write_bytes(written.replace(b"%d" % snapshot.guid, b"%d" % (snapshot.guid ^ 1)))
-    with pytest.raises(RefusedError, match=r"its SHA-256 differs.*; choose another copy"):
-        choose_copy(world.context, "web", None)
-    assert safety_copies(world.context.store) == []
-    with pytest.raises(ManifestError, match="its SHA-256 differs"):
-        bases_of(copy.directory)
-    path.write_bytes(written)
-    assert bases_of(copy.directory)
 
 
 # -- interrupted --------------------------------------------------------------------------------

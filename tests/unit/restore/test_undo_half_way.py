@@ -10,8 +10,9 @@ from snaporch.model import DomainState
 from snaporch.restore import steps
 from snaporch.restore.confirm_and_undo import UndoRequest, preview_undo, run_undo
 from snaporch.restore.journal import RestoreStep, unfinished
-from snaporch.restore.safety_catalog import choose_copy, safety_copies
+from snaporch.restore.safety_catalog import safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
+from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.undo_command import guests_left_barred
 from snaporch.restore.undo_plan import make_undo_plan
 from snaporch.zfs import PoolError

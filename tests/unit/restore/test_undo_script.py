@@ -17,7 +17,8 @@ from snaporch.errors import NotFoundError
 from snaporch.prune.scan import scan_store
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore
-from snaporch.restore.safety_catalog import choose_copy, safety_copies
+from snaporch.restore.safety_catalog import safety_copies
+from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.source import reading_lock
 from snaporch.restore.undo_command import guests_left_barred
 from snaporch.snapshot.request import SnapshotRequest

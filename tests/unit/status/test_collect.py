@@ -22,7 +22,7 @@ from snaporch.schedule.recurrence import times
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
-from snaporch.status.collect import collect_status, usage
+from snaporch.status.collect import collect_status, current_status, usage
 from snaporch.status.problems import find_problems
 from snaporch.zfs import BlockingMount
 
@@ -38,6 +38,14 @@ def test_last_and_next_of_each_policy(scheduled, standing):
     assert (found.policy, found.missed) == ("hourly", 0)
     assert found.last == NOW - timedelta(minutes=10)
     assert found.next.at == NOW + timedelta(minutes=30)
+
+
+def test_a_machine_that_pulls_reports_its_own_guests_too(scheduled):
+    source = {"host": "root@vm1", "dataset": "backup/vm1", "bundles": "/srv/vm1", "domains": ["*"]}
+    scheduled.configure(source={"vm1": source})
+    status = current_status(scheduled.context, NOW)
+    assert [each.name for each in status.domains] == ["web"]
+    assert [each.source for each in status.sources] == ["vm1"]
 
 
 def test_the_newest_of_each_level(scheduled, standing):

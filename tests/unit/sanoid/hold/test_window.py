@@ -3,7 +3,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from snaporch.sanoid.hold.window import HoldRequest, HoldWindow, WindowPhase
+from snaporch.sanoid.hold.window import (
+    HoldRequest,
+    HoldWindow,
+    WindowPhase,
+    longest_window,
+    window_end,
+)
 
 A, B = frozenset({"tank/a"}), frozenset({"tank/b"})
 
@@ -19,6 +25,17 @@ def window():
     assert made.join(join())
     made.set_open()
     return made
+
+
+def test_a_guest_is_held_for_the_deadline_until_all_are_frozen_and_again_from_then_on():
+    assert window_end(100, None, hook_deadline=30, max_frozen=90) == 130
+    assert window_end(100, 120, hook_deadline=30, max_frozen=90) == 150
+    assert window_end(100, 130, hook_deadline=30, max_frozen=90) == 100 + longest_window(30)
+
+
+def test_a_guest_is_never_held_for_longer_than_it_may_be_frozen():
+    assert window_end(100, None, hook_deadline=30, max_frozen=20) == 120
+    assert window_end(100, 125, hook_deadline=30, max_frozen=40) == 140
 
 
 def test_it_waits_for_the_post(window):
