@@ -9,8 +9,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import IO
 
 from snaporch.command_log import LoggedCommand
@@ -51,6 +52,7 @@ class Host:
         check: called several times a second while a command runs; an exception ends the command.
         prelude: what each script begins with on another machine.
         limit: seconds that a command may take that lists or changes something.
+        environment: variables for commands, beside those of this process; ssh does not pass them.
 
     A pool that is suspended meanwhile blocks a command that uses it, and any that reads its files,
     while the connection stays alive. So each command has a limit of time, and after one that took
@@ -65,8 +67,11 @@ class Host:
         *,
         prelude: str = _PATH,
         limit: float = LIMIT_SECONDS,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name = name
+        self.environment = {**os.environ, **environment}
+        """Of commands, on this machine."""
         self._check = check
         self._prelude = prelude
         self._limit = limit
@@ -137,6 +142,7 @@ class Host:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=self.environment,
             process_group=0,
         )
         end = time.monotonic() + limit

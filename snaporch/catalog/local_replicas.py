@@ -16,7 +16,9 @@ def without_replicas_here(config: Config, snapshots: Iterable[PoolSnapshot]) -> 
     whose bundle is missing.
     """
     below = {
-        name: f"{replica.dataset}/" for name, replica in config.replica.items() if not replica.host
+        name: f"{replica.dataset}/"
+        for name, replica in config.zfs_replicas.items()
+        if not replica.host
     }
     below |= {name: f"{source.dataset}/" for name, source in config.source.items()}
     return [

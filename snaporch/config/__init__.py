@@ -4,12 +4,13 @@ from snaporch.config.copies import Copies
 from snaporch.config.load import DEFAULT_PATH, load_config
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Keep, Policy
-from snaporch.config.replica import Replica
+from snaporch.config.replica import AnyReplica, Replica, ResticReplica
 from snaporch.config.schema import Config, DomainSettings, Paths, Schedule
 from snaporch.config.source import Source
 
 __all__ = [
     "DEFAULT_PATH",
+    "AnyReplica",
     "Config",
     "Copies",
     "DomainSettings",
@@ -20,6 +21,7 @@ __all__ = [
     "Paths",
     "Policy",
     "Replica",
+    "ResticReplica",
     "Schedule",
     "Source",
     "StatusOptions",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from snaporch.config.replica import ENGINE
 from snaporch.config.schema import Config, DomainSettings
 from snaporch.default_paths import CONFIG
 from snaporch.errors import ConfigError
@@ -57,7 +58,8 @@ def validate_config(path: Path, document: dict[str, object]) -> Config:
             DomainSettings.model_validate(section)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        key = ".".join([*prefix, *(str(step) for step in first["loc"])]) or "document"
+        steps = [*prefix, *map(str, first["loc"])]
+        key = ".".join(step for step in steps if not step.startswith(ENGINE)) or "document"
         raise ConfigError(f"{path}: {key}", _allowed(dict(first)), _STEP) from error
     return config
 

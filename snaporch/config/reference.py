@@ -15,7 +15,7 @@ from snaporch.config.duration import Duration
 from snaporch.config.load import DEFAULT_PATH
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Keep, Policy
-from snaporch.config.replica import Replica
+from snaporch.config.replica import Replica, ResticReplica
 from snaporch.config.schema import (
     Config,
     DomainSettings,
@@ -53,6 +53,9 @@ _REPLICA_INTRO = (
     "A replica: see [replication](../how-to/replication.md). "
     "The name has the same form as a policy's."
 )
+_RESTIC_INTRO = (
+    "A replica in a repository of restic: see [object storage](../how-to/object-storage.md)."
+)
 _SOURCE_INTRO = (
     "A host whose guests this machine copies: see [pull](../how-to/pull.md). "
     "The name has the same form as a policy's. `keep` is as in `[copies.NAME]`; without it no copy "
@@ -84,6 +87,7 @@ _SECTIONS: tuple[tuple[str, type[BaseModel], str], ...] = (
     ("`[policy.NAME.keep]`", Keep, "At least one of these options."),
     ("`[group.NAME]`", Group, _GROUP_INTRO),
     ("`[replica.NAME]`", Replica, _REPLICA_INTRO),
+    ('`[replica.NAME]` with `engine = "restic"`', ResticReplica, _RESTIC_INTRO),
     ("`[source.NAME]`", Source, _SOURCE_INTRO),
     ("`[copies.NAME]`", Copies, _COPIES_INTRO),
     ("`[status]`", StatusOptions, "See [status](../how-to/status.md)."),

@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Strict,
+    Tag,
+    model_validator,
+)
 
-from snaporch.config.window import ALWAYS, WindowOption, Windows, check_rate_outside, rate_at
+from snaporch.config.window import ALWAYS, Paced, WindowOption
 from snaporch.zfs_names import is_dataset
 
 
@@ -60,11 +68,15 @@ Dataset = Annotated[str, AfterValidator(_dataset)]
 Directory = Annotated[Path, AfterValidator(_directory)]
 
 
-class Replica(BaseModel):
-    """Where snapshots and bundles are copied to."""
+class Replica(BaseModel, Paced):
+    """Where snapshots and bundles are copied to: a pool of another machine, or of this one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
+    engine: Literal["zfs"] = Field(
+        default="zfs",
+        description="How copies are stored: `zfs` in a pool, `restic` as the next section says.",
+    )
     host: Annotated[str, AfterValidator(host_name)] = Field(
         default="",
         description="The other machine, as ssh knows it (`root@nas`, or a name from its "
@@ -110,17 +122,8 @@ class Replica(BaseModel):
     def _has_host(self) -> Replica:
         if self.append_only and not self.host:
             raise ValueError("append_only needs host: a pool of this machine is root's")
-        check_rate_outside(self.window, self.rate_outside)
+        self.check_rates()
         return self
-
-    def rate_now(self) -> int:
-        """The most MiB a second that may be sent at this moment; 0 for no limit."""
-        return rate_at(self.window, self.rate, self.rate_outside, datetime.now(UTC))
-
-    @property
-    def start_window(self) -> Windows:
-        """When a replication may start by itself."""
-        return self.window if self.rate_outside is None else ALWAYS
 
     def shared_with(self, other: Replica) -> str:
         """What two replicas would both write to; empty if nothing.
@@ -134,6 +137,99 @@ class Replica(BaseModel):
         if are_nested(self.bundles, other.bundles):
             return "bundles, or one has them inside the other's"
         return ""
+
+
+def _repository(text: str) -> str:
+    if not text.isprintable() or text.startswith("-"):
+        raise ValueError(
+            "must be a repository as restic knows it, such as 's3:https://HOST/BUCKET'"
+        )
+    if re.match(r"[a-z0-9]+:(https?://)?[^/@]*:[^/@]*@", text):
+        raise ValueError("must not have a password: put RESTIC_REPOSITORY into environment_file")
+    if ":" not in text and not text.startswith("/"):
+        raise ValueError("must begin with 's3:', 'rest:', 'sftp:' or another of restic's, or '/'")
+    return text
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or ".." in path.parts:
+        raise ValueError("must be an absolute path, without '..'")
+    return path
+
+
+class ResticReplica(BaseModel, Paced):
+    """Where snapshots and bundles are copied to: a repository of restic, such as object storage."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    engine: Literal["restic"] = Field(description="`restic`.")
+    repository: Annotated[str, AfterValidator(_repository)] = Field(
+        default="",
+        description="The repository as restic knows it: `s3:https://HOST/BUCKET/PATH`, "
+        "`rest:https://HOST/PATH/`, `sftp:USER@HOST:/PATH` or a directory. Each host needs one of "
+        "its own. It must exist: `restic init`. Empty if `environment_file` sets "
+        "`RESTIC_REPOSITORY`, which may contain a password.",
+    )
+    password_file: Annotated[Path, Strict(strict=False), AfterValidator(_absolute)] = Field(
+        description="File with the repository's password; only root may read it. Without the "
+        "password no copy can be read: keep it elsewhere, too.",
+    )
+    environment_file: Annotated[str, AfterValidator(lambda text: str(_absolute(Path(text))))] = (
+        Field(
+            default="",
+            description="File with lines such as `AWS_ACCESS_KEY_ID=…` for restic; only root may "
+            "read it. Empty for none.",
+        )
+    )
+    chain: int = Field(
+        default=30,
+        ge=0,
+        le=1000,
+        description="How many increments follow a full copy of a dataset; then another full copy "
+        "begins a new chain. A restore reads a whole chain up to its snapshot.",
+    )
+    rate: int = Field(
+        default=0, ge=0, le=1 << 20, description="Most MiB a second that are sent; 0 for no limit."
+    )
+    window: WindowOption = Field(
+        default=ALWAYS,
+        description="When a replication starts by itself, as in the section before. A stream that "
+        "is under way at the end is sent again in the next window; what restic has stored of it "
+        "is not.",
+    )
+    rate_outside: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description="Most MiB a second outside of `window`: then a replication starts and "
+        "continues there, too. What begins in one keeps its rate.",
+    )
+
+    @model_validator(mode="after")
+    def _has_repository(self) -> ResticReplica:
+        if not self.repository and not self.environment_file:
+            raise ValueError("names neither repository, nor environment_file that could set it")
+        self.check_rates()
+        return self
+
+    def shared_with(self, other: ResticReplica) -> str:
+        """What two replicas would both write to; empty if nothing, or if that is not known."""
+        return "repository" if self.repository and self.repository == other.repository else ""
+
+
+ENGINE = "engine "
+"""With this begins the step in pydantic's ``loc`` that is no key of the file."""
+
+
+def _engine(section: object) -> str:
+    engine = section.get("engine") if isinstance(section, dict) else getattr(section, "engine", "")
+    return f"{ENGINE}restic" if engine == "restic" else f"{ENGINE}zfs"
+
+
+AnyReplica = Annotated[
+    Annotated[Replica, Tag(f"{ENGINE}zfs")] | Annotated[ResticReplica, Tag(f"{ENGINE}restic")],
+    Discriminator(_engine),
+]
 
 
 def are_nested(one: Path, other: Path) -> bool:

@@ -23,7 +23,7 @@ from snaporch.config.copies import Copies
 from snaporch.config.duration import Duration, Seconds
 from snaporch.config.monitoring import MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Policy, PolicyName
-from snaporch.config.replica import Replica, are_nested
+from snaporch.config.replica import AnyReplica, Replica, ResticReplica, are_nested
 from snaporch.config.source import Source
 from snaporch.default_paths import BUNDLES, LIBVIRT_URI, RUNTIME
 from snaporch.zfs_names import is_dataset
@@ -371,7 +371,7 @@ class Config(_Section):
         default={}, description="Consistency groups, by name: `[group.NAME]`."
     )
 
-    replica: dict[PolicyName, Replica] = Field(
+    replica: dict[PolicyName, AnyReplica] = Field(
         default={}, description="Where snapshots are copied to, by name: `[replica.offsite]`."
     )
 
@@ -392,6 +392,11 @@ class Config(_Section):
         pulled = {name: found for name, each in self.source.items() if (found := each.copies)}
         return {**self.copies, **pulled}
 
+    @property
+    def zfs_replicas(self) -> dict[str, Replica]:
+        """The replicas that are pools, by name."""
+        return {name: each for name, each in self.replica.items() if isinstance(each, Replica)}
+
     @model_validator(mode="after")
     def _replicas_exist(self) -> Config:
         for name, policy in self.policy.items():
@@ -400,9 +405,10 @@ class Config(_Section):
                     raise ValueError(
                         f"policy.{name}.replicate names {wanted!r}, and there is no such replica"
                     )
-        for name, replica in self.replica.items():
+        for name in self.replica:
             if name.startswith("pull-"):  # its bookmarks would be those of `snaporch send`
                 raise ValueError(f"replica.{name}: no name of a replica begins with pull-")
+        for name, replica in self.zfs_replicas.items():
             if not replica.host and are_nested(replica.bundles, self.paths.bundles):
                 raise ValueError(
                     f"replica.{name}.bundles is this host's own bundle store, or one is inside "
@@ -420,10 +426,18 @@ class Config(_Section):
                     f"source.{name}.bundles is this host's own bundle store, or one is inside "
                     "the other"
                 )
-        copies = [(f"replica.{name}", replica) for name, replica in self.replica.items()]
+        copies = [(f"replica.{name}", replica) for name, replica in self.zfs_replicas.items()]
         copies += [(f"source.{name}", source.as_replica()) for name, source in self.source.items()]
         for (name, one), (other, two) in combinations(copies, 2):
             if shared := one.shared_with(two):
+                raise ValueError(f"{name} and {other} have the same {shared}")
+        repositories = [
+            (f"replica.{name}", each)
+            for name, each in self.replica.items()
+            if isinstance(each, ResticReplica)
+        ]
+        for (name, here), (other, there) in combinations(repositories, 2):
+            if shared := here.shared_with(there):
                 raise ValueError(f"{name} and {other} have the same {shared}")
         return self
 
@@ -436,6 +450,10 @@ class Config(_Section):
                     "the other: leave paths.bundles as it is"
                 )
             replica = self.replica.get(name)
+            if isinstance(replica, ResticReplica):
+                raise ValueError(
+                    f"replica.{name} is a repository: copies.{name} needs another name"
+                )
             if replica and (replica.host or replica.dataset != copies.dataset):
                 raise ValueError(f"copies.{name} and replica.{name} are other copies")
             if name in self.source:

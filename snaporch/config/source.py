@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +20,7 @@ from snaporch.config.copies import Copies, KeepAll, keep_all_field
 from snaporch.config.duration import Duration
 from snaporch.config.policy import Keep
 from snaporch.config.replica import Dataset, Directory, Replica, host_name
-from snaporch.config.window import ALWAYS, WindowOption, Windows, check_rate_outside, rate_at
+from snaporch.config.window import ALWAYS, Paced, WindowOption
 
 GuestName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 
@@ -31,7 +31,7 @@ def _host(text: str) -> str:
     return host_name(text)
 
 
-class Source(BaseModel):
+class Source(BaseModel, Paced):
     """A host whose guests this machine copies."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -96,17 +96,8 @@ class Source(BaseModel):
 
     @model_validator(mode="after")
     def _rates(self) -> Source:
-        check_rate_outside(self.window, self.rate_outside)
+        self.check_rates()
         return self
-
-    def rate_now(self) -> int:
-        """The most MiB a second that may be received at this moment; 0 for no limit."""
-        return rate_at(self.window, self.rate, self.rate_outside, datetime.now(UTC))
-
-    @property
-    def start_window(self) -> Windows:
-        """When a pull may start by itself."""
-        return self.window if self.rate_outside is None else ALWAYS
 
     @property
     def copies(self) -> Copies | None:

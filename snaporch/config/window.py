@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import PlainSerializer, PlainValidator
 
@@ -129,16 +129,6 @@ def _texts(windows: Windows) -> str | list[str]:
 WindowOption = Annotated[Windows, PlainValidator(parse_windows), PlainSerializer(_texts)]
 
 
-def check_rate_outside(windows: Windows, rate_outside: int | None) -> None:
-    """Check that the rate outside of windows has an effect.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if rate_outside is not None and not windows:
-        raise ValueError("rate_outside needs window: without it there is no time outside")
-
-
 def rate_at(windows: Windows, rate: int, rate_outside: int | None, moment: datetime) -> int:
     """The most MiB a second at a moment; 0 for no limit.
 
@@ -149,3 +139,36 @@ def rate_at(windows: Windows, rate: int, rate_outside: int | None, moment: datet
         moment: the time.
     """
     return rate if rate_outside is None or windows.is_open(moment) else rate_outside
+
+
+class _Rates(Protocol):
+    """Options of a section that says when and how fast transfers run."""
+
+    @property
+    def window(self) -> Windows: ...
+    @property
+    def rate(self) -> int: ...
+    @property
+    def rate_outside(self) -> int | None: ...
+
+
+class Paced:
+    """What the options ``window``, ``rate`` and ``rate_outside`` of a section mean together."""
+
+    def check_rates(self: _Rates) -> None:
+        """Check that the rate outside of windows has an effect.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if self.rate_outside is not None and not self.window:
+            raise ValueError("rate_outside needs window: without it there is no time outside")
+
+    def rate_now(self: _Rates) -> int:
+        """The most MiB a second at this moment; 0 for no limit."""
+        return rate_at(self.window, self.rate, self.rate_outside, datetime.now(UTC))
+
+    @property
+    def start_window(self: _Rates) -> Windows:
+        """When a transfer may start by itself."""
+        return self.window if self.rate_outside is None else ALWAYS

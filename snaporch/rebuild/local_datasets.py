@@ -64,10 +64,18 @@ class Local(Protocol):
     def state(self, dataset: str) -> LocalState:
         """The state of a dataset."""
 
-    def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
+    def receiver(
+        self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool = True
+    ) -> list[str]:
         """The command that receives a snapshot; nothing finds the dataset before :meth:`mount`.
 
         It marks the dataset as one of a rebuild that is not complete, also if it is interrupted.
+
+        Args:
+            dataset: its name.
+            name: of the snapshot.
+            kind: of the dataset.
+            resumable: keep what arrived of an interrupted stream; otherwise none of it stays.
         """
 
     def make_parents(self, dataset: str) -> None:
@@ -121,9 +129,18 @@ class LocalDatasets:
         token = self._value("receive_resume_token", dataset)
         return LocalState(True, token, tuple(self._pool.snapshots([dataset])))
 
-    def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
+    def receiver(
+        self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool = True
+    ) -> list[str]:
         """See :class:`Local`."""
-        options = ("-s", "-u", "-o", _NOT_YET[kind], "-o", f"{REBUILD_PROPERTY}={RECEIVED}")
+        options = (
+            *(["-s"] if resumable else []),
+            "-u",
+            "-o",
+            _NOT_YET[kind],
+            "-o",
+            f"{REBUILD_PROPERTY}={RECEIVED}",
+        )
         return self._host.command("zfs", "receive", *options, f"{dataset}@{name}")
 
     def make_parents(self, dataset: str) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
-from snaporch.config import Replica
+from snaporch.config import Replica, ResticReplica
 from snaporch.context import Context
 from snaporch.errors import UsageError
 from snaporch.rebuild.local_datasets import Local, LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource, Source
+from snaporch.rebuild.restic_source import ResticSource
 from snaporch.replication.interface import find_replica
 
 
@@ -27,6 +28,11 @@ def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Lo
     """
     pulled = context.config.source.get(name)
     replica = pulled.as_replica() if pulled else find_replica(context.config, name)
+    local = LocalDatasets(context.pool, context.interrupt)
+    if isinstance(replica, ResticReplica):
+        if host:
+            raise UsageError("--host", f"replica {name} is a repository of restic")
+        return ResticSource(name, replica, context.interrupt, context.progress), local
     if host:
         try:
             changes = {"host": host, "append_only": False}
@@ -34,4 +40,4 @@ def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Lo
         except ValidationError as error:
             raise UsageError(repr(host), "is no host as ssh knows it") from error
     source = ReplicaSource(name, replica, context.interrupt, context.progress)
-    return source, LocalDatasets(context.pool, context.interrupt)
+    return source, local

@@ -252,13 +252,13 @@ def make_plan(
     for dataset, guid in sorted(wanted.items()):
         copy = copy_name(dataset)
         found = list(copies[copy])
-        last = next(number for number, each in enumerate(found) if each.guid == guid)
+        last = next(each for each in found if each.guid == guid)
         is_pages = manifest.pages is not None and dataset == manifest.pages.dataset
         incoming.append(
             Incoming(
                 dataset,
                 copy,
-                snapshots=tuple(found[: last + 1] if history else [found[last]]),
+                snapshots=tuple(source.needed(found, last, history=history)),
                 mountpoint="" if is_pages else _mountpoint(manifest, dataset),
                 raw=copy in encrypted,
                 kind=kinds[copy],

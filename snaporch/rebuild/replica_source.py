@@ -42,6 +42,21 @@ class Source(Protocol):
     def name(self) -> str:
         """Its name in the configuration."""
 
+    @property
+    def resumes(self) -> bool:
+        """Whether an interrupted transfer of a snapshot can be continued by its token."""
+
+    def needed(
+        self, copies: Sequence[PoolSnapshot], wanted: PoolSnapshot, *, history: bool
+    ) -> list[PoolSnapshot]:
+        """The snapshots of a copy that must come for one of them, oldest first; it is the last.
+
+        Args:
+            copies: all snapshots of the copy, oldest first.
+            wanted: one of them.
+            history: the older ones come back, too.
+        """
+
     def snapshots(self) -> list[PoolSnapshot]:
         """The snapshots of all copies, oldest first; copies are named without the dataset above.
 
@@ -109,6 +124,12 @@ class Source(Protocol):
         """
 
 
+def up_to(copies: Sequence[PoolSnapshot], wanted: PoolSnapshot) -> list[PoolSnapshot]:
+    """Snapshots up to one of them, by its GUID."""
+    last = next(number for number, each in enumerate(copies) if each.guid == wanted.guid)
+    return list(copies[: last + 1])
+
+
 class ReplicaSource:
     """:class:`Source` by ssh, or a pool of this host.
 
@@ -121,6 +142,9 @@ class ReplicaSource:
     Raises:
         RefusedError: the replica is append-only, so this host may not read from it.
     """
+
+    resumes = True
+    """See :class:`Source`."""
 
     def __init__(
         self, name: str, replica: Replica, interrupt: Interrupt, progress: Progress
@@ -157,6 +181,12 @@ class ReplicaSource:
             for each in found
             if each.dataset.startswith(root) and is_snapshot(each.name)
         ]
+
+    def needed(
+        self, copies: Sequence[PoolSnapshot], wanted: PoolSnapshot, *, history: bool
+    ) -> list[PoolSnapshot]:
+        """See :class:`Source`."""
+        return up_to(copies, wanted) if history else [wanted]
 
     def bundles(self, uuid: str) -> Mapping[str, BundleCopy]:
         """See :class:`Source`."""

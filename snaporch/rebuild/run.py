@@ -206,7 +206,7 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
         )
         local.make_parents(each.dataset)
         token = local.state(each.dataset).token
-        receiver = local.receiver(each.dataset, snapshot.name, each.kind)
+        receiver = local.receiver(each.dataset, snapshot.name, each.kind, resumable=source.resumes)
         try:
             source.receive(snapshot, base, token, receiver, raw=each.raw)
         except InterruptedRunError:

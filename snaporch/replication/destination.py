@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from snaporch.bundle.store import copy_name
-from snaporch.config import Replica
+from snaporch.config import AnyReplica, Replica, ResticReplica
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
@@ -25,6 +25,8 @@ from snaporch.remote_host import Host, check_installed
 from snaporch.replication.append_only import AppendOnlyDestination, check_append_only
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
 from snaporch.replication.replica_bundles import ReplicaBundles
+from snaporch.replication.restic import repository_problem
+from snaporch.replication.restic_destination import ResticDestination
 from snaporch.replication.resume_transfer import NO_TOKEN, CopyState
 from snaporch.replication.stall_detector import StallDetector
 from snaporch.replication.stream_sender import StreamSender
@@ -184,17 +186,21 @@ class ReplicaDestination:
 def open_replica(context: Context, name: str) -> Destination:
     """The replica with this name in the configuration."""
     replica, progress = context.config.replica[name], context.progress
+    if isinstance(replica, ResticReplica):
+        return ResticDestination(name, replica, context.pool, context.interrupt, progress)
     kind = AppendOnlyDestination if replica.append_only else ReplicaDestination
     return kind(name, replica, context.pool, context.interrupt, progress)
 
 
-def unavailable_reason(replica: Replica, open_host: Callable[[str], Host] = Host) -> str:
+def unavailable_reason(replica: AnyReplica, open_host: Callable[[str], Host] = Host) -> str:
     """Why no transfer to a replica can succeed now; empty if no obstacle is found.
 
     Args:
         replica: its section.
         open_host: returns the machine with a name; see :class:`~snaporch.remote_host.Host`.
     """
+    if isinstance(replica, ResticReplica):
+        return repository_problem(replica)
     host, pool = open_host(replica.host), replica.dataset.partition("/")[0]
     try:
         if replica.append_only:
@@ -209,12 +215,12 @@ def unavailable_reason(replica: Replica, open_host: Callable[[str], Host] = Host
     return ""
 
 
-def weakness_of(replica: Replica) -> str:
+def weakness_of(replica: AnyReplica) -> str:
     """Why an append-only replica is protected less than it could be.
 
     Empty if it is not, if it does not answer, and for other replicas.
     """
-    if replica.append_only:
+    if isinstance(replica, Replica) and replica.append_only:
         with suppress(SnaporchError):
             return check_append_only(replica)
     return ""

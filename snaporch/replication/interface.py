@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from snaporch.config import Config, Replica
+from snaporch.config import AnyReplica, Config
 from snaporch.errors import NotFoundError, SnaporchError
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import LIMIT_SECONDS
@@ -133,7 +133,7 @@ class Destination(Protocol):
         """
 
 
-def find_replica(config: Config, name: str) -> Replica:
+def find_replica(config: Config, name: str) -> AnyReplica:
     """The replica with this name in the configuration.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import missing_datasets, one_per_dataset, run_members
-from snaporch.config import Config, Replica
+from snaporch.config import AnyReplica, Config, Replica
 from snaporch.model import PoolSnapshot, SnapshotRecord
 
 
@@ -37,7 +37,7 @@ class Originals:
     ) -> None:
         self._records = records
         self._manifests = manifests
-        replicas = [each.dataset for each in config.replica.values() if not each.host]
+        replicas = [each.dataset for each in config.zfs_replicas.values() if not each.host]
         sources = [each.dataset for each in config.source.values()]
         self._local = tuple(f"{each}/" for each in (*replicas, *sources))
         self._copies = tuple(f"/{copy_name(each)}" for each in datasets if "/" in each)
@@ -134,13 +134,15 @@ class Originals:
         return [each for each in found if each]
 
 
-def nesting_reason(replica: Replica, datasets: Iterable[str]) -> str:
+def nesting_reason(replica: AnyReplica, datasets: Iterable[str]) -> str:
     """Why datasets of this host cannot be copied to a replica, by their names; empty if they can.
 
     Below a dataset to copy, each copy would be copied, too, for ever. Above one, a replica would
     get copies of what is inside it.
     """
-    for dataset in datasets if not replica.host else ():
+    if not isinstance(replica, Replica) or replica.host:
+        return ""
+    for dataset in datasets:
         if f"{replica.dataset}/".startswith(f"{dataset}/"):
             return f"{replica.dataset} is inside {dataset}, which is copied to it"
         if dataset.startswith(f"{replica.dataset}/"):

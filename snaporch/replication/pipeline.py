@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import IO
 
 from snaporch.remote_host import search_path
@@ -23,6 +24,7 @@ class Pipeline:
         output: gets the errors of all commands, and what the last one prints.
         first: a file that the first command reads, from its position on; nothing by default. The
             caller closes it.
+        variables: of the commands' environment, beside those of this process.
     """
 
     def __init__(
@@ -30,8 +32,9 @@ class Pipeline:
         commands: Sequence[Sequence[str]],
         output: IO[bytes],
         first: IO[bytes] | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        environment = {**os.environ, "LC_ALL": "C", "PATH": search_path()}
+        environment = {**os.environ, **variables, "LC_ALL": "C", "PATH": search_path()}
         self._processes: list[subprocess.Popen[bytes]] = []
         source = first
         for words in commands:

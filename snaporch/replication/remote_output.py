@@ -53,6 +53,7 @@ def remote_output(host: Host, script: str, thing: str, interrupt: Interrupt) -> 
             stdout=subprocess.PIPE,
             stderr=errors.writer,
             bufsize=0,
+            env=host.environment,
             process_group=0,
         ) as process,
     ):

@@ -17,6 +17,7 @@ from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import COPY, by_dataset, marked_by
+from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
@@ -136,7 +137,8 @@ class _Transfer:
         self._unmarked: set[str] = set()
         """Snapshots of this host whose copies may lack properties."""
         self._read = 0
-        self._marks_stay = context.config.replica[name].append_only
+        replica = context.config.replica[name]
+        self._marks_stay = isinstance(replica, Replica) and replica.append_only
         """The replica never changes a property that it has set."""
         self._is_held_back = False
         """Snapshots were not sent because of an unfinished run."""

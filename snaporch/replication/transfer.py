@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import IO
 
 from snaporch.command_log import LoggedCommand
@@ -44,6 +45,7 @@ class Transfers:
         rate: the most MiB a second at this moment; 0 for no limit.
         end_seconds: how long the commands may take to end after SIGTERM.
         watch: watches whether a process group still moves data.
+        environment: variables for the commands, beside those of this process.
     """
 
     def __init__(
@@ -56,7 +58,9 @@ class Transfers:
         *,
         end_seconds: float = 10,
         watch: Callable[[int], StallDetector] = StallDetector,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self._environment = environment
         self._name = name
         self._label = label
         self._interrupt = interrupt
@@ -134,7 +138,7 @@ class Transfers:
             check_installed(command[0])
         words = [word for command in commands for word in ("|", *command)][1:]
         with self.local_errors(), LoggedCommand(*words) as log, tempfile.TemporaryFile() as output:
-            process = Pipeline(commands, output, source)
+            process = Pipeline(commands, output, source, self._environment)
             try:
                 status = self._wait(process, output, limit, report)
             finally:

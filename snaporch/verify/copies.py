@@ -205,7 +205,8 @@ class CopyVerifier:
         )
 
     def _find_lost(self, found: Collection[str], listed: Collection[str]) -> None:
-        is_complete = not self._host.config.replica[self._name].append_only
+        replica = self._host.config.zfs_replicas.get(self._name)
+        is_complete = replica is None or not replica.append_only
         listing = CopyListing({*found, *self._records}, listed, is_complete)
         lost: dict[tuple[str, bool], list[CopyResult]] = {}
         for result, was_listed in self._results.sort_out(self._name, listing, self._host.now()):
@@ -238,7 +239,7 @@ class CopyVerifier:
 
         Another host may be this one by another name, so its replicas count, too.
         """
-        roots = {replica.dataset for replica in self._host.config.replica.values()}
+        roots = {replica.dataset for replica in self._host.config.zfs_replicas.values()}
         places = (each.rpartition("/") for each in record.datasets)
         return all(above in roots and ":" in name for above, _, name in places)
 

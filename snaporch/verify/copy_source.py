@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Protocol
 
 from snaporch.bundle.store import BundleStore, copy_name
-from snaporch.config import Config
+from snaporch.config import Config, ResticReplica
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.rebuild.replica_source import ReplicaSource
+from snaporch.rebuild.restic_source import ResticSource
 from snaporch.replication.append_only import AppendOnlyDestination
 from snaporch.replication.interface import BundleCopy, Destination, find_replica
 from snaporch.zfs import Pool
@@ -89,6 +90,8 @@ def open_copies(
         SnaporchError: the snapshots of this host cannot be listed.
     """
     replica = find_replica(config, name)
+    if isinstance(replica, ResticReplica):
+        return ResticSource(name, replica, interrupt, progress)
     if not replica.append_only:
         return ReplicaSource(name, replica, interrupt, progress)
     datasets = [

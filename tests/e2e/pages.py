@@ -100,6 +100,15 @@ NOT_RUN = {
         '{"event": "failure"': _OUTPUT,
         "ntfys://ntfy.example.org/snapshots": "names services of others",
     },
+    "docs/how-to/object-storage.md": {
+        "apt install restic": "needs a package registry",
+        "[replica.cloud]": "test_restic has it as its configuration",
+        "set -a; . /etc/snaporch/cloud-environment": "needs object storage; test_restic runs it",
+        "snaporch rebuild web --from cloud": "test_restic runs it, without --dry-run",
+        "restic snapshots --tag kind=stream": _PLACES + "test_restic",
+        "restic check --read-data-subset=10%": "is restic's own",
+        "tag=chain=tank/vm/web@1234567890": _PLACES + "test_restic_contract",
+    },
     "docs/how-to/pruning.md": {
         "[template_guests]": "test_sanoid has the configuration",
         "mv STORE/.trash/20261121T142229Z.UUID.RUN STORE/UUID/RUN": _PLACES + "test_prune",

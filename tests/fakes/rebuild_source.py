@@ -16,6 +16,7 @@ from snaporch.hypervisor import HostObject
 from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.rebuild.allowed_networks import HostNetworks, subnets_of
 from snaporch.rebuild.local_datasets import RECEIVED, LocalState
+from snaporch.rebuild.replica_source import up_to
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -27,6 +28,7 @@ class FakeSource:
     """A :class:`~snaporch.rebuild.replica_source.Source` of what a fake replica has."""
 
     name = "nas"
+    resumes = True
 
     def __init__(self, pool: FakePool, replica: FakeReplica, hooks: Hooks) -> None:
         self._pool = pool
@@ -46,6 +48,12 @@ class FakeSource:
         unique = {each.full_name: each for each in found}
         ordered = sorted(unique.values(), key=lambda each: each.createtxg)
         return [replace(each, dataset=copy_name(each.dataset)) for each in ordered]
+
+    def needed(
+        self, copies: Sequence[PoolSnapshot], wanted: PoolSnapshot, *, history: bool
+    ) -> list[PoolSnapshot]:
+        """See the protocol."""
+        return up_to(copies, wanted) if history else [wanted]
 
     def bundles(self, uuid: str) -> Mapping[str, BundleCopy]:
         """See the protocol."""
@@ -131,10 +139,18 @@ class FakeLocal:
         snapshots = tuple(self._pool.snapshots([dataset]))
         return LocalState(exists, self.tokens.get(dataset, NO_TOKEN), snapshots)
 
-    def receiver(self, dataset: str, name: str, kind: DatasetKind) -> list[str]:
+    def receiver(self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool) -> list[str]:
         """See the protocol."""
         mark = f"{REBUILD_PROPERTY}={RECEIVED}"
-        return ["zfs", "receive", "-s", "-u", "-o", mark, f"{dataset}@{name}"]
+        return [
+            "zfs",
+            "receive",
+            *(["-s"] if resumable else []),
+            "-u",
+            "-o",
+            mark,
+            f"{dataset}@{name}",
+        ]
 
     def make_parents(self, dataset: str) -> None:
         """See the protocol."""

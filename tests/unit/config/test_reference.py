@@ -7,7 +7,7 @@ from snaporch.config.copies import Copies
 from snaporch.config.monitoring import EmailOptions, MetricsOptions, NotifyOptions, StatusOptions
 from snaporch.config.policy import Group, Keep, Policy
 from snaporch.config.reference import reference
-from snaporch.config.replica import Replica
+from snaporch.config.replica import Replica, ResticReplica
 from snaporch.config.schema import (
     Config,
     DomainSettings,
@@ -35,6 +35,7 @@ SECTIONS = (
     Keep,
     Group,
     Replica,
+    ResticReplica,
     Source,
     Copies,
 )

@@ -1,0 +1,112 @@
+"""A stream of ``zfs send`` on its way to or from a repository: counted, hashed and checked.
+
+``python3 -m snaporch.replication.checked_stream NAME GUID --report FILE`` passes on the stream of
+this snapshot, and writes its size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,
+the last part is withheld unless both are right: so ZFS never has a snapshot that differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from snaporch.errors import RefusedError, SnaporchError
+from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
+
+_BLOCK = 1 << 18
+
+
+class Digest(NamedTuple):
+    """What a stream is."""
+
+    bytes: int
+    sha256: str
+
+
+def pass_on(source: int, target: int, name: str, guid: int, expected: Digest | None) -> Digest:
+    """Pass a stream on.
+
+    Args:
+        source: the descriptor that is read.
+        target: the descriptor that is written.
+        name: of the snapshot that the stream must have, without its dataset.
+        guid: of that snapshot.
+        expected: without it, any stream of this snapshot is passed on.
+
+    Raises:
+        RefusedError: it is the stream of another snapshot, or differs from ``expected``; not all of
+            it was written.
+        OSError: reading or writing failed.
+    """
+    digest, size = hashlib.sha256(), 0
+    held = b""
+    while len(held) < HEADER_BYTES and (block := os.read(source, HEADER_BYTES - len(held))):
+        held += block
+    if sent_snapshot(held)[:2] != (name, guid):
+        raise RefusedError("the stream", "has another snapshot")
+    while True:
+        digest.update(held)
+        size += len(held)
+        block = os.read(source, _BLOCK)
+        if not block:
+            break
+        _write(target, held)
+        held = block
+    found = Digest(size, digest.hexdigest())
+    if expected is not None and found != expected:
+        what = f"{found.bytes} bytes instead of {expected.bytes}"
+        what = what if found.bytes != expected.bytes else "another SHA-256 than its record"
+        raise RefusedError("the stream", f"has {what}")
+    _write(target, held)
+    return found
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def command(name: str, guid: int, *options: str) -> list[str]:
+    """The command line that passes on the stream of a snapshot.
+
+    Args:
+        name: of the snapshot.
+        guid: of the snapshot.
+        options: ``--report FILE``, or ``--expect BYTES SHA256``.
+    """
+    words = [sys.executable, "-P", "-m", "snaporch.replication.checked_stream"]
+    return [*words, name, str(guid), *options]
+
+
+def read_report(path: Path) -> Digest:
+    """What ``--report`` wrote.
+
+    Raises:
+        ValueError: nothing.
+    """
+    size, sha256 = path.read_text().split()
+    return Digest(int(size), sha256)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run the command; return its exit status."""
+    name, guid, option, *values = words
+    expected = Digest(int(values[0]), values[1]) if option == "--expect" else None
+    try:
+        found = pass_on(0, 1, name, int(guid), expected)
+    except (SnaporchError, OSError) as error:
+        text = error.line() if isinstance(error, SnaporchError) else str(error)
+        sys.stderr.write(f"snaporch: {text}\n")
+        return 1
+    if option == "--report":
+        Path(values[0]).write_text(f"{found.bytes} {found.sha256}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

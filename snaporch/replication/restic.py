@@ -1,0 +1,261 @@
+"""The command ``restic``, with a repository that the configuration names.
+
+Neither the password nor what ``environment_file`` sets is in a command line or in the log. Only
+options of restic 0.14 are used, which Debian 12 has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shlex
+import stat
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from snaporch.config import ResticReplica
+from snaporch.errors import SnaporchError, UnavailableError
+from snaporch.interrupt import Interrupt
+from snaporch.progress import Progress
+from snaporch.remote_host import Host, check_installed
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.restic_records import TAG, Contents, parse_listing
+from snaporch.replication.transfer import Transfers, reason_of_receiver
+
+CACHE = Path("/var/cache/snaporch/restic")
+"""Where restic keeps what it would read again, which is encrypted, too."""
+SEE = "see docs/how-to/object-storage.md"
+_MAX_BYTES = 1 << 16
+"""Of a file with secrets."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CHECK_SECONDS = 120
+_RECORD_FILE = "/record"
+_OF_RESTIC = ("Fatal: ", "cannot dump file")
+"""With these begins a line of restic that says why it failed."""
+
+
+class ResticRepository:
+    """A repository of restic.
+
+    Args:
+        name: the replica's name in the configuration.
+        replica: its section.
+        interrupt: a signal ends a command.
+        progress: gets the bytes.
+        cache: restic's cache.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        replica: ResticReplica,
+        interrupt: Interrupt,
+        progress: Progress,
+        *,
+        cache: Path = CACHE,
+    ) -> None:
+        self.name = name
+        self._replica = replica
+        self._interrupt = interrupt
+        self._progress = progress
+        self._cache = cache
+        self._contents: Contents | None = None
+
+    @cached_property
+    def host(self) -> Host:
+        """This machine, where commands have what restic needs to open the repository.
+
+        Raises:
+            UnavailableError: restic is not installed, or a file is missing or not root's alone.
+        """
+        check = self._interrupt.check
+        return Host("", lambda: check(self.name), environment=self._environment)
+
+    @cached_property
+    def transfers(self) -> Transfers:
+        """Run transfers to and from the repository; errors as those of :attr:`host`."""
+        return Transfers(
+            self.name,
+            "this machine",
+            self._interrupt,
+            self._progress,
+            environment=self._environment,
+        )
+
+    @cached_property
+    def _environment(self) -> dict[str, str]:
+        check_installed("restic")
+        read_secret(self._replica.password_file)
+        variables = {"RESTIC_CACHE_DIR": str(self._cache)}
+        if path := self._replica.environment_file:
+            variables |= read_variables(Path(path))
+        if self._replica.repository:
+            variables["RESTIC_REPOSITORY"] = self._replica.repository
+        if "RESTIC_REPOSITORY" not in variables:
+            step = "set it there, or repository in the configuration"
+            raise UnavailableError(path, "does not set RESTIC_REPOSITORY", step)
+        variables["RESTIC_PASSWORD_FILE"] = str(self._replica.password_file)
+        return variables
+
+    def contents(self) -> Contents:
+        """What the repository has; it is listed again only after it was written to.
+
+        Raises:
+            SnaporchError: the listing failed.
+        """
+        if self._contents is None:
+            words = ("restic", "snapshots", "--no-lock", "--json", "--tag", TAG)
+            try:
+                text = self.host.run(*words)
+                self._contents = parse_listing(text)
+            except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+                raise ReplicaError(self.name, "its listing cannot be read", SEE) from error
+            except SnaporchError as error:
+                if isinstance(error, UnavailableError):
+                    raise
+                reason = restic_reason(error.reason.splitlines())
+                step = f"{self.by_hand('snapshots')}; {SEE}"
+                raise ReplicaError(
+                    f"replica {self.name}", f"cannot be listed: {reason}", step
+                ) from error
+        return self._contents
+
+    def backup(self, tags: Sequence[str], *what: str) -> list[str]:
+        """The command line that stores something.
+
+        Args:
+            tags: of the restic snapshot.
+            what: the last words: paths, or ``--stdin --stdin-filename NAME``.
+        """
+        self._contents = None
+        rate = self._replica.rate_now()
+        limit = ["--limit-upload", str(rate << 10)] if rate else []
+        named = [word for tag in tags for word in ("--tag", tag)]
+        return ["restic", "backup", "--quiet", "--force", *limit, *named, *what]
+
+    def dump(self, snapshot: str, path: str) -> list[str]:
+        """The command line that prints a file of a restic snapshot.
+
+        Args:
+            snapshot: its ID.
+            path: of the file.
+        """
+        return ["restic", "dump", "--no-lock", "--quiet", snapshot, path]
+
+    def record(self, tags: Sequence[str]) -> None:
+        """Store a restic snapshot for its tags; its file has the same, for a reader.
+
+        Raises:
+            ReplicaError: that failed.
+        """
+        words = self.backup(tags, "--stdin", "--stdin-filename", _RECORD_FILE)
+        with self.transfers.local_errors(), tempfile.TemporaryFile() as text:
+            text.write("".join(f"{tag}\n" for tag in tags).encode())
+            text.seek(0)
+            status, lines = self.transfers.run(words, through=0, size=0, source=text)
+        self._contents = None
+        if status != 0:
+            reason = f"a record was not stored: {restic_reason(lines)}"
+            raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}")
+
+    def by_hand(self, *words: str) -> str:
+        """A restic command as an admin types it; it contains no secret."""
+        path = self._replica.environment_file
+        begin = f"set -a; . {shlex.quote(path)}; set +a; " if path else ""
+        repository = ["-r", self._replica.repository] if self._replica.repository else []
+        secret = ["--password-file", str(self._replica.password_file)]
+        return f"{begin}{shlex.join(['restic', *repository, *secret, *words])}"
+
+
+def new_upload() -> str:
+    """A new value for the tag ``upload``."""
+    return secrets.token_hex(16)
+
+
+def restic_reason(lines: Sequence[str], *, reads: bool = False) -> str:
+    """The reason of a failure, from the output of restic and of the command at its other side.
+
+    Args:
+        lines: not empty ones.
+        reads: restic is the first command, and the others fail because it does; otherwise the last.
+    """
+    said = [line.removeprefix("Fatal: ") for line in lines if line.startswith(_OF_RESTIC)]
+    own = [reason_of_receiver([line]) for line in lines if line.startswith("snaporch: ")]
+    found = [*said, *own] if reads else [*own, *said]
+    return [*found, *[*lines][-1:], "no output"][0]
+
+
+def read_secret(path: Path) -> str:
+    """The text of a file that only root may read.
+
+    Raises:
+        UnavailableError: it is missing, is a link, another user could have changed or read it, or
+            it is too long.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as stream:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise UnavailableError(str(path), "is no plain file")
+            if found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                owner = f"chown root: {shlex.quote(str(path))}"
+                step = f"{owner} && chmod 600 {shlex.quote(str(path))}"
+                raise UnavailableError(str(path), "may be read or written by others", step)
+            data = stream.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise UnavailableError(str(path), error.strerror or str(error), SEE) from error
+    if len(data) > _MAX_BYTES or not data.strip():
+        raise UnavailableError(str(path), "is empty, or too long", SEE)
+    return data.decode("utf-8", "surrogateescape")
+
+
+def read_variables(path: Path) -> dict[str, str]:
+    """The variables that a file sets in lines such as ``NAME=VALUE``; quotes are removed.
+
+    Raises:
+        UnavailableError: as :func:`read_secret`; or a line has another form.
+    """
+    found = {}
+    for number, line in enumerate(read_secret(path).splitlines(), 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, equals, value = text.partition("=")
+        try:
+            words = shlex.split(value)
+        except ValueError:
+            words = ["", ""]
+        if not equals or not _VARIABLE.fullmatch(name) or len(words) > 1 or "\0" in value:
+            raise UnavailableError(str(path), f"line {number} is not NAME=VALUE", SEE)
+        found[name] = "".join(words)
+    return found
+
+
+class _Silent:
+    """No progress is shown."""
+
+    def step(self, subject: str, text: str) -> None:
+        """See the protocol."""
+
+    def note(self, subject: str, text: str) -> None:
+        """See the protocol."""
+
+    def amount(self, subject: str, done: int, total: int) -> None:
+        """See the protocol."""
+
+
+def repository_problem(replica: ResticReplica) -> str:
+    """Why no transfer to a repository can succeed now; empty if no obstacle is found."""
+    repository = ResticRepository("restic", replica, Interrupt(), _Silent())
+    try:
+        repository.host.run("restic", "cat", "config", "--no-lock", limit=_CHECK_SECONDS)
+    except UnavailableError as error:
+        return error.line()
+    except SnaporchError as error:
+        reason = restic_reason(error.reason.splitlines())
+        return f"{reason}; a new repository: {repository.by_hand('init')}"
+    return ""

@@ -1,0 +1,96 @@
+"""A host of a fake pool whose ``zfs send`` and ``restic`` are small programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fakes import restic
+from fakes.pool import FakePool
+from fakes.world import Heard
+from fakes.zfs_stream import zfs_stream
+from snaporch.config import ResticReplica
+from snaporch.interrupt import Interrupt
+from snaporch.rebuild.restic_source import ResticSource
+from snaporch.replication.restic_destination import ResticDestination
+
+_ZFS = """#!/bin/sh
+for last; do :; done
+case "$*" in
+send\\ -nP*) printf 'size\\t99\\n' ;;
+send\\ *)
+    echo "$*" >>{place}/sent
+    test ! -e {place}/cut || {{ head -c 400 {place}/streams/"$(echo "$last" | tr / :)"; exit 1; }}
+    cat {place}/streams/"$(echo "$last" | tr / :)" ;;
+esac
+"""
+
+
+class Cloud:
+    """A host, and an empty repository."""
+
+    def __init__(self, place: Path, pool: FakePool) -> None:
+        self.place, self.pool, self.heard = place, pool, Heard()
+        self.tools = place / "tools"
+        for directory in ("tools", "streams", "repository/data", "repository/snapshots"):
+            (place / directory).mkdir(parents=True)
+        (place / "repository" / "config").write_text("{}")
+        restic.put_in(self.tools)
+        (self.tools / "zfs").write_text(_ZFS.format(place=place))
+        (self.tools / "zfs").chmod(0o755)
+        self.secret = place / "password"
+        self.secret.write_text("open sesame\n")
+        self.secret.chmod(0o600)
+
+    def section(self, **more: object) -> ResticReplica:
+        """The replica's section of the configuration."""
+        given = {"engine": "restic", "repository": str(self.place / "repository")}
+        return ResticReplica.model_validate({**given, "password_file": self.secret, **more})
+
+    def destination(self, **more: object) -> ResticDestination:
+        """The repository, as a new command sees it."""
+        cache = self.place / "cache"
+        return ResticDestination(
+            "cloud", self.section(**more), self.pool, Interrupt(), self.heard, cache=cache
+        )
+
+    def source(self) -> ResticSource:
+        """The repository, as a new rebuild sees it."""
+        cache = self.place / "cache"
+        return ResticSource("cloud", self.section(), Interrupt(), self.heard, cache=cache)
+
+    def take(self, *names: str, **properties: str) -> None:
+        """Take ZFS snapshots; the names are full."""
+        for name in names:
+            marks = {f"snaporch:{key}": value for key, value in properties.items()}
+            self.pool.snapshot([name], marks)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Let ``zfs send`` know the snapshots of the pool."""
+        for each in self.pool.snapshots():
+            (self.place / "streams" / each.full_name.replace("/", ":")).write_bytes(
+                self.stream(each.full_name)
+            )
+
+    def stream(self, full: str) -> bytes:
+        """What ``zfs send`` prints for a snapshot."""
+        (found,) = (each for each in self.pool.snapshots() if each.full_name == full)
+        return zfs_stream(found.name, found.guid, full.encode() * 5000)
+
+    def sent(self) -> list[str]:
+        """The arguments of each ``zfs send`` so far."""
+        path = self.place / "sent"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def damage(self, content: bytes) -> None:
+        """Change one byte of some data in the repository."""
+        for path in (self.place / "repository" / "data").iterdir():
+            data = path.read_bytes()
+            if data == restic.MIGHT_BE_READ + content:
+                path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+    def forget(self, tag: str) -> None:
+        """``restic forget --tag``"""
+        for path in (self.place / "repository" / "snapshots").iterdir():
+            if f'"{tag}' in path.read_text():
+                path.unlink()

@@ -1,0 +1,175 @@
+import os
+
+import pytest
+from fakes import restic as fake
+from fakes.world import Heard
+
+from snaporch.config import ResticReplica
+from snaporch.errors import UnavailableError
+from snaporch.interrupt import Interrupt
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.restic import (
+    ResticRepository,
+    read_secret,
+    read_variables,
+    repository_problem,
+    restic_reason,
+)
+from snaporch.replication.restic_records import marks_tags
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "password"
+    path.write_text("open sesame\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory for a repository, which does not exist; the command is the fake."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    fake.put_in(tools)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    return tmp_path / "repository"
+
+
+def section(place, secret, **more):
+    return ResticReplica(engine="restic", repository=str(place), password_file=secret, **more)
+
+
+def opened(replica, tmp_path):
+    return ResticRepository("cloud", replica, Interrupt(), Heard(), cache=tmp_path / "cache")
+
+
+def make(place):
+    for name in ("data", "snapshots"):
+        (place / name).mkdir(parents=True)
+    (place / "config").write_text("{}")
+
+
+def test_a_file_with_a_secret_is_read(secret):
+    assert read_secret(secret) == "open sesame\n"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602])
+def test_a_file_that_others_may_use_is_refused(secret, mode):
+    secret.chmod(mode)
+    with pytest.raises(UnavailableError, match=r"may be read or written by others; .*chmod 600"):
+        read_secret(secret)
+
+
+def test_a_link_a_directory_and_nothing_are_refused(secret, tmp_path):
+    (tmp_path / "link").symlink_to(secret)
+    (tmp_path / "empty").touch(0o600)
+    for name in ("link", "none", "empty", "."):
+        with pytest.raises(UnavailableError):
+            read_secret(tmp_path / name)
+
+
+def test_a_pipe_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(UnavailableError, match="no plain file"):
+        read_secret(tmp_path / "pipe")
+
+
+def test_variables_are_read(secret):
+    secret.write_text("# a key\n\nAWS_ACCESS_KEY_ID=abc\nB='d e=f'\nC=\n")
+    assert read_variables(secret) == {"AWS_ACCESS_KEY_ID": "abc", "B": "d e=f", "C": ""}
+
+
+@pytest.mark.parametrize("line", ["export A=b", "hush", "=b", "A=b c", "A='b", "A-B=c"])
+def test_a_line_of_another_form_is_named_and_not_shown(secret, line):
+    secret.write_text(f"X=y\n{line}\n")
+    with pytest.raises(UnavailableError, match="line 2 is not NAME=VALUE") as caught:
+        read_variables(secret)
+    assert line not in caught.value.reason
+
+
+def test_a_repository_that_answers_has_no_problem(place, secret):
+    make(place)
+    assert repository_problem(section(place, secret)) == ""
+
+
+def test_a_repository_that_was_not_made_is_a_problem_with_its_command(place, secret):
+    found = repository_problem(section(place, secret))
+    assert "unable to open config file" in found
+    assert f"restic -r {place} --password-file {secret} init" in found
+
+
+def test_a_file_that_others_may_read_is_a_problem(place, secret):
+    secret.chmod(0o644)
+    assert "chmod 600" in repository_problem(section(place, secret))
+
+
+def test_without_restic_the_package_is_named(place, secret, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (place.parent / "tools" / "restic").unlink()
+    found = repository_problem(section(place, secret))
+    assert found == "restic: is not installed; apt install restic"
+
+
+def test_the_repository_can_come_from_the_environment_file(place, secret, tmp_path):
+    make(place)
+    variables = tmp_path / "environment"
+    variables.write_text(f"RESTIC_REPOSITORY={place}\n")
+    variables.chmod(0o600)
+    replica = ResticReplica(engine="restic", environment_file=str(variables), password_file=secret)
+    assert repository_problem(replica) == ""
+    variables.write_text("A=b\n")
+    assert "does not set RESTIC_REPOSITORY" in repository_problem(replica)
+
+
+def test_what_is_recorded_is_listed_at_once(place, secret, tmp_path):
+    make(place)
+    repository = opened(section(place, secret), tmp_path)
+    assert repository.contents().policies == {}
+    repository.record(marks_tags({}, {"tank/web": "hourly"}))
+    assert repository.contents().policies == {"tank/web": "hourly"}
+
+
+def test_a_failure_is_one_reason_with_a_next_step(place, secret, tmp_path):
+    repository = opened(section(place, secret), tmp_path)
+    with pytest.raises(
+        ReplicaError, match="cannot be listed: unable to open config file"
+    ) as caught:
+        repository.contents()
+    assert "snapshots" in caught.value.step
+    with pytest.raises(ReplicaError, match="a record was not stored: unable to open"):
+        repository.record(["snaporch"])
+
+
+def test_an_answer_that_is_no_listing_is_an_error(place, secret, tmp_path):
+    make(place)
+    (place.parent / "tools" / "restic").write_text("#!/bin/sh\necho 5\n")
+    with pytest.raises(ReplicaError, match="its listing cannot be read"):
+        opened(section(place, secret), tmp_path).contents()
+
+
+def test_no_command_line_has_a_secret(place, secret, tmp_path):
+    variables = tmp_path / "environment"
+    variables.write_text("RESTIC_REPOSITORY=rest:http://me:hush@nas/\nKEY=hush\n")
+    variables.chmod(0o600)
+    replica = ResticReplica(engine="restic", environment_file=str(variables), password_file=secret)
+    repository = opened(replica, tmp_path)
+    words = [*repository.backup(["t"], "/x"), *repository.dump("id", "/x")]
+    words += [repository.by_hand("init")]
+    assert not any("hush" in word or "sesame" in word for word in words)
+
+
+@pytest.mark.parametrize(
+    ("lines", "reads", "reason"),
+    [
+        (["warning", "Fatal: no server", "hint"], False, "no server"),
+        (["Fatal: empty", "snaporch: the stream: ends"], False, "the stream: ends"),
+        (["snaporch: the stream: ends", "Fatal: damage"], True, "damage"),
+        (["snaporch: the stream: ends", "cannot dump file: x"], True, "cannot dump file: x"),
+        (["snaporch: the stream: ends", "cannot receive: x"], True, "the stream: ends"),
+        (["cannot receive: no space"], True, "cannot receive: no space"),
+        ([], False, "no output"),
+    ],
+)
+def test_the_reason_of_a_failure(lines, reads, reason):
+    assert restic_reason(lines, reads=reads) == reason

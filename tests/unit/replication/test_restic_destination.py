@@ -1,0 +1,204 @@
+import hashlib
+
+import pytest
+from fakes.cloud import Cloud
+from fakes.pool import FakePool
+
+from snaporch.bundle.store import COPY_NAME
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+
+ALL = 1 << 62
+WEB = "tank/web"
+UUID = "4b1d2f0e-0000-4000-8000-000000000001"
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+    made = Cloud(tmp_path / "cloud", FakePool(WEB))
+    monkeypatch.setenv("PATH", str(made.tools), prepend=":")
+    return made
+
+
+def names(cloud):
+    return [each.full_name for each in cloud.destination().snapshots([WEB])]
+
+
+def test_snapshots_are_stored_with_their_guids_and_properties(cloud):
+    cloud.take(f"{WEB}@a", f"{WEB}@b", run="r-1", note="a, ü")
+    there = cloud.destination()
+    there.send(WEB, raw=False, until=ALL)
+    ours = [(e.name, e.guid, dict(e.properties)) for e in cloud.pool.snapshots([WEB])]
+    found = [(e.name, e.guid, dict(e.properties)) for e in there.snapshots([WEB])]
+    assert found == [(name, guid, {**marks, "copy": "cloud"}) for name, guid, marks in ours]
+    assert cloud.sent() == [f"send -Lc {WEB}@a", f"send -Lc -i {WEB}@a {WEB}@b"]
+
+
+def test_what_was_stored_is_not_sent_again(cloud):
+    cloud.take(f"{WEB}@a")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    cloud.take(f"{WEB}@b", f"{WEB}@c")
+    last = cloud.pool.snapshots([WEB])[1]
+    cloud.destination().send(WEB, raw=False, until=last.createtxg)
+    assert names(cloud) == [f"{WEB}@a", f"{WEB}@b"]
+    cloud.destination().send(WEB, raw=False, until=last.createtxg)
+    assert len(cloud.sent()) == 2
+
+
+def test_a_stream_follows_a_bookmark(cloud):
+    cloud.take(f"{WEB}@a")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    cloud.pool.bookmark(f"{WEB}@a", "place")
+    cloud.pool.destroy_snapshots([f"{WEB}@a"])
+    cloud.take(f"{WEB}@b")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    assert cloud.sent()[1:] == [f"send -Lc -i {WEB}#place {WEB}@b"]
+    assert names(cloud) == [f"{WEB}@a", f"{WEB}@b"]
+
+
+def test_without_a_base_another_chain_begins(cloud):
+    """After a restore: what the repository has in its chain stays there."""
+    cloud.take(f"{WEB}@a", f"{WEB}@b")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    cloud.pool.destroy_snapshots([f"{WEB}@a", f"{WEB}@b"])
+    cloud.take(f"{WEB}@c")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    assert cloud.sent()[2:] == [f"send -Lc {WEB}@c"]
+    assert names(cloud) == [f"{WEB}@a", f"{WEB}@b", f"{WEB}@c"]
+
+
+def test_encrypted_datasets_are_sent_raw(cloud):
+    cloud.take(f"{WEB}@a")
+    cloud.destination().send(WEB, raw=True, until=ALL)
+    assert cloud.sent() == [f"send -w {WEB}@a"]
+    assert cloud.source().encrypted() == {"tank:web"}
+
+
+def test_a_chain_has_so_many_increments(cloud):
+    cloud.take(*(f"{WEB}@{name}" for name in "abcd"))
+    cloud.destination(chain=1).send(WEB, raw=False, until=ALL)
+    assert [line.split()[2] == "-i" for line in cloud.sent()] == [False, True, False, True]
+
+
+def test_a_stream_that_was_cut_does_not_count_and_is_sent_again(cloud):
+    """restic stored what came of it."""
+    cloud.take(f"{WEB}@a")
+    (cloud.place / "cut").touch()
+    with pytest.raises(ReplicaError, match="tank/web@a"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+    stored = list((cloud.place / "repository" / "snapshots").iterdir())
+    assert len(stored) == 1
+    assert names(cloud) == []
+    (cloud.place / "cut").unlink()
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == [f"{WEB}@a"]
+
+
+def test_a_name_that_was_used_again_meanwhile_is_not_taken_for_the_snapshot(cloud):
+    cloud.take(f"{WEB}@a", f"{WEB}@b")
+    (cloud.place / "streams" / "tank:web@b").write_bytes(cloud.stream(f"{WEB}@a"))
+    with pytest.raises(ReplicaError, match="has another snapshot"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == [f"{WEB}@a"]
+
+
+def test_nothing_can_be_sent_without_snapshots(cloud):
+    with pytest.raises(ReplicaError, match="has no snapshots"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+
+
+def test_later_properties_and_policies_are_stored(cloud):
+    cloud.take(f"{WEB}@a", level="crash")
+    there = cloud.destination()
+    there.send(WEB, raw=False, until=ALL)
+    late = there.mark({f"{WEB}@a": {"level": "ram", "copy": "cloud"}, f"{WEB}@none": {}})
+    assert late == [f"{WEB}@none"]
+    there.set_policies({WEB: "hourly"})
+    stored = len(list((cloud.place / "repository" / "snapshots").iterdir()))
+    (found,) = cloud.destination().snapshots([WEB])
+    assert dict(found.properties) == {"level": "ram", "copy": "cloud"}
+    cloud.destination().set_policies({WEB: "hourly"})
+    assert len(list((cloud.place / "repository" / "snapshots").iterdir())) == stored
+    assert cloud.source().policies(["tank:web"]) == {"tank:web": "hourly"}
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    path = tmp_path / "bundle"
+    path.mkdir()
+    (path / "manifest.json").write_bytes(b"{}")
+    (path / "ram.save").write_bytes(b"RAM" * 1000)
+    return path
+
+
+def sums(bundle):
+    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in bundle.iterdir()}
+
+
+def test_a_bundle_counts_with_its_record(cloud, bundle):
+    there = cloud.destination()
+    assert there.bundles(UUID) == {}
+    assert there.store(bundle, f"{UUID}/r-1", sums(bundle)) == []
+    (copy,) = there.bundles(UUID).values()
+    assert copy.sizes == {"manifest.json": 2, "ram.save": 3000, COPY_NAME: 0}
+    assert there.manifest(f"{UUID}/r-1") == "{}"
+    assert there.manifest(f"{UUID}/r-2") == ""
+    assert there.damaged(f"{UUID}/r-1", sums(bundle)) == []
+    cloud.forget("kind=bundle-record")
+    assert cloud.destination().bundles(UUID) == {}
+
+
+def test_a_bundle_that_is_damaged_here_is_not_stored(cloud, bundle):
+    wanted = sums(bundle)
+    (bundle / "ram.save").write_bytes(b"other")
+    assert cloud.destination().store(bundle, f"{UUID}/r-1", wanted) == ["ram.save"]
+    assert list((cloud.place / "repository" / "snapshots").iterdir()) == []
+
+
+def test_damage_in_the_repository_is_found_and_not_repaired_by_storing_again(cloud, bundle):
+    there, wanted = cloud.destination(), sums(bundle)
+    there.store(bundle, f"{UUID}/r-1", wanted)
+    cloud.damage((bundle / "ram.save").read_bytes())
+    assert there.damaged(f"{UUID}/r-1", wanted) == ["ram.save"]
+    with pytest.raises(ReplicaError, match=r"also as it was stored again: ram\.save; repair it"):
+        there.store(bundle, f"{UUID}/r-1", wanted)
+
+
+def test_a_bundle_comes_again_after_a_repair(cloud, bundle):
+    there, wanted = cloud.destination(), sums(bundle)
+    there.store(bundle, f"{UUID}/r-1", wanted)
+    cloud.damage((bundle / "ram.save").read_bytes())
+    assert there.damaged(f"{UUID}/r-1", wanted) == ["ram.save"]
+    for path in (cloud.place / "repository" / "data").iterdir():
+        path.unlink()
+    assert there.store(bundle, f"{UUID}/r-1", wanted) == []
+    assert there.damaged(f"{UUID}/r-1", wanted) == []
+
+
+def test_a_guest_is_replicated_as_to_any_replica(world, tmp_path, monkeypatch):
+    world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    cloud = Cloud(tmp_path / "cloud", world.pool)
+    monkeypatch.setenv("PATH", str(cloud.tools), prepend=":")
+    document = world.context.config.model_dump() | {"replica": {"cloud": cloud.section()}}
+    world.context.config = Config.model_validate(document)
+    domain = world.context.hypervisor.domain("web")
+
+    def ship():
+        records = all_records(world.context.store, world.pool.snapshots())
+        return replicate(world.context, records, "cloud", cloud.destination())
+
+    for name in ("s1", "s2"):
+        take_snapshot(world.context, domain, SnapshotRequest(name))
+    cloud.prepare()
+    assert [each.snapshot for each in ship().arrived] == ["s1", "s2"]
+    assert ship().arrived == ()
+    records = all_records(world.context.store, world.pool.snapshots())
+    assert [each.replicated for each in records] == [("cloud",), ("cloud",)]
+    sent = len(cloud.sent())
+    cloud.forget("chain=tank/web@")  # an admin did
+    assert [each.snapshot for each in ship().arrived] == ["s1", "s2"]
+    assert cloud.sent()[sent:] == ["send -Lc tank/web@s1", "send -Lc -i tank/web@s1 tank/web@s2"]
