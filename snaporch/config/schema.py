@@ -450,11 +450,12 @@ class Config(_Section):
                     "the other: leave paths.bundles as it is"
                 )
             replica = self.replica.get(name)
-            if isinstance(replica, ResticReplica):
-                raise ValueError(
-                    f"replica.{name} is a repository: copies.{name} needs another name"
-                )
-            if replica and (replica.host or replica.dataset != copies.dataset):
+            same = replica is None or (
+                isinstance(replica, Replica)
+                and not replica.host
+                and replica.dataset == copies.dataset
+            )
+            if not same:
                 raise ValueError(f"copies.{name} and replica.{name} are other copies")
             if name in self.source:
                 raise ValueError(
