@@ -27,6 +27,9 @@ def rebuild_step(replicas: Collection[str], domain: str) -> str:
     return f"if this host has lost it: {shlex.join(words)}{others}"
 
 
+_RECIPIENT = re.compile(
+    r"age1[02-9ac-hj-np-z]{58}|ssh-ed25519 [A-Za-z0-9+/]{68}( [A-Za-z0-9_.@:+-]{1,200})?"
+)
 _HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 
@@ -54,8 +57,24 @@ def _directory(path: Path) -> Path:
     return path
 
 
+def is_recipient(text: str) -> bool:
+    """Whether a text has the form of a public key that bundles can be encrypted for."""
+    return _RECIPIENT.fullmatch(text) is not None
+
+
+def _recipient(text: str) -> str:
+    if not is_recipient(text):
+        raise ValueError(
+            "must be a public key: age1… as age-keygen prints it, or ssh-ed25519 …; never the "
+            "private key"
+        )
+    return text
+
+
 Dataset = Annotated[str, AfterValidator(_dataset)]
 Directory = Annotated[Path, AfterValidator(_directory)]
+
+Recipient = Annotated[str, AfterValidator(_recipient)]
 
 
 class Replica(BaseModel):
@@ -81,6 +100,14 @@ class Replica(BaseModel):
         default=False,
         description="The other machine accepts new copies by `snaporch receive`, needs no root for "
         "it, and never lets this one change or delete them: see docs/how-to/replication.md.",
+    )
+    encrypt_to: tuple[Recipient, ...] = Field(
+        default=(),
+        max_length=16,
+        strict=False,
+        description="Public keys of `age` (`age1…`, or the line of an `ssh-ed25519` key): bundles "
+        "are encrypted for them before they leave this host. Each of the private keys decrypts; "
+        "keep them on other machines. Needs `age` on this host: see docs/how-to/replication.md.",
     )
     rate: int = Field(
         default=0,

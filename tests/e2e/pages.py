@@ -121,7 +121,9 @@ NOT_RUN = {
         "snaporch: web: could not be returned": _OUTPUT,
     },
     "docs/how-to/replication.md": {
+        "apt install age": "test_encrypted_bundles makes keys by it",
         "apt install rsync mbuffer": "needs another host",
+        "encrypt_to = [": "test_encrypted_bundles has it in its configuration",
         "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
         "for d in $(zfs list -H -o name -r backup/kvm); do": "test_replicate has the commands",
         "user=snaporch-vm1 dataset=backup/vm1": "test_append_only runs it",

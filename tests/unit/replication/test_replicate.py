@@ -315,6 +315,7 @@ def test_encrypted_datasets_are_sent_raw(shop):
     shop.world.pool.create("tank/secret", encrypted=True)
     take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), SnapshotRequest("s1"))
     records = [record for record in shop.records() if record.domain == "secret"]
+    shop.there.has_vault = True
     replicate(shop.context, records, "nas", shop.there)
     assert "replica.send tank/secret raw" in shop.there.hooks.log
 
