@@ -223,6 +223,20 @@ class EncryptedBundles:
                 if path.name != MANIFEST_NAME:
                     path.unlink()
 
+    def write_record(self, reference: str, text: bytes) -> None:
+        """Record what a replica has, by the content of its manifest; nothing else is kept here.
+
+        Raises:
+            UnavailableError: the store cannot be written.
+        """
+        self.prepare_root()
+        self.discard(reference)
+        directory = self.path(reference)
+        with store_errors(directory):
+            private_directory(directory.parent)
+            private_directory(directory)
+            write_private(directory / MANIFEST_NAME, text)
+
     def discard(self, reference: str) -> None:
         """Remove what is here of an encrypted bundle."""
         shutil.rmtree(self.path(reference), ignore_errors=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snaporch.bundle.age import AgeError
-from snaporch.bundle.encrypted_bundles import EncryptedBundles
+from snaporch.bundle.encrypted_bundles import EncryptedBundles, plain_manifest
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -60,11 +60,11 @@ class BundleCopies:
         self._context = context
         self._destination = destination
         self._replica = replica
+        self._copies = destination.bundles(records[0].uuid)
         self._recipients = context.config.replica[replica].encrypt_to
         self._encrypted = EncryptedBundles(context.store, replica)
         self._manifests = manifests
         self._files = {run: self._expected(manifest) for run, manifest in manifests.items()}
-        self._copies = destination.bundles(records[0].uuid)
         self._read: set[str] = set()
         """Runs whose bundles were read there by this replication, and are whole."""
 
@@ -79,8 +79,32 @@ class BundleCopies:
         if not self._recipients:
             return _files(self._context.store.path(reference), manifest)
         sent = self._encrypted.record_of(reference, manifest)
+        if sent is None and self._context.config.replica[self._replica].append_only:
+            sent = self._adopted(reference, manifest)
         found = _files(self._encrypted.path(reference), sent) if sent is not None else None
         return found or {MANIFEST_NAME: BundleFile(-1, "")}  # no file is as it should be
+
+    def _adopted(self, reference: str, manifest: Manifest) -> Manifest | None:
+        """Take over the record of what an append-only replica has: it accepts no other bytes.
+
+        This host has none after the guest was rebuilt from elsewhere.
+
+        Returns:
+            None if the replica has no encrypted files of this bundle, by its own account.
+        """
+        if manifest.run not in self._copies:
+            return None
+        text = self._destination.manifest(reference).encode("utf-8", "surrogateescape")
+        try:
+            sent = parse_manifest(text, reference)
+            if not sent.is_encrypted or plain_manifest(sent) != manifest:
+                return None
+        except ManifestError:
+            return None
+        self._encrypted.write_record(reference, text)
+        note = "this host has no record of what it sent, and takes over the replica's"
+        self._context.progress.note(f"{self._replica}: bundle {reference}", note)
+        return sent
 
     def has_any(self, records: Iterable[SnapshotRecord]) -> bool:
         """Whether the replica has a directory of at least one of these bundles."""

@@ -161,10 +161,12 @@ def test_the_guest_comes_back_only_by_its_key(guest, taken, bundles, keys):
     assert listed(guest)[taken["snapshot"]]["level"] == "ram"
     verified = snaporch("verify", "--on", "offsite", guest.name, "--json")
     assert (verified.status, verified.json[0]["compared_with"]) == (0, "here"), verified.err
+    sent = part.stat().st_ino
     again = take(guest)
     outcome = snaporch("replicate", guest.name, "--to", "offsite", "--json")
-    assert (outcome.status, outcome.json[0]["arrived"]) == (0, [again["snapshot"]]), outcome.err
-    assert outcome.json[0]["damaged"] == []
+    assert (outcome.status, outcome.json[0]["damaged"]) == (0, []), outcome.err
+    assert outcome.json[0]["arrived"][-1] == again["snapshot"]
+    assert part.stat().st_ino == sent  # it was not copied again
 
 
 def test_it_comes_back_from_an_append_only_replica_by_another_key(guest, taken, keys):

@@ -1,6 +1,7 @@
 """Bundles that are encrypted for a replica, and those that would be there in clear."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -252,3 +253,40 @@ def test_without_room_it_is_refused(vault, monkeypatch):
     with pytest.raises(RefusedError, match="needed to encrypt it, and 0 are free; make room"):
         vault.ship()
     assert not vault.spool(record).exists()
+
+
+def forget(vault, record):
+    """As after a rebuild from another replica."""
+    shutil.rmtree(vault.spool(record))
+
+
+def test_without_a_record_it_is_sent_again(vault):
+    record = vault.take()
+    vault.ship()
+    before = (vault.copy(record) / "ram.save.age").read_bytes()
+    forget(vault, record)
+    assert [each.snapshot for each in vault.ship().damaged] == ["s1"]
+    assert (vault.copy(record) / "ram.save.age").read_bytes() != before
+
+
+def test_without_a_record_that_of_an_append_only_replica_is_taken_over(vault, age):
+    vault.configure(append_only=True, encrypt_to=[age.keys[0]])
+    record = vault.take()
+    vault.ship()
+    sent = (vault.copy(record) / MANIFEST_NAME).read_bytes()
+    forget(vault, record)
+    shipped = vault.ship(recheck=True)
+    assert (shipped.damaged, shipped.read) == ((), 1)
+    assert (vault.spool(record) / MANIFEST_NAME).read_bytes() == sent
+    assert any("takes over the replica's" in each for each in vault.world.heard.notes)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", None])
+def test_nothing_else_is_taken_over(vault, age, text):
+    vault.configure(append_only=True, encrypt_to=[age.keys[0]])
+    record = vault.take()
+    vault.ship()
+    forget(vault, record)
+    own = (Path(record.bundle) / MANIFEST_NAME).read_bytes()
+    (vault.copy(record) / MANIFEST_NAME).write_bytes(own if text is None else text)
+    assert [each.snapshot for each in vault.ship().damaged] == ["s1"]
