@@ -323,6 +323,7 @@ def test_encrypted_datasets_are_sent_raw(shop):
 def test_a_dataset_that_is_encrypted_when_its_turn_comes_is_sent_raw(shop):
     """Hours after the first one: another dataset may have got its name."""
     shop.take("s1")
+    shop.there.has_vault = True
     pool = shop.world.pool
     shop.there.hooks.at["replica.send"] = lambda: setattr(
         pool, "encrypted", lambda: frozenset(["tank/web"])
