@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.encrypted_bundles import sweep
+from snaporch.bundle.encrypted_bundles import ENCRYPTED_NAME, sweep
 from snaporch.bundle.manifest import ManifestError
 from snaporch.bundle.store import RAW_NAME, BundleStore
 from snaporch.catalog.safety_copy_holds import release_bases
@@ -138,6 +138,8 @@ def prune(
 
 def _sweep_encrypted(config: Config, done: PruneResult) -> None:
     """Remove what was encrypted for replicas of bundles that are not here any more."""
+    if not (config.paths.bundles / ENCRYPTED_NAME).is_dir():
+        return
     trashed = [
         f"{each.uuid}/{each.name}"
         for each in scan_store(config.paths.bundles, ())
