@@ -36,6 +36,8 @@ DAEMON = "daemon"
 RETENTION = "retention"
 DELETING = "delete"
 REPLICATING = "replicate"
+REPLICATION = "replication"
+"""The name of the lock that lets one replication run at a time on a host."""
 _BRIEF = (RECOVERING, PRUNING, RETENTION, DELETING)
 
 

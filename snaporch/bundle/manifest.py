@@ -69,6 +69,13 @@ class PagesEntry(_Frozen):
         return f"{self.dataset}@{self.name}"
 
 
+class PlainEntry(_Frozen):
+    """What an encrypted part is when it is decrypted."""
+
+    bytes: int = Field(ge=0)
+    sha256: Sha256
+
+
 class Part(_Frozen):
     """One file of the bundle."""
 
@@ -92,6 +99,9 @@ class Part(_Frozen):
         default=None,
         description="whether the copy is known to be of the frozen instant: "
         "the file did not change between the freeze and the copy",
+    )
+    plain: PlainEntry | None = Field(
+        default=None, description="only on a replica, if the file is encrypted"
     )
 
 
@@ -244,10 +254,18 @@ class Manifest(_Frozen):
     versions: VersionsEntry
     group: GroupEntry | None = None
     surroundings: SurroundingsEntry | None = None
+    recipients: tuple[str, ...] | None = Field(
+        default=None, description="only of an encrypted bundle: the public keys of age"
+    )
 
     def part(self, role: Role) -> Part | None:
         """The first part with this role."""
         return next((part for part in self.parts if part.role is role), None)
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether it describes encrypted files; see :mod:`~snaporch.bundle.encrypted_bundles`."""
+        return self.recipients is not None or any(part.plain for part in self.parts)
 
     @property
     def pages(self) -> PagesEntry | None:

@@ -197,15 +197,23 @@ class BundleStore:
 
 
 def state_of(directory: Path) -> tuple[BundleState, Manifest | None]:
-    """The state of the bundle in a directory, by existence and size of each part."""
+    """The state of the bundle in a directory, by existence and size of each part.
+
+    Encrypted files, as a replica may have them, are not the parts of a bundle.
+    """
     if not directory.is_dir():
         return BundleState.MISSING, None
     try:
         manifest = read_manifest(directory)
     except ManifestError:
         return BundleState.INCOMPLETE, None
-    whole = all(_size(directory / part.name) == part.bytes for part in manifest.parts)
+    whole = has_all_files(directory, manifest) and not manifest.is_encrypted
     return (BundleState.COMPLETE if whole else BundleState.INCOMPLETE), manifest
+
+
+def has_all_files(directory: Path, manifest: Manifest) -> bool:
+    """Whether each part is there, with the size in the manifest."""
+    return all(_size(directory / part.name) == part.bytes for part in manifest.parts)
 
 
 def damage_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from snaporch.hypervisor import StartHookProblem
@@ -38,6 +39,16 @@ class SanoidFacts:
     """``sanoid.conf`` does not exist: sanoid is installed for syncoid, or not set up."""
     programs: Mapping[str, HookProgram] = field(default_factory=dict)
     """By their name in a hook setting."""
+
+
+class BundlePrivacy(StrEnum):
+    """How a replica's bundles are protected from being read there."""
+
+    ENCRYPTED = "encrypted"
+    """This host encrypts them."""
+    ENCRYPTED_DATASET = "encrypted-dataset"
+    """They are in clear, on an encrypted dataset of the replica."""
+    CLEAR = "clear"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,8 @@ class GuestFacts:
     """Whether the configuration gives it no policy on purpose; a clone needs none."""
     unmet: tuple[UnmetPolicy, ...] = ()
     """Policies whose level it cannot have."""
+    replicas: tuple[str, ...] = ()
+    """The replicas of its policies."""
     nested: Mapping[str, str] = field(default_factory=dict)
     """Replicas of its policies that refuse its datasets, each with the reason."""
 
@@ -175,6 +188,8 @@ class HostFacts:
     """``None`` if no guest stores its RAM in pages."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Replicas that policies name, each with the reason why it cannot be reached, or empty."""
+    bundle_privacy: Mapping[str, BundlePrivacy] = field(default_factory=dict)
+    """Of the replicas that can be reached: how their bundles are protected from being read."""
     weak_replicas: Mapping[str, str] = field(default_factory=dict)
     """Append-only replicas that only ``snaporch receive`` protects, each with the reason."""
     volatile: Mapping[Path, str] = field(default_factory=dict)

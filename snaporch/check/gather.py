@@ -13,6 +13,7 @@ from pathlib import Path
 
 from snaporch import __version__, default_paths
 from snaporch.check.facts import (
+    BundlePrivacy,
     GuestFacts,
     HostFacts,
     OpenRunFacts,
@@ -24,7 +25,7 @@ from snaporch.check.facts import (
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.check.gather_sanoid import gather_sanoid, own_command
 from snaporch.check.host_files import HostFiles
-from snaporch.config import Config, Paths
+from snaporch.config import AnyReplica, Config, Paths, ResticReplica
 from snaporch.context import Context
 from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import SnaporchError
@@ -39,7 +40,12 @@ from snaporch.journal import (
 from snaporch.known_faults import Component, FaultCondition, loads_from_pipes_only
 from snaporch.locks import lock_holder
 from snaporch.model import DatasetKind, Domain
-from snaporch.replication.destination import unavailable_reason, weakness_of
+from snaporch.remote_host import Host
+from snaporch.replication.destination import (
+    has_encrypted_bundles,
+    unavailable_reason,
+    weakness_of,
+)
 from snaporch.restore.other_files import describe_other_files, guest_files
 from snaporch.sanoid.config.frozen_datasets import frozen_datasets, unfrozen_section
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
@@ -105,6 +111,7 @@ def gather(
         store=_store(context, encrypted),
         pages=_pages(context, domains, names, encrypted),
         replicas=replicas,
+        bundle_privacy=_bundle_privacy(context.config, replicas),
         weak_replicas=_weak_replicas(context.config, replicas),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
@@ -331,6 +338,20 @@ def _replicas(context: Context) -> dict[str, str]:
     config = context.config
     named = {name for policy in config.policy.values() for name in policy.replicate}
     return {name: unavailable_reason(config.replica[name]) for name in sorted(named)}
+
+
+def _bundle_privacy(config: Config, reasons: Mapping[str, str]) -> dict[str, BundlePrivacy]:
+    """How the bundles on the replicas that can be reached are protected from being read."""
+
+    def privacy_of(replica: AnyReplica) -> BundlePrivacy:
+        if isinstance(replica, ResticReplica) or replica.encrypt_to:
+            return BundlePrivacy.ENCRYPTED
+        if not replica.append_only and has_encrypted_bundles(replica, Host(replica.host)):
+            return BundlePrivacy.ENCRYPTED_DATASET
+        return BundlePrivacy.CLEAR
+
+    reached = [name for name, reason in reasons.items() if not reason]
+    return {name: privacy_of(config.replica[name]) for name in reached}
 
 
 def _weak_replicas(config: Config, reasons: Mapping[str, str]) -> dict[str, str]:

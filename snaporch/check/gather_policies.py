@@ -36,7 +36,14 @@ def with_policies(
         opted_out = bool(given.source) and not given.policies and not given.unknown
         nested = _nested(context.config, given, guest.datasets)
         found.append(
-            replace(guest, policies=takes, opted_out=opted_out, unmet=tuple(unmet), nested=nested)
+            replace(
+                guest,
+                policies=takes,
+                opted_out=opted_out,
+                unmet=tuple(unmet),
+                replicas=tuple(replicas_of(context.config, given)),
+                nested=nested,
+            )
         )
     return tuple(found)
 

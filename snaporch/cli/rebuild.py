@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
@@ -10,6 +13,7 @@ import typer
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, YesOption
 
 if TYPE_CHECKING:
+    from snaporch.bundle.age import Identity
     from snaporch.context import Context
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.plan import Copies, RebuildPlan
@@ -57,6 +61,15 @@ def rebuild_command(
             show_default=False,
         ),
     ] = "",
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            "--identity",
+            metavar="FILE",
+            help="The private key of age that decrypts the bundles.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Make the checks, and print what would come back.")
     ] = False,
@@ -81,7 +94,24 @@ def rebuild_command(
     with session(context, config, quiet=quiet or json) as opened:
         source, local = context.obj.open_source(opened, replica, host)
         options = RebuildOptions(history, cold, not no_restore, dry_run, yes, json)
-        return Rebuild(opened, source, local, options).run(domains or [])
+        with opened_identity(identity) as key:
+            return Rebuild(opened, source, local, options, key).run(domains or [])
+
+
+@contextmanager
+def opened_identity(file: Path | None) -> Iterator[Identity | None]:
+    """The private keys in a file; None without one.
+
+    Raises:
+        RefusedError: it cannot be read.
+    """
+    if file is None:
+        yield None
+        return
+    from snaporch.bundle.age import Identity
+
+    with closing(Identity(file)) as opened:
+        yield opened
 
 
 class RebuildOptions(NamedTuple):
@@ -108,13 +138,19 @@ class Rebuild:
     """One call of the command, or of ``restore --from``."""
 
     def __init__(
-        self, context: Context, source: Source, local: Local, options: RebuildOptions
+        self,
+        context: Context,
+        source: Source,
+        local: Local,
+        options: RebuildOptions,
+        identity: Identity | None = None,
     ) -> None:
         from snaporch.cli.result_printer import ResultPrinter
 
         self._context = context
         self._source, self._local = source, local
         self._options = options
+        self._identity = identity
         self._outcomes = ResultPrinter(json=options.json)
 
     def run(self, domains: list[str]) -> int:
@@ -152,7 +188,10 @@ class Rebuild:
             plan_guest, context, source, self._local, copies, domain, history=history
         )
         plan = make_plan()
-        xmls = definitions(source, plan)
+        is_closed = plan.sent is not None and self._identity is None
+        xmls = (
+            definitions(source, plan, self._identity) if options.restores or not is_closed else []
+        )
         surroundings = plan_surroundings(context, self._local, plan, copies, xmls)
         shown = self._shown(plan, surroundings, xmls)
         if options.dry_run:
@@ -163,6 +202,9 @@ class Rebuild:
                 reason = "this host lacks what it needs"
                 self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
             return
+        if is_closed:
+            note = "its bundle is encrypted, and does not come back without --identity"
+            context.progress.note(plan.thing, note)
         if options.yes:
             for each in (e for e in shown.missing if e not in surroundings.absent):
                 context.progress.note(plan.thing, f"this host: {each}")
@@ -174,10 +216,11 @@ class Rebuild:
             self._local,
             plan,
             surroundings,
-            runs_to_fetch(source, copies, plan, history=history),
+            [] if is_closed else runs_to_fetch(source, copies, plan, history=history),
             plan_again=make_plan,
             cold=options.cold,
             restores=options.restores,
+            identity=self._identity,
         )
         self._print(plan, shown, rebuilt)
 

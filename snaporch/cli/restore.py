@@ -116,7 +116,7 @@ def restore_command(
             "--from",
             metavar="REPLICA",
             help="Bring a guest that this host has lost back from this replica, as `rebuild` does; "
-            "only with --cold, --host, --dry-run and --yes.",
+            "only with --cold, --host, --identity, --dry-run and --yes.",
             show_default=False,
         ),
     ] = "",
@@ -130,6 +130,15 @@ def restore_command(
             show_default=False,
         ),
     ] = "",
+    identity: Annotated[
+        Path | None,
+        typer.Option(
+            "--identity",
+            metavar="FILE",
+            help="With --from: the private key of age that decrypts the bundle.",
+            show_default=False,
+        ),
+    ] = None,
     no_safety: Annotated[
         bool,
         typer.Option("--no-safety", help="Keep no safety copy; the restore cannot be undone."),
@@ -170,13 +179,14 @@ def restore_command(
         despite_damage=despite_damage,
     )
     with session(context, config, quiet=quiet or json) as opened:
-        if replica or host:
-            from snaporch.cli.rebuild import Rebuild, RebuildOptions
+        if replica or host or identity:
+            from snaporch.cli.rebuild import Rebuild, RebuildOptions, opened_identity
 
             _check_lost(request, replica, wait)
             options = RebuildOptions(cold=cold, dry_run=dry_run, yes=yes, json=json)
             source, local = context.obj.open_source(opened, replica, host)
-            return Rebuild(opened, source, local, options).run([snapshot])
+            with opened_identity(identity) as key:
+                return Rebuild(opened, source, local, options, key).run([snapshot])
         if dry_run:
             preview = preview_restore(opened, request)
             if json:
@@ -205,10 +215,10 @@ def _check_lost(request: RestoreRequest, replica: str, wait: int | None) -> None
     from snaporch.restore.select import split_name
 
     if not replica:
-        raise UsageError("--host", "is for --from REPLICA", "name the replica")
+        raise UsageError("--host, --identity", "are for --from REPLICA", "name the replica")
     split_name(request.name)
     if replace(request, name="", cold=False) != type(request)("") or wait is not None:
-        reason = "goes only with --cold, --host, --dry-run, --yes, --json and --quiet"
+        reason = "goes only with --cold, --host, --identity, --dry-run, --yes, --json and --quiet"
         raise UsageError("--from", reason, "leave the others out")
 
 

@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -37,6 +37,9 @@ def rebuild_step(replicas: Collection[str], domain: str) -> str:
     return f"if this host has lost it: {shlex.join(words)}{others}"
 
 
+_RECIPIENT = re.compile(
+    r"age1[02-9ac-hj-np-z]{58}|ssh-ed25519 [A-Za-z0-9+/]{68}( [A-Za-z0-9_.@:+-]{1,200})?"
+)
 _HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 
@@ -64,8 +67,24 @@ def _directory(path: Path) -> Path:
     return path
 
 
+def is_recipient(text: str) -> bool:
+    """Whether a text has the form of a public key that bundles can be encrypted for."""
+    return _RECIPIENT.fullmatch(text) is not None
+
+
+def _recipient(text: str) -> str:
+    if not is_recipient(text):
+        raise ValueError(
+            "must be a public key: age1… as age-keygen prints it, or ssh-ed25519 …; never the "
+            "private key"
+        )
+    return text
+
+
 Dataset = Annotated[str, AfterValidator(_dataset)]
 Directory = Annotated[Path, AfterValidator(_directory)]
+
+Recipient = Annotated[str, AfterValidator(_recipient)]
 
 
 class Replica(BaseModel, Paced):
@@ -95,6 +114,14 @@ class Replica(BaseModel, Paced):
         default=False,
         description="The other machine accepts new copies by `snaporch receive`, needs no root for "
         "it, and never lets this one change or delete them: see docs/how-to/replication.md.",
+    )
+    encrypt_to: tuple[Recipient, ...] = Field(
+        default=(),
+        max_length=16,
+        strict=False,
+        description="Public keys of `age` (`age1…`, or the line of an `ssh-ed25519` key): bundles "
+        "are encrypted for them before they leave this host. Each of the private keys decrypts; "
+        "keep them on other machines. Needs `age` on this host: see docs/how-to/replication.md.",
     )
     rate: int = Field(
         default=0,
@@ -161,6 +188,10 @@ class ResticReplica(BaseModel, Paced):
     """Where snapshots and bundles are copied to: a repository of restic, such as object storage."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    append_only: ClassVar[bool] = False
+    encrypt_to: ClassVar[tuple[str, ...]] = ()
+    """None: restic encrypts everything itself."""
 
     engine: Literal["restic"] = Field(description="`restic`.")
     repository: Annotated[str, AfterValidator(_repository)] = Field(

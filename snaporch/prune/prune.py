@@ -15,14 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
+from snaporch.bundle.encrypted_bundles import ENCRYPTED_NAME, sweep
 from snaporch.bundle.manifest import ManifestError
-from snaporch.bundle.store import RAW_NAME
+from snaporch.bundle.store import RAW_NAME, BundleStore
 from snaporch.catalog.safety_copy_holds import release_bases
 from snaporch.config import Config
 from snaporch.errors import AttentionError, BusyError, ExitCode, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import SnapshotJournal, list_journals
-from snaporch.locks import PRUNING, domain_lock
+from snaporch.locks import PRUNING, REPLICATION, domain_lock
 from snaporch.model import SnapshotListing
 from snaporch.private_files import store_errors
 from snaporch.prune.ages import Ages, ClockReading
@@ -133,7 +134,29 @@ def prune(
         done.failures += swept.failures
     if not dry_run:
         _write_ages(ages, config.paths.bundles, done)
+        if only is None and not stopped():
+            _sweep_encrypted(config, done)
     return done
+
+
+def _sweep_encrypted(config: Config, done: PruneResult) -> None:
+    """Remove what was encrypted for replicas of bundles that are not here any more."""
+    if not (config.paths.bundles / ENCRYPTED_NAME).is_dir():
+        return
+    trashed = [
+        f"{each.uuid}/{each.name}"
+        for each in scan_store(config.paths.bundles, ())
+        if each.kind is ItemKind.TRASHED
+    ]
+    try:
+        with domain_lock(
+            config.paths.runtime, REPLICATION, REPLICATION, PRUNING, wait=0, interrupt=Interrupt()
+        ):
+            sweep(BundleStore(config.paths.bundles), config.replica, trashed)
+    except BusyError:
+        return  # it may be encrypting, or a rebuild decrypting; the next prune does it
+    except SnaporchError as error:
+        done.failures.append(error)
 
 
 def _write_ages(ages: Ages, store: Path, done: PruneResult) -> None:

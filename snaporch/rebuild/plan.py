@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from snaporch.bundle.encrypted_bundles import plain_manifest
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.catalog.records import COPY, one_per_dataset
@@ -52,6 +53,8 @@ class RebuildPlan:
     name: str
     """Of the chosen snapshot."""
     incoming: tuple[Incoming, ...]
+    sent: Manifest | None = None
+    """The manifest on the replica, if the bundle is encrypted there."""
 
     @property
     def thing(self) -> str:
@@ -175,13 +178,13 @@ def manifest_of_copy(data: bytes, uuid: str, run: str) -> Manifest | None:
     """
     try:
         manifest = parse_manifest(data, f"{uuid}/{run}")
+        files = [part.name for each in (manifest, plain_manifest(manifest)) for part in each.parts]
     except ManifestError:
         return None
     names = [each.dataset for each in manifest.snapshots]
     names += [manifest.pages.dataset] if manifest.pages else []
-    parts = {part.name for part in manifest.parts}
     known = (manifest.uuid, manifest.run) == (uuid, run)
-    is_possible = all(map(is_dataset, names)) and parts.isdisjoint((COPY_NAME, MANIFEST_NAME))
+    is_possible = all(map(is_dataset, names)) and not {COPY_NAME, MANIFEST_NAME} & {*files}
     return manifest if known and is_possible else None
 
 
@@ -240,7 +243,7 @@ def make_plan(
     Args:
         source: the replica.
         copies: what the replica has.
-        manifest: of the bundle.
+        manifest: of the bundle, as the replica has it.
         name: of the snapshot.
         history: the older snapshots of the datasets come back, too.
     """
@@ -265,7 +268,8 @@ def make_plan(
                 is_pages=is_pages,
             )
         )
-    return RebuildPlan(manifest, name, tuple(incoming))
+    sent = manifest if manifest.is_encrypted else None
+    return RebuildPlan(plain_manifest(manifest), name, tuple(incoming), sent)
 
 
 def _mountpoint(manifest: Manifest, dataset: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from snaporch.bundle.age import Identity
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.rebuild.local_datasets import Local
@@ -43,6 +44,7 @@ def rebuild_guest(
     plan_again: Callable[[], RebuildPlan],
     cold: bool,
     restores: bool,
+    identity: Identity | None = None,
 ) -> Rebuilt:
     """Rebuild a guest.
 
@@ -56,6 +58,7 @@ def rebuild_guest(
         plan_again: makes the plan under the lock: since it was shown, the guest may have come back.
         cold: the guest boots from its disks.
         restores: otherwise only data comes back, and nothing is defined.
+        identity: decrypts bundles.
 
     Raises:
         SnaporchError: the data did not come back; the same call continues.
@@ -65,7 +68,7 @@ def rebuild_guest(
         if plan_again() != plan:
             reason = "is no longer as it was shown"
             raise RefusedError(plan.thing, reason, "run this command again, and read what it shows")
-        left_out = bring_back(context, source, local, plan, runs, surroundings.settings)
+        left_out = bring_back(context, source, local, plan, runs, surroundings.settings, identity)
         notes = (*surroundings.refused, *left_out)
         if not restores:
             set_policies(context, source, plan)

@@ -16,13 +16,16 @@ from pathlib import Path
 from types import MappingProxyType
 
 from snaporch import default_paths
+from snaporch.bundle.age import AgeError, Digest, Identity
+from snaporch.bundle.encrypted_bundles import EncryptedBundles, plain_manifest
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Part, Role, parse_manifest
-from snaporch.bundle.store import MARKER
+from snaporch.bundle.store import MARKER, has_all_files
 from snaporch.catalog.records import COPY, check_store
+from snaporch.config.replica import is_recipient
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.hypervisor import domain_xml
-from snaporch.locks import domain_lock
+from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.private_files import private_directory
 from snaporch.rebuild.dataset_settings import Settings
@@ -45,13 +48,15 @@ from snaporch.replication.interface import ReplicaError
 from snaporch.replication.marks import COPIED, OF_PAGES
 from snaporch.replication.receive_request import is_mark
 from snaporch.replication.received_bundles import ReceivedBundles
-from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
+from snaporch.zfs_names import quoted
 
 _MAX_XML = 1 << 20
+_SHOWN = 4
+"""Public keys that a message names."""
 BY_HAND = "bring it back by hand: see docs/how-to/replication.md, 'By hand'"
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
 """Where libvirt keeps UEFI variables and TPM state."""
@@ -64,7 +69,8 @@ def check_room(context: Context, plan: RebuildPlan) -> None:
         RefusedError: with the bytes.
     """
     store = context.config.paths.bundles
-    needed = sum(part.bytes for part in plan.manifest.parts) >> 20
+    manifests = (plan.manifest, *([plan.sent] if plan.sent else []))
+    needed = sum(part.bytes for each in manifests for part in each.parts) >> 20
     free = free_mib(existing_part(store))
     present = context.store.state(plan.reference)[0] is BundleState.COMPLETE
     if needed > free and not present:
@@ -118,6 +124,7 @@ def bring_back(
     plan: RebuildPlan,
     runs: Sequence[str],
     settings: Mapping[str, Settings] = MappingProxyType({}),
+    identity: Identity | None = None,
 ) -> list[str]:
     """Bring the datasets and bundles of a plan to this host; the caller holds :func:`guest_lock`.
 
@@ -128,6 +135,7 @@ def bring_back(
         plan: what comes.
         runs: those whose bundles come.
         settings: properties of the datasets.
+        identity: decrypts bundles.
 
     Returns:
         The properties that this host does not accept.
@@ -151,7 +159,7 @@ def bring_back(
         for each in plan.incoming:
             _mark(context, source, each)
         for run in runs:
-            _fetch(context, source, f"{manifest.uuid}/{run}", manifest)
+            _fetch(context, source, plan, run, identity)
         # Not before: `prune` would destroy pages without a bundle.
         for pages in (each.dataset for each in plan.incoming if each.is_pages):
             context.pool.set_properties([pages], {RAM_PROPERTY: manifest.uuid})
@@ -249,19 +257,23 @@ def set_policies(context: Context, source: Source, plan: RebuildPlan) -> None:
             context.pool.set_properties([each.dataset], {POLICY_PROPERTY: policy})
 
 
-def _fetch(context: Context, source: Source, reference: str, shown: Manifest) -> None:
+def _fetch(
+    context: Context, source: Source, plan: RebuildPlan, run: str, identity: Identity | None
+) -> None:
     """Fetch a bundle, unless it is here; one of an older snapshot may fail, with a note.
 
     Args:
         context: has the store.
         source: the replica.
-        reference: of the bundle.
-        shown: the manifest of the chosen snapshot, as it was checked and shown.
+        plan: has the manifest of the chosen snapshot, as it was checked and shown.
+        run: of the bundle.
+        identity: decrypts it.
 
     Raises:
         SnaporchError: it is damaged on the replica, not what was shown, or the transfer failed.
     """
-    needed = reference == f"{shown.uuid}/{shown.run}"
+    shown = plan.manifest
+    reference, needed = f"{shown.uuid}/{run}", run == shown.run
     state, here = context.store.state(reference)
     if state is BundleState.COMPLETE:
         if needed and here != shown:
@@ -270,8 +282,19 @@ def _fetch(context: Context, source: Source, reference: str, shown: Manifest) ->
         return
     context.progress.step(reference, f"fetching the bundle from {source.name}")
     try:
-        received = ReceivedBundles(context.store.root, "")
-        _fetch_whole(source, reference, received, shown if needed else None)
+        text = source.manifest(reference).encode("utf-8", "surrogateescape")
+        manifest = parse_manifest(text, reference)
+        if (manifest.uuid, manifest.run) != (shown.uuid, run):
+            raise ReplicaError(reference, "has the manifest of another bundle")
+        if needed and manifest != (plan.sent or shown):
+            reason = f"is not the bundle that was checked: replica {source.name} changed it"
+            raise ReplicaError(reference, reason, "run this command again, and read what it shows")
+        check_files(reference, plain_manifest(manifest))
+        if manifest.is_encrypted:
+            _fetch_encrypted(context, source, manifest, text, identity)
+        else:
+            received = ReceivedBundles(context.store.root, "")
+            _fetch_whole(source, manifest, text, received)
     except InterruptedRunError:
         raise
     except SnaporchError as error:
@@ -280,21 +303,65 @@ def _fetch(context: Context, source: Source, reference: str, shown: Manifest) ->
         context.progress.note(reference, f"its bundle did not come back: {error.line()}")
 
 
-def _fetch_whole(
-    source: Source, reference: str, received: ReceivedBundles, shown: Manifest | None
+def _fetch_encrypted(
+    context: Context,
+    source: Source,
+    manifest: Manifest,
+    text: bytes,
+    identity: Identity | None,
 ) -> None:
-    """Fetch all files of a bundle, which is as ``shown``, unless that is None."""
-    text = source.manifest(reference).encode("utf-8", "surrogateescape")
-    manifest = parse_manifest(text, reference)
-    if shown is not None and manifest != shown:
-        reason = f"is not the bundle that was checked: replica {source.name} changed its manifest"
-        raise ReplicaError(reference, reason, "run this command again, and read what it shows")
-    check_files(reference, manifest)
+    """Fetch the files of an encrypted bundle, and decrypt them into the store."""
+    reference = f"{manifest.uuid}/{manifest.run}"
+    if identity is None:
+        raise missing_identity(reference, manifest)
+    bundles = EncryptedBundles(context.store, source.name)
+    directory = bundles.path(reference)
+    if bundles.record(reference) != manifest or not has_all_files(directory, manifest):
+        bundles.discard(reference)  # the record of what was sent, without the files
+        bundles.prepare_root()
+        _fetch_whole(source, manifest, text, ReceivedBundles(bundles.root, ""))
+
+    def report(done: int, total: int) -> None:
+        context.interrupt.check(reference)
+        context.progress.amount(reference, done, total)
+
+    context.progress.step(reference, "decrypting the bundle")
+    try:
+        bundles.decrypt(reference, identity, report)
+    except AgeError as error:
+        bundles.discard(reference)
+        raise ReplicaError(reference, f"{error.thing} {error.reason}", error.step) from error
+
+
+def missing_identity(thing: str, manifest: Manifest) -> RefusedError:
+    """The error for an encrypted bundle that cannot be decrypted without its identity."""
+    keys = [e if is_recipient(e) else quoted(e) for e in (manifest.recipients or ())[:_SHOWN]]
+    return RefusedError(
+        thing,
+        f"its bundle is encrypted for {' or '.join(keys)}",
+        "name the file of the private key: --identity FILE; for the disks alone: --no-restore",
+    )
+
+
+def _fetch_whole(
+    source: Source, manifest: Manifest, text: bytes, received: ReceivedBundles
+) -> None:
+    """Fetch all files of a bundle.
+
+    Args:
+        source: the replica.
+        manifest: of the bundle, as the replica has it.
+        text: the content of the manifest's file.
+        received: where it comes.
+
+    Raises:
+        ReplicaError: it is damaged, or the transfer failed.
+    """
+    reference = f"{manifest.uuid}/{manifest.run}"
     sums = {part.name: part.sha256 for part in manifest.parts}
     sizes = {part.name: part.bytes for part in manifest.parts}
     sums[MANIFEST_NAME], sizes[MANIFEST_NAME] = hashlib.sha256(text).hexdigest(), len(text)
-    uuid, _, run = reference.partition("/")
-    unsent = unsent_files(sizes, sums, received.begun(uuid, run))
+    unsent = unsent_files(sizes, sums, received.begun(manifest.uuid, manifest.run))
     damaged = source.fetch(reference, unsent, received)
     if damaged:  # maybe only what an interrupted transfer left, which is discarded by now
         damaged = source.fetch(reference, unsent_files(sizes, sums, {}), received)
@@ -372,25 +439,40 @@ def check_files(thing: str, manifest: Manifest) -> None:
                 raise RefusedError(thing, reason, BY_HAND)
 
 
-def definitions(source: Source, plan: RebuildPlan) -> list[str]:
+def definitions(source: Source, plan: RebuildPlan, identity: Identity | None = None) -> list[str]:
     """The definitions in the bundle, the running guest's first.
 
+    Args:
+        source: the replica.
+        plan: what comes back.
+        identity: decrypts them.
+
     Raises:
-        RefusedError: one is too long to be one.
-        ReplicaError: one is not what the manifest says.
+        RefusedError: one is too long to be one, or there is no identity for encrypted ones.
+        ReplicaError: one is not what the manifest says, or cannot be decrypted.
     """
-    found = [plan.manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
-    return [_definition(source, plan, part) for part in found if part]
+    manifest = plan.sent or plan.manifest
+    if plan.sent and identity is None:
+        raise missing_identity(plan.thing, plan.sent)
+    found = [manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
+    return [_definition(source, plan, part, identity) for part in found if part]
 
 
-def _definition(source: Source, plan: RebuildPlan, part: Part) -> str:
+def _definition(source: Source, plan: RebuildPlan, part: Part, identity: Identity | None) -> str:
     if part.bytes > _MAX_XML:
         raise RefusedError(plan.thing, f"its {part.role} has {part.bytes >> 10} KiB", BY_HAND)
-    text = source.text(plan.reference, part)
-    if hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() != part.sha256:
+    data = source.text(plan.reference, part).encode("utf-8", "surrogateescape")
+    if hashlib.sha256(data).hexdigest() != part.sha256:
         reason = f"its {part.role} is damaged on replica {source.name}"
         raise ReplicaError(plan.thing, reason, "name an older snapshot: DOMAIN@SNAPSHOT")
-    return text
+    if part.plain is not None and identity is not None:
+        try:
+            plain = Digest(part.plain.bytes, part.plain.sha256)
+            data = identity.decrypt_small(data, part.name, plain)
+        except AgeError as error:
+            reason = f"its {part.role} {error.reason}"
+            raise ReplicaError(plan.thing, reason, error.step) from error
+    return data.decode("utf-8", "surrogateescape")
 
 
 def host_paths(*xmls: str) -> list[str]:

@@ -188,6 +188,10 @@ class AppendOnlyDestination:
         with readable(self._name, self._host.label):
             return bool(found["encrypted"])
 
+    def has_encrypted_bundles(self) -> bool:
+        """See :class:`~snaporch.replication.interface.Destination`: it is not asked about that."""
+        return False
+
     def receiver(self, dataset: str) -> list[str]:
         """See :class:`~snaporch.replication.stream_sender.Copies`."""
         return self._host.words(request_command(Verb.RECEIVE, {"copy": copy_name(dataset)}))

@@ -9,10 +9,18 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
-from snaporch.bundle.store import COPY_NAME
+from snaporch.bundle.age import AgeError
+from snaporch.bundle.encrypted_bundles import EncryptedBundles, plain_manifest
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    parse_manifest,
+)
+from snaporch.bundle.store import COPY_NAME, BundleError
 from snaporch.context import Context
 from snaporch.model import BundleState, SnapshotRecord
 from snaporch.replication.interface import Destination, ReplicaError
@@ -52,10 +60,51 @@ class BundleCopies:
         self._context = context
         self._destination = destination
         self._replica = replica
-        self._files = {run: _files(context, manifest) for run, manifest in manifests.items()}
         self._copies = destination.bundles(records[0].uuid)
+        self._recipients = context.config.replica[replica].encrypt_to
+        self._encrypted = EncryptedBundles(context.store, replica)
+        self._manifests = manifests
+        self._files = {run: self._expected(manifest) for run, manifest in manifests.items()}
         self._read: set[str] = set()
         """Runs whose bundles were read there by this replication, and are whole."""
+
+    def _expected(self, manifest: Manifest | None) -> dict[str, BundleFile] | None:
+        """The files that the replica should have of a bundle; None without a manifest.
+
+        What was encrypted once is expected, for whichever recipients.
+        """
+        if manifest is None:
+            return None
+        reference = f"{manifest.uuid}/{manifest.run}"
+        if not self._recipients:
+            return _files(self._context.store.path(reference), manifest)
+        sent = self._encrypted.record_of(reference, manifest)
+        if sent is None and self._context.config.replica[self._replica].append_only:
+            sent = self._adopted(reference, manifest)
+        found = _files(self._encrypted.path(reference), sent) if sent is not None else None
+        return found or {MANIFEST_NAME: BundleFile(-1, "")}  # no file is as it should be
+
+    def _adopted(self, reference: str, manifest: Manifest) -> Manifest | None:
+        """Take over the record of what an append-only replica has: it accepts no other bytes.
+
+        This host has none after the guest was rebuilt from elsewhere.
+
+        Returns:
+            None if the replica has no encrypted files of this bundle, by its own account.
+        """
+        if manifest.run not in self._copies:
+            return None
+        text = self._destination.manifest(reference).encode("utf-8", "surrogateescape")
+        try:
+            sent = parse_manifest(text, reference)
+            if not sent.is_encrypted or plain_manifest(sent) != manifest:
+                return None
+        except ManifestError:
+            return None
+        self._encrypted.write_record(reference, text)
+        note = "this host has no record of what it sent, and takes over the replica's"
+        self._context.progress.note(f"{self._replica}: bundle {reference}", note)
+        return sent
 
     def has_any(self, records: Iterable[SnapshotRecord]) -> bool:
         """Whether the replica has a directory of at least one of these bundles."""
@@ -131,16 +180,13 @@ class BundleCopies:
             ReplicaError: the transfer failed, or a file here differs from its manifest's SHA-256.
         """
         store, reference = self._context.store, f"{record.uuid}/{record.run}"
-        files = self._files[record.run]
-        if store.state(reference)[0] is not BundleState.COMPLETE or files is None:
+        state, manifest = store.state(reference)
+        if state is not BundleState.COMPLETE or manifest is None or not self._files[record.run]:
             return False
-        self._context.progress.step(self._replica, f"copying the bundle of @{record.snapshot}")
-        sums = {name: file.sha256 for name, file in files.items()}
+        if manifest != self._manifests[record.run]:
+            return True
         try:
-            damaged = self._destination.store(store.path(reference), reference, sums)
-            if damaged:
-                # A power loss there may have damaged an earlier part, which is discarded by now.
-                damaged = self._destination.store(store.path(reference), reference, sums)
+            damaged = self._store(record, manifest)
         except ReplicaError:
             if store.path(reference).is_dir():
                 raise
@@ -148,22 +194,66 @@ class BundleCopies:
         if not damaged:
             self._read.add(record.run)
             return True
-        if _files(self._context, store.state(reference)[1]) != files:
+        if store.state(reference)[1] != manifest:
             return True
-        raise ReplicaError(
+        raise self._damaged(record, ", ".join(damaged))
+
+    def _store(self, record: SnapshotRecord, manifest: Manifest) -> list[str]:
+        """Copy a bundle, encrypted if that is configured; return the damaged files."""
+        reference = f"{record.uuid}/{record.run}"
+        directory = self._context.store.path(reference)
+        if self._recipients:
+            directory = self._encrypt(record, manifest)
+        self._context.progress.step(self._replica, f"copying the bundle of @{record.snapshot}")
+        sums = {name: file.sha256 for name, file in (self._files[record.run] or {}).items()}
+        damaged = self._destination.store(directory, reference, sums)
+        if damaged:
+            # A power loss there may have damaged an earlier part, which is discarded by now.
+            damaged = self._destination.store(directory, reference, sums)
+        if self._recipients and damaged:
+            self._encrypted.discard(reference)
+        elif self._recipients:
+            self._encrypted.arrived(reference)
+        return damaged
+
+    def _encrypt(self, record: SnapshotRecord, manifest: Manifest) -> Path:
+        """Encrypt a bundle, unless that was done; return the directory of the encrypted files.
+
+        Raises:
+            ReplicaError: it is damaged, or changed meanwhile.
+            SnaporchError: it cannot be encrypted.
+        """
+        context, reference = self._context, f"{record.uuid}/{record.run}"
+
+        def report(done: int, total: int) -> None:
+            context.interrupt.check(self._replica)
+            context.progress.amount(self._replica, done, total)
+
+        context.progress.step(self._replica, f"encrypting the bundle of @{record.snapshot}")
+        try:
+            directory = self._encrypted.prepare(reference, manifest, self._recipients, report)
+        except AgeError as error:
+            thing = f"{self._replica}: {record.full_name}"
+            step = f"see encrypt_to of [replica.{self._replica}]"
+            reason = f"its bundle was not encrypted: {error.reason}"
+            raise ReplicaError(thing, reason, step) from error
+        except BundleError as error:
+            raise self._damaged(record, error.thing) from error
+        self._files[record.run] = self._expected(manifest)
+        return directory
+
+    def _damaged(self, record: SnapshotRecord, files: str) -> ReplicaError:
+        return ReplicaError(
             f"{self._replica}: {record.full_name}",
-            f"its bundle is damaged on this host, and was not copied: {', '.join(damaged)}",
+            f"its bundle is damaged on this host, and was not copied: {files}",
             f"see: {shlex.join(['snaporch', 'verify', record.full_name])}",
         )
 
 
-def _files(context: Context, manifest: Manifest | None) -> dict[str, BundleFile] | None:
-    """The files of a bundle, as its manifest describes them; None without one."""
-    if manifest is None:
-        return None
-    path = context.store.path(f"{manifest.uuid}/{manifest.run}") / MANIFEST_NAME
+def _files(directory: Path, manifest: Manifest) -> dict[str, BundleFile] | None:
+    """The files in a directory, as its manifest describes them; None if that cannot be read."""
     try:
-        text = path.read_bytes()
+        text = (directory / MANIFEST_NAME).read_bytes()
     except OSError:
         return None
     found = {part.name: BundleFile(part.bytes, part.sha256) for part in manifest.parts}

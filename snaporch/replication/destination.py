@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from snaporch.bundle.age import check_recipients
 from snaporch.bundle.store import copy_name
 from snaporch.config import AnyReplica, Replica, ResticReplica
 from snaporch.context import Context
@@ -129,6 +130,10 @@ class ReplicaDestination:
         with readable(self._name, self._host.label):
             return self._replica.dataset in self._pool.encrypted()
 
+    def has_encrypted_bundles(self) -> bool:
+        """See :class:`Destination`."""
+        return has_encrypted_bundles(self._replica, self._host)
+
     def receiver(self, dataset: str) -> list[str]:
         """See :class:`~snaporch.replication.stream_sender.Copies`."""
         options = ("-s", "-u", "-o", "readonly=on")
@@ -203,6 +208,8 @@ def unavailable_reason(replica: AnyReplica, open_host: Callable[[str], Host] = H
         return repository_problem(replica)
     host, pool = open_host(replica.host), replica.dataset.partition("/")[0]
     try:
+        if replica.encrypt_to:
+            check_recipients(replica.encrypt_to)
         if replica.append_only:
             check_append_only(replica)
             return ""
@@ -213,6 +220,21 @@ def unavailable_reason(replica: AnyReplica, open_host: Callable[[str], Host] = H
     except SnaporchError as error:
         return error.line()
     return ""
+
+
+def has_encrypted_bundles(replica: Replica, host: Host) -> bool:
+    """Whether a replica's bundles are on an encrypted dataset; False if that is not known.
+
+    Args:
+        replica: its section; it is not append-only.
+        host: its machine.
+    """
+    words = ("zfs", "get", "-H", "-o", "value", "encryption", str(replica.bundles))
+    try:
+        found = host.run(*words, limit=_CHECK_SECONDS).strip()
+    except SnaporchError:  # of another kind of file system
+        return False
+    return found.startswith("aes-")
 
 
 def weakness_of(replica: AnyReplica) -> str:

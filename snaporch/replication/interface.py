@@ -79,6 +79,12 @@ class Destination(Protocol):
             The names of those that cannot get properties any more, which was noted.
         """
 
+    def is_encrypted(self) -> bool:
+        """Whether the dataset above the copies is encrypted, so that those in clear are, too."""
+
+    def has_encrypted_bundles(self) -> bool:
+        """Whether the bundles are on an encrypted dataset; False if that is not known."""
+
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """Set ``snaporch:policy`` on copies, so that it comes back with them.
 

@@ -62,8 +62,11 @@ class Originals:
         """
         disks = {dataset for record in self._records for dataset in self.of(record)}
         disks |= self._named & set(present)  # the last snapshot here may be destroyed
-        pages = {m.pages.dataset for m in self._manifests.values() if m is not None and m.pages}
-        return [*sorted(disks), *sorted((pages & set(present)) - disks)]
+        return [*sorted(disks), *sorted((self.pages() & set(present)) - disks)]
+
+    def pages(self) -> set[str]:
+        """The datasets of the guest's pages of RAM."""
+        return {m.pages.dataset for m in self._manifests.values() if m is not None and m.pages}
 
     def members(
         self, ours: Iterable[PoolSnapshot]

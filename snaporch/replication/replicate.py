@@ -14,21 +14,23 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.age import COMMAND
+from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import COPY, by_dataset, marked_by
-from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
 from snaporch.locks import (
     REPLICATING,
+    REPLICATION,
     domain_lock,
     held_by,
     readers_lock,
     replication_lock_name,
 )
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
+from snaporch.remote_host import check_installed
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
 from snaporch.replication.interface import Destination, ReplicaError
@@ -41,9 +43,6 @@ from snaporch.replication.marks import (
     replicas,
 )
 from snaporch.replication.members import Originals, nesting_reason
-
-REPLICATION = "replication"
-"""The name of the lock that lets one replication run at a time on a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +90,15 @@ def replicate(
         recheck: read all bundles on the replica, and copy them again even if it has lost all.
 
     Raises:
+        UnavailableError: a command is not installed.
         BusyError: the snapshots are being copied, or deleted.
         ReplicaError, PoolError, CommandError: a transfer failed, or a damaged bundle on the replica
             could not be replaced; what had arrived stays.
         InterruptedRunError: a signal came.
     """
     first = records[0]
+    if context.config.replica[name].encrypt_to:
+        check_installed(COMMAND)
     with domain_lock(
         default_paths.LOCKS,
         first.domain,
@@ -138,8 +140,11 @@ class _Transfer:
         """Snapshots of this host whose copies may lack properties."""
         self._read = 0
         replica = context.config.replica[name]
-        self._marks_stay = isinstance(replica, Replica) and replica.append_only
+        self._marks_stay = replica.append_only
         """The replica never changes a property that it has set."""
+        self._encrypts = bool(replica.encrypt_to)
+        self._has_encrypted_bundles: bool | None = None
+        """None until the replica was asked."""
         self._is_held_back = False
         """Snapshots were not sent because of an unfinished run."""
         self._under_way: frozenset[str] = frozenset()
@@ -325,7 +330,10 @@ class _Transfer:
         self._context.progress.step(self._name, f"sending {dataset}")
         with self._collect_failure():
             # Asked now: hours after the first one, another dataset may have this name.
-            raw = dataset in self._context.pool.encrypted()
+            encrypted = self._context.pool.encrypted()
+            raw = dataset in encrypted
+            if not raw and dataset in self._originals.pages():
+                self._refuse_clear_pages(dataset, encrypted)
             self._destination.send(dataset, raw=raw, until=found[-1].createtxg)
         return True
 
@@ -501,6 +509,7 @@ class _Transfer:
                 if self._is_marked(each):
                     self._report_damage(each, damaged)
                     self._record(each, replicated=False)
+        self._refuse_clear_bundle(record)
         if bundles.copy(record):
             return True
         if record in self._damaged:
@@ -508,6 +517,47 @@ class _Transfer:
             step = f"see: {shlex.join(['snaporch', 'show', record.full_name])}"
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
+
+    def _refuse_clear_bundle(self, record: SnapshotRecord) -> None:
+        """Refuse to send RAM in clear of a guest whose disks are sent encrypted.
+
+        Raises:
+            ReplicaError: with the ways to send it.
+        """
+        manifest = self._manifests[record.run]
+        if self._encrypts or manifest is None:
+            return
+        if not any(part.role in (Role.RAM, Role.TPM) for part in manifest.parts):
+            return
+        locked = self._originals.of(record) & self._context.pool.encrypted()
+        if not locked:
+            return
+        if self._has_encrypted_bundles is None:
+            self._has_encrypted_bundles = self._destination.has_encrypted_bundles()
+        if not self._has_encrypted_bundles:
+            raise ReplicaError(
+                f"{self._name}: {record.domain}",
+                f"{min(locked)} is encrypted, and its RAM would be there in clear: the bundles are "
+                "not sent",
+                f"set encrypt_to in [replica.{self._name}], or have its bundles on an encrypted "
+                "dataset: docs/how-to/replication.md, 'Encrypt bundles'",
+            )
+
+    def _refuse_clear_pages(self, dataset: str, encrypted: Collection[str]) -> None:
+        """Refuse to send pages of RAM in clear where the RAM in a bundle would not be.
+
+        Raises:
+            ReplicaError: with the ways to send it.
+        """
+        disks = {each for record in self._records for each in self._originals.of(record)}
+        if not self._encrypts and not disks & set(encrypted):
+            return
+        if self._encrypts or not self._destination.is_encrypted():
+            raise ReplicaError(
+                f"{self._name}: {dataset}",
+                "its pages of RAM would be there in clear: the snapshots with them are not sent",
+                "set ram_pages.dataset to one below an encrypted dataset, or ram_store to image",
+            )
 
     def _same_run(self, record: SnapshotRecord) -> list[SnapshotRecord]:
         """The records of a run: it may have several names, and they have the same bundle."""

@@ -169,6 +169,14 @@ class ResticDestination:
         self._repository.record(marks_tags(marks, {}))
         return [name for name in properties if name not in guids]
 
+    def is_encrypted(self) -> bool:
+        """Whether all is stored encrypted: restic does that."""
+        return True
+
+    def has_encrypted_bundles(self) -> bool:
+        """Whether bundles are stored encrypted: restic does that."""
+        return True
+
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""
         there = self._repository.contents().policies

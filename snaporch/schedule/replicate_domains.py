@@ -13,9 +13,10 @@ from snaporch.config.window import ALWAYS
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals
+from snaporch.locks import REPLICATION
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.replication.interface import Destination, find_replica
-from snaporch.replication.replicate import REPLICATION, ReplicationResult, replicate
+from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.schedule.failed_attempts import REPLICATIONS, STOPPED, record_attempt
 from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.own_or_copied import without_copies

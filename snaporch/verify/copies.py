@@ -14,19 +14,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 
+from snaporch.bundle.encrypted_bundles import EncryptedBundles
 from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
 from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
 from snaporch.catalog.records import all_records, by_dataset, snapshots_of_record
 from snaporch.config import Config
 from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.progress import Progress
 from snaporch.rebuild.plan import guids_of, manifest_of_copy
 from snaporch.replication.interface import BundleCopy
-from snaporch.replication.replicate import REPLICATION
 from snaporch.verify.copy_decision import (
     MAX_PARTS,
     Copies,
@@ -377,12 +378,19 @@ class CopyVerifier:
         )
 
     def _manifest_here(self, reference: str) -> KnownManifest | None:
-        """The manifest of this host; None if it is missing or damaged."""
+        """The manifest of this host; None if it is missing or damaged.
+
+        Of a bundle that was encrypted for the replica, it is the record of what was sent.
+        """
         try:
-            data = (self._host.store.path(reference) / MANIFEST_NAME).read_bytes()
-            return KnownManifest(parse_manifest(data, reference), hashlib.sha256(data).hexdigest())
-        except (OSError, SnaporchError):
+            here = _known_manifest(self._host.store.path(reference), reference)
+            encrypted = EncryptedBundles(self._host.store, self._name)
+            manifest = here.manifest if here is not None else None
+            if encrypted.record_of(reference, manifest) is not None:
+                return _known_manifest(encrypted.path(reference), reference)
+        except SnaporchError:
             return None
+        return here
 
     def _read(
         self, copy: Copy, sums: Mapping[str, str], read: dict[str, tuple[str, ...]]
@@ -421,6 +429,14 @@ class CopyVerifier:
             reason=f"{'; '.join(each[:_FAULT_CHARACTERS] for each in faults[:_SHOWN])}{more}",
             before=before,
         )
+
+
+def _known_manifest(directory: Path, thing: str) -> KnownManifest | None:
+    try:
+        data = (directory / MANIFEST_NAME).read_bytes()
+        return KnownManifest(parse_manifest(data, thing), hashlib.sha256(data).hexdigest())
+    except (OSError, SnaporchError):
+        return None
 
 
 def _copy_of(snapshot: PoolSnapshot) -> Copy | None:

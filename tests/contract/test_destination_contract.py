@@ -18,8 +18,9 @@ from snaporch.config import Replica
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.private_files import sha256_of
+from snaporch.remote_host import Host
 from snaporch.replication.append_only import AppendOnlyDestination
-from snaporch.replication.destination import ReplicaDestination
+from snaporch.replication.destination import ReplicaDestination, has_encrypted_bundles
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.stall_detector import StallDetector
 
@@ -535,6 +536,20 @@ def secret():
     there.create()
     yield name, there, heard
     scratch.remove()
+
+
+@pytest.mark.lab
+def test_bundles_on_an_encrypted_dataset_are_known(secret, tmp_path):
+    name, there, _ = secret
+    assert not there.is_encrypted()
+    assert not there.has_encrypted_bundles()  # there is no such directory
+    host = Host("")
+    for directory, expected in ((f"/{name}", True), (f"/{name}/below", True), (tmp_path, False)):
+        Path(directory).mkdir(exist_ok=True)
+        replica = Replica(dataset="backup/kvm", bundles=directory)
+        assert has_encrypted_bundles(replica, host) is expected
+    clear = Replica(dataset="backup/kvm", bundles=f"/{name.rpartition('/')[0]}")
+    assert not has_encrypted_bundles(clear, host)
 
 
 @pytest.mark.lab

@@ -129,7 +129,9 @@ NOT_RUN = {
         "snaporch: web: could not be returned": _OUTPUT,
     },
     "docs/how-to/replication.md": {
+        "apt install age": "test_encrypted_bundles makes keys by it",
         "apt install rsync mbuffer": "needs another host",
+        "encrypt_to = [": "test_encrypted_bundles has it in its configuration",
         "17 * * * *  root  /usr/bin/snaporch replicate --all --to offsite --quiet": "as above",
         "network a day = H": "is a formula",
         "[copies.vm1]": "test_copies_retention has such a configuration",

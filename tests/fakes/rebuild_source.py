@@ -69,7 +69,7 @@ class FakeSource:
 
     def text(self, reference: str, part: Part) -> str:
         """See the protocol."""
-        return self._path(reference, part.name).read_text()
+        return self._path(reference, part.name).read_bytes().decode("utf-8", "surrogateescape")
 
     def _path(self, reference: str, name: str) -> Path:
         return self._replica.root / reference / name

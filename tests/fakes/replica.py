@@ -30,6 +30,8 @@ class FakeReplica:
         self.policies: dict[str, str] = {}
         self.late: list[str] = []
         """What :meth:`mark` returns."""
+        self.encrypts = self.has_vault = False
+        """The dataset of the copies is encrypted; the directory of the bundles is."""
         self.is_there = False
         """Its pool is imported, and has the dataset of the copies."""
 
@@ -94,6 +96,15 @@ class FakeReplica:
                 copies[place], properties={**copies[place].properties, **values}
             )
         return self.late
+
+    def is_encrypted(self) -> bool:
+        """See the protocol."""
+        return self.encrypts
+
+    def has_encrypted_bundles(self) -> bool:
+        """See the protocol."""
+        self.hooks.reach("replica.has_encrypted_bundles")
+        return self.has_vault
 
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""

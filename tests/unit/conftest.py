@@ -8,13 +8,14 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fakes import sanoid
+from fakes import age_command, sanoid
 from fakes.story import Story
 from fakes.world import World
 
@@ -49,6 +50,17 @@ def world(tmp_path, monkeypatch):
     made.install(monkeypatch)
     yield made
     made.kill_guardians()
+
+
+@pytest.fixture
+def age(tmp_path, monkeypatch):
+    """A command ``age`` that hides nothing; the directory of two identities, and their keys."""
+    place = tmp_path / "age"
+    place.mkdir()
+    monkeypatch.setenv("PATH", f"{age_command.install(place)}:{os.environ['PATH']}")
+    names = ("right", "wrong")
+    keys = [age_command.write_identity(place / name, n) for n, name in enumerate(names)]
+    return SimpleNamespace(place=place, right=place / names[0], wrong=place / names[1], keys=keys)
 
 
 @pytest.fixture

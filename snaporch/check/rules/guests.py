@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from snaporch.check.facts import GuestFacts, HostFacts
+from snaporch.check.facts import BundlePrivacy, GuestFacts, HostFacts
 from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.sanoid.config.frozen_datasets import has_hook
 from snaporch.sanoid.config.render import fitting_parent
@@ -151,6 +151,31 @@ def replica_nested(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
             "its snapshots are not copied there",
             f"give [replica.{name}] another dataset, best in another pool",
         )
+
+
+def ram_not_replicated(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """The guest's disks are encrypted on a replica, and its RAM would be there in clear."""
+    locked = sorted(facts.encrypted & set(guest.datasets))
+    for name in guest.replicas:
+        privacy = facts.bundle_privacy.get(name)
+        if locked and privacy is BundlePrivacy.CLEAR:
+            yield error(
+                guest.name,
+                f"its bundles are not sent to replica {name}: {listed(locked)} is encrypted, and "
+                "its RAM would be there in clear",
+                "its snapshots have no complete copy there",
+                f"set encrypt_to in [replica.{name}], or have its bundles on an encrypted dataset: "
+                "see docs/how-to/replication.md",
+            )
+        pages = facts.pages
+        in_clear = pages is not None and guest.name in pages.guests and not pages.encrypted
+        if in_clear and privacy is BundlePrivacy.ENCRYPTED:
+            yield error(
+                guest.name,
+                f"its pages of RAM are not sent to replica {name}: they would be there in clear",
+                "its snapshots have no complete copy there",
+                "set ram_pages.dataset to one below an encrypted dataset, or ram_store to image",
+            )
 
 
 def unscheduled(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:

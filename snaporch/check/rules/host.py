@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
-from snaporch.check.facts import HostFacts
+from snaporch.check.facts import BundlePrivacy, HostFacts
 from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.known_faults import known_faults, parse_release
 
@@ -47,6 +47,23 @@ def replica_unreachable(facts: HostFacts) -> Iterator[Finding]:
                 reason,
                 "policies name it, and nothing can be copied to it",
                 "see docs/how-to/replication.md, how to set up a replica",
+            )
+
+
+def ram_in_clear(facts: HostFacts) -> Iterator[Finding]:
+    """Bundles on a replica are in clear, of guests whose disks are, too."""
+    for name, privacy in facts.bundle_privacy.items():
+        guests = [
+            guest.name
+            for guest in facts.guests
+            if name in guest.replicas and not facts.encrypted & set(guest.datasets)
+        ]
+        if guests and privacy is BundlePrivacy.CLEAR:
+            yield hint(
+                f"replica {name}",
+                f"the RAM of {listed(guests)} is there in clear, as the disks are",
+                "who reads its files reads what the guests had in memory, such as keys",
+                f"set encrypt_to in [replica.{name}]: see docs/how-to/replication.md",
             )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from snaporch.check.apply_rules import apply_rules
 from snaporch.check.facts import (
+    BundlePrivacy,
     GuestFacts,
     HookProgram,
     HostFacts,
@@ -578,3 +579,42 @@ def test_the_worst_comes_first(facts):
     made = facts(without("script_timeout", without("pruning_script")), **SPARSE)
     kinds = [finding.severity for finding in apply_rules(made)]
     assert kinds == [Severity.ERROR, Severity.WARNING, Severity.HINT]
+
+
+PRIVACY = {"nas": BundlePrivacy.CLEAR, "usb": BundlePrivacy.ENCRYPTED_DATASET}
+
+
+def copied(*replicas):
+    return replace(WEB, policies=("hourly",), replicas=replicas)
+
+
+def test_ram_in_clear_beside_encrypted_disks_is_not_sent(facts):
+    store = StoreFacts(Path("/store"), encrypted=True)
+    more = {"store": store, "encrypted": frozenset({"tank/web"}), "bundle_privacy": PRIVACY}
+    finding = only(facts(guests=[copied("nas", "usb")], **more))
+    assert (finding.code, finding.severity) == ("ram-not-replicated", Severity.ERROR)
+    assert (finding.subject, "tank/web is encrypted" in finding.what) == ("web", True)
+    assert "encrypt_to in [replica.nas]" in finding.fix
+    assert apply_rules(facts(guests=[copied("usb")], **more)) == []
+    encrypted = more | {"bundle_privacy": {"nas": BundlePrivacy.ENCRYPTED}}
+    assert apply_rules(facts(guests=[copied("nas")], **encrypted)) == []
+
+
+def test_ram_in_clear_beside_disks_in_clear_is_a_hint(facts):
+    finding = only(facts(guests=[copied("nas", "usb")], bundle_privacy=PRIVACY))
+    assert (finding.code, finding.severity) == ("ram-in-clear", Severity.HINT)
+    assert (finding.subject, "RAM of web" in finding.what) == ("replica nas", True)
+    assert apply_rules(facts(guests=[copied()], bundle_privacy=PRIVACY)) == []
+
+
+@pytest.mark.parametrize(("encrypted", "privacy"), [(True, "encrypted"), (False, "clear")])
+def test_pages_in_clear_are_not_sent_to_a_replica_that_has_ram_encrypted(facts, encrypted, privacy):
+    pages = PageStoreFacts("tank/ram", ("web",), encrypted=encrypted)
+    given = {"pages": pages, "bundle_privacy": {"nas": BundlePrivacy(privacy)}}
+    codes = {code for code, _ in codes_in(facts(guests=[copied("nas")], **given))}
+    assert "ram-not-replicated" not in codes
+    given |= {"pages": replace(pages, encrypted=False)}
+    given |= {"bundle_privacy": {"nas": BundlePrivacy.ENCRYPTED}}
+    finding = only(facts(guests=[copied("nas")], **given))
+    assert (finding.code, finding.severity) == ("ram-not-replicated", Severity.ERROR)
+    assert "pages of RAM are not sent to replica nas" in finding.what

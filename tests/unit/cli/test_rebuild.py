@@ -5,13 +5,14 @@ from ipaddress import ip_network
 from types import SimpleNamespace
 
 import pytest
-from fakes.hooks import failing
+from fakes.hooks import KilledError, failing
 from fakes.pool import FakePool
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
 from fakes.world import Heard
 
 from snaporch import default_paths
+from snaporch.bundle.age import encrypt
 from snaporch.bundle.manifest import MANIFEST_NAME, manifest_bytes, parse_manifest
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
@@ -20,6 +21,7 @@ from snaporch.hypervisor import HostObject, HypervisorError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import lock_holder
 from snaporch.model import DomainState
+from snaporch.private_files import sha256_of
 from snaporch.rebuild.open_source import open_source
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
@@ -34,14 +36,14 @@ DISK = "<disk type='volume'><source pool='vms' volume='x'/><target dev='vdx'/></
 NETWORK = "<network><name>lan</name><ip address='10.77.0.1' prefix='24'/></network>"
 
 
-def lose(host, command_host, prepare=lambda _host: None):
+def lose(host, command_host, prepare=lambda _host: None, **more):
     """A guest that this host has lost, and a replica has."""
     host.pool.create("tank")
     uuid = host.add_guest().uuid
     prepare(host)
     with host.config_file.open("a") as stream:
         stream.write(REPLICA)
-    nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+    nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas", **more}
     document = host.context.config.model_dump() | {"replica": {"nas": nas}}
     host.context.config = Config.model_validate(document)
     there = FakeReplica(host.pool, host.root / "there")
@@ -445,3 +447,123 @@ def test_what_concerns_a_guest_that_is_here_does_not_go_with_a_replica(lost, sna
     assert answer.code == ExitCode.USAGE
     assert answer.err.count("\n") == 1
     assert lost.hooks.log == []
+
+
+# -- encrypted bundles ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(host, command_host, age):
+    """A lost guest whose bundles are encrypted on the replica."""
+    return lose(host, command_host, encrypt_to=[age.keys[0]])
+
+
+def acts(host):
+    return [line for line in host.hooks.log if not line.startswith("source.sizes")]
+
+
+def files_there(host):
+    return {path.name: path for path in host.there.root.glob("*/*/*")}
+
+
+def test_an_encrypted_guest_is_rebuilt_by_its_key(closed, snaporch, age):
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right), "--json")
+    assert (answer.code, answer.json[0]["resumed"]) == (0, True), answer.err
+    (record,) = all_records(closed.context.store, closed.pool.snapshots())
+    assert str(record.state) == "complete"
+    assert closed.context.store.verify(record.bundle.split("/bundles/")[-1]) is not None
+    kept = [path.name for path in (closed.paths.bundles / ".encrypted").rglob("*.*")]
+    assert kept == [MANIFEST_NAME]
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--cold",)])
+def test_without_its_key_nothing_moves(closed, snaporch, age, options):
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", *options)
+    assert answer.code == ExitCode.REFUSED
+    assert f"its bundle is encrypted for {age.keys[0]};" in answer.err
+    assert "--identity FILE" in answer.err
+    assert "--no-restore" in answer.err
+    assert acts(closed) == []
+
+
+def test_with_a_wrong_key_nothing_moves(closed, snaporch, age):
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.wrong))
+    assert answer.code == ExitCode.FAILED
+    assert "no identity matched any of the recipients" in answer.err
+    assert len(answer.err.splitlines()) == 1
+    assert acts(closed) == []
+
+
+def test_the_disks_come_back_without_it_and_the_rest_later(closed, snaporch, age):
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--no-restore")
+    assert answer.code == 0, answer.err
+    assert "its bundle is encrypted, and does not come back without --identity" in answer.err
+    assert closed.pool.names() == ["tank/web@s1"]
+    assert not closed.hypervisor.find(closed.lost_uuid)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right), "--json")
+    assert (answer.code, answer.json[0]["resumed"]) == (0, True), answer.err
+
+
+def test_a_changed_byte_is_found_before_the_guest_is_defined(closed, snaporch, age):
+    path = files_there(closed)["ram.save.age"]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right))
+    assert answer.code == ExitCode.FAILED
+    assert "is damaged on the replica: ram.save.age" in answer.err
+    assert not closed.hypervisor.find(closed.lost_uuid)
+
+
+def forge(host, change):
+    """Change what the replica has, and have its manifest agree."""
+    files = files_there(host)
+    path = files["ram.save.age"]
+    path.write_bytes(change(path.read_bytes()))
+    manifest = parse_manifest(files[MANIFEST_NAME].read_bytes(), "x")
+    digest = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    parts = tuple(
+        each.model_copy(update=digest) if each.name == path.name else each
+        for each in manifest.parts
+    )
+    files[MANIFEST_NAME].write_bytes(manifest_bytes(manifest.model_copy(update={"parts": parts})))
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-1] + b"x", lambda data: data[:40]])
+def test_a_replica_that_agrees_with_its_own_change_is_refused(closed, snaporch, age, change):
+    forge(closed, change)
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right))
+    assert answer.code == ExitCode.FAILED
+    assert "ram.save.age cannot be decrypted" in answer.err
+    assert not closed.hypervisor.find(closed.lost_uuid)
+    assert [*closed.paths.bundles.glob(f"{closed.lost_uuid}/*")] == []
+    assert [*closed.paths.bundles.glob(".encrypted/nas/*/*")] == []
+
+
+def test_other_ram_for_the_same_key_is_refused(closed, snaporch, age, tmp_path):
+    """A replica that knows the public key can encrypt; the manifest has what the parts are."""
+    (tmp_path / "other").write_bytes(b"other RAM")
+    encrypt(tmp_path / "other", tmp_path / "x", [age.keys[0]], lambda _done: None)
+    forge(closed, lambda _data: (tmp_path / "x").read_bytes())
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right))
+    assert answer.code == ExitCode.FAILED
+    assert "ram.save.age is not what the manifest says, when it is decrypted" in answer.err
+    assert not closed.hypervisor.find(closed.lost_uuid)
+
+
+def test_an_interrupted_decryption_goes_on_without_another_transfer(closed, snaporch, age):
+    assert rebuild(snaporch, "web", "--yes", "--quiet", "--no-restore").code == 0
+    source = closed.source.fetch
+    fetched = []
+
+    def fetch(reference, unsent, received):
+        fetched.append(reference)
+        assert source(reference, unsent, received) == []
+        raise KilledError
+
+    closed.source.fetch = fetch
+    with pytest.raises(KilledError):
+        rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right))
+    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right), "--json")
+    assert (answer.code, answer.json[0]["resumed"]) == (0, True), answer.err
+    assert len(fetched) == 1

@@ -12,9 +12,8 @@ from snaporch.config import Config
 from snaporch.context import Clock
 from snaporch.errors import BusyError, ExitCode
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import REPLICATION, domain_lock
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.replicate import REPLICATION
 from snaporch.schedule.failed_attempts import REPLICATIONS
 from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
 

@@ -9,13 +9,14 @@ from fakes.hooks import failing
 from fakes.rebuild_source import FakeSource
 from fakes.replica import FakeReplica
 
+from snaporch.bundle.manifest import with_checksum
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import ExitCode, UnavailableError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import REPLICATION, domain_lock
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.replicate import REPLICATION, replicate
+from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -191,3 +192,27 @@ def test_a_copy_that_is_gone_is_in_the_exit_code_once(copied, snaporch):
     assert answer.code == ExitCode.FAILED
     assert "nas: web: copies that were verified before are not on the replica" in answer.err
     assert snaporch("verify", "--on", "nas", "--all").code == ExitCode.OK
+
+
+def test_an_encrypted_copy_is_compared_with_what_was_sent(copied, snaporch, age):
+    nas = copied.context.config.replica["nas"].model_dump() | {"encrypt_to": [age.keys[0]]}
+    document = copied.context.config.model_dump() | {"replica": {"nas": nas}}
+    copied.context.config = Config.model_validate(document)
+    records = all_records(copied.context.store, copied.pool.snapshots())
+    replicate(copied.context, records, "nas", copied.there)
+    path = copied.bundle / "ram.save.age"
+    answer = snaporch("verify", "--on", "nas", "web@s1", "--json")
+    assert (answer.code, answer.json[0]["compared_with"]) == (0, "here"), answer.err
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    answer = snaporch("verify", "--on", "nas", "web@s1", "--quiet")
+    assert answer.code == ExitCode.FAILED
+    assert "ram.save.age is damaged" in answer.err
+    path.write_bytes(content)
+    manifest = copied.bundle / "manifest.json"
+    text = manifest.read_text().replace(age.keys[0], age.keys[1])
+    assert text != manifest.read_text()
+    lines = text.rsplit(',\n  "sha256"', 1)[0]
+    manifest.write_bytes(with_checksum(lines + "\n}"))
+    answer = snaporch("verify", "--on", "nas", "web@s1", "--quiet")
+    assert "manifest.json is not the one of this host" in answer.err

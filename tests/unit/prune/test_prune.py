@@ -11,7 +11,7 @@ from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.errors import RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal
-from snaporch.locks import domain_lock
+from snaporch.locks import REPLICATION, domain_lock
 from snaporch.prune import prune as prune_module
 from snaporch.prune import trash as trash_module
 from snaporch.prune.decision import PruneAction
@@ -743,3 +743,36 @@ def test_a_bundle_that_an_undo_brings_back_stays_as_long_as_the_safety_copy(shel
     assert shelf.actions(trash_days=trash_days)["web@s2"][0] == "put-back"
     assert bundle.is_dir()
     assert not (shelf.trash / name).exists()
+
+
+# -- encrypted bundles of replicas ---------------------------------------------------------------
+
+
+def encrypted(shelf, bundle):
+    place = shelf.root / ".encrypted" / "nas" / bundle.parent.name / bundle.name
+    place.mkdir(parents=True)
+    (place / "manifest.json").write_bytes(b"{}")
+    return place
+
+
+def test_the_record_of_an_encrypted_bundle_goes_with_the_bundle(shelf):
+    lost, kept = (encrypted(shelf, shelf.take(name)) for name in ("s1", "s2"))
+    shelf.lose("s1")
+    shelf.prune()
+    assert lost.exists()  # the trash may give the bundle back
+    shelf.age(4)
+    assert shelf.prune(dry_run=True).failures == []
+    assert lost.exists()
+    shelf.prune()
+    assert not lost.exists()
+    assert kept.exists()
+
+
+def test_encrypted_bundles_stay_while_a_replication_or_a_rebuild_uses_them(shelf):
+    left = encrypted(shelf, shelf.root / shelf.take("s1").parent.name / "20200101T000000Z-0000")
+    runtime = shelf.world.paths.runtime
+    with domain_lock(runtime, REPLICATION, REPLICATION, "x", wait=0, interrupt=Interrupt()):
+        assert shelf.prune().failures == []
+    assert left.exists()
+    shelf.prune()
+    assert not left.exists()

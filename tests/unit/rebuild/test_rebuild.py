@@ -23,7 +23,7 @@ from snaporch.catalog.records import all_records, by_dataset
 from snaporch.config import Config
 from snaporch.errors import BusyError, NotFoundError, RefusedError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import DomainState, Level
 from snaporch.rebuild.plan import _mountpoint, check_others, find_uuid
 from snaporch.rebuild.run import (
@@ -40,7 +40,7 @@ from snaporch.rebuild.run import (
     set_stage,
 )
 from snaporch.replication.interface import ReplicaError
-from snaporch.replication.replicate import REPLICATION, replicate
+from snaporch.replication.replicate import replicate
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot

@@ -21,7 +21,12 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import CommandError, Host, ssh_words
 from snaporch.replication import destination
-from snaporch.replication.destination import ReplicaDestination, open_replica, unavailable_reason
+from snaporch.replication.destination import (
+    ReplicaDestination,
+    has_encrypted_bundles,
+    open_replica,
+    unavailable_reason,
+)
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.replica_bundles import ReplicaBundles
 from snaporch.replication.transfer import Transfers
@@ -1050,3 +1055,33 @@ def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
         for descriptor in (kept, reader, writer):
             os.close(descriptor)
     assert caught.value.reason == "failed: \ufffd C /dev/null"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [("aes-256-gcm\n", True), ("off\n", False), ("-\n", False), ("", False), (None, False)],
+)
+def test_bundles_on_an_encrypted_dataset(answer, expected):
+    asked = []
+
+    class Answers(Host):
+        def run(self, *words, limit=None):
+            asked.append(words)
+            if answer is None:
+                raise CommandError("zfs get", "not a ZFS filesystem")
+            return answer
+
+    replica = Replica(host="nas", dataset="backup/kvm", bundles="/backup/bundles")
+    assert has_encrypted_bundles(replica, Answers("nas")) is expected
+    assert asked == [("zfs", "get", "-H", "-o", "value", "encryption", "/backup/bundles")]
+
+
+def test_without_age_the_package_is_named(tmp_path, tools, monkeypatch):
+    without("age", monkeypatch)
+    replica = Replica(dataset="backup/kvm", bundles=tmp_path, encrypt_to=("age1" + "q" * 58,))
+    assert "apt install age" in unavailable_reason(replica)
+
+
+def test_a_key_that_age_refuses_is_a_problem(tmp_path, tools, age):
+    replica = Replica(dataset="b/k", bundles=tmp_path, encrypt_to=("ssh-ed25519 " + "b" * 68,))
+    assert "malformed recipient" in unavailable_reason(replica)

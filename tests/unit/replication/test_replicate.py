@@ -315,6 +315,7 @@ def test_encrypted_datasets_are_sent_raw(shop):
     shop.world.pool.create("tank/secret", encrypted=True)
     take_snapshot(shop.context, shop.context.hypervisor.domain("secret"), SnapshotRequest("s1"))
     records = [record for record in shop.records() if record.domain == "secret"]
+    shop.there.has_vault = True
     replicate(shop.context, records, "nas", shop.there)
     assert "replica.send tank/secret raw" in shop.there.hooks.log
 
@@ -322,6 +323,7 @@ def test_encrypted_datasets_are_sent_raw(shop):
 def test_a_dataset_that_is_encrypted_when_its_turn_comes_is_sent_raw(shop):
     """Hours after the first one: another dataset may have got its name."""
     shop.take("s1")
+    shop.there.has_vault = True
     pool = shop.world.pool
     shop.there.hooks.at["replica.send"] = lambda: setattr(
         pool, "encrypted", lambda: frozenset(["tank/web"])

@@ -1,0 +1,292 @@
+"""Bundles that are encrypted for a replica, and those that would be there in clear."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from fakes.hooks import failing_once
+from fakes.replica import FakeReplica
+
+from snaporch.bundle.age import AgeError, Identity
+from snaporch.bundle.encrypted_bundles import EncryptedBundles
+from snaporch.bundle.manifest import MANIFEST_NAME, read_manifest
+from snaporch.bundle.store import COPY_NAME
+from snaporch.catalog.records import all_records
+from snaporch.config import Config
+from snaporch.errors import RefusedError, UnavailableError
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+
+
+class Vault:
+    """A guest, and a replica with encrypted bundles."""
+
+    def __init__(self, world, recipients):
+        self.world = world
+        world.add_guest(disks={"vda": "tank/web"})
+        self.there = FakeReplica(world.pool, world.root / "there")
+        self.configure(encrypt_to=recipients)
+
+    @property
+    def context(self):
+        return self.world.context
+
+    def configure(self, **more):
+        nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas", **more}
+        document = self.context.config.model_dump() | {"replica": {"nas": nas}}
+        self.context.config = Config.model_validate(document)
+
+    def take(self, name="s1"):
+        domain = self.context.hypervisor.domain("web")
+        return take_snapshot(self.context, domain, SnapshotRequest(name))
+
+    def ship(self, **more):
+        records = all_records(self.context.store, self.world.pool.snapshots())
+        return replicate(self.context, records, "nas", self.there, **more)
+
+    def copy(self, record):
+        return self.there.root / record.uuid / record.run
+
+    def spool(self, record):
+        bundles = EncryptedBundles(self.context.store, "nas")
+        return bundles.path(f"{record.uuid}/{record.run}")
+
+    def replicated(self):
+        records = all_records(self.context.store, self.world.pool.snapshots())
+        return {record.snapshot: record.replicated for record in records}
+
+
+@pytest.fixture
+def vault(world, age):
+    return Vault(world, [age.keys[0]])
+
+
+def files(directory):
+    return {path.name for path in directory.iterdir()}
+
+
+def test_each_part_arrives_encrypted(vault, age):
+    record = vault.take()
+    shipped = vault.ship()
+    assert [each.snapshot for each in shipped.arrived] == ["s1"]
+    own = files(Path(record.bundle)) - {MANIFEST_NAME}
+    assert files(vault.copy(record)) == {f"{name}.age" for name in own} | {MANIFEST_NAME, COPY_NAME}
+    sent = read_manifest(vault.copy(record))
+    assert sent.recipients == (age.keys[0],)
+    assert {part.plain.sha256 for part in sent.parts} == {
+        part.sha256 for part in read_manifest(Path(record.bundle)).parts
+    }
+    for part in sent.parts:
+        assert (vault.copy(record) / part.name).read_bytes().startswith(b"fake age\n")
+    assert files(vault.spool(record)) == {MANIFEST_NAME}  # the record
+    assert vault.replicated() == {"s1": ("nas",)}
+
+
+def test_it_is_encrypted_once(vault):
+    record = vault.take()
+    vault.ship()
+    before = {path: path.read_bytes() for path in vault.copy(record).iterdir()}
+    again = vault.ship(recheck=True)
+    assert (again.arrived, again.damaged, again.read) == ((), (), 1)
+    assert {path: path.read_bytes() for path in vault.copy(record).iterdir()} == before
+    assert vault.there.hooks.log.count(f"replica.store {record.uuid}/{record.run}") == 1
+
+
+def test_a_transfer_that_failed_goes_on_with_the_same_files(vault):
+    record = vault.take()
+    vault.there.hooks.at["replica.stored"] = failing_once(ReplicaError("nas", "is away"))
+    with pytest.raises(ReplicaError, match="is away"):
+        vault.ship()
+    sums = {path.name: path.read_bytes() for path in vault.spool(record).iterdir()}
+    assert "ram.save.age" in sums
+    vault.ship()
+    there = {path.name: path.read_bytes() for path in vault.copy(record).iterdir()}
+    assert sums.items() <= there.items()
+
+
+def test_other_recipients_count_from_the_next_bundle_on(vault, age):
+    first = vault.take()
+    vault.ship()
+    before = (vault.copy(first) / MANIFEST_NAME).read_bytes()
+    vault.configure(encrypt_to=[age.keys[1]])
+    second = vault.take("s2")
+    vault.ship()
+    assert (vault.copy(first) / MANIFEST_NAME).read_bytes() == before
+    assert read_manifest(vault.copy(second)).recipients == (age.keys[1],)
+
+
+def test_what_waits_for_a_replica_is_encrypted_again_for_other_recipients(vault, age):
+    record = vault.take()
+    vault.there.hooks.at["replica.stored"] = failing_once(ReplicaError("nas", "is away"))
+    with pytest.raises(ReplicaError):
+        vault.ship()
+    vault.configure(encrypt_to=[age.keys[1]])
+    vault.ship()
+    assert read_manifest(vault.copy(record)).recipients == (age.keys[1],)
+
+
+def test_a_bundle_that_is_there_in_clear_is_replaced(vault, age):
+    vault.configure()
+    record = vault.take()
+    vault.ship()
+    assert "ram.save" in files(vault.copy(record))
+    vault.configure(encrypt_to=[age.keys[0]])
+    shipped = vault.ship()
+    assert [each.snapshot for each in shipped.damaged] == ["s1"]
+    assert {"ram.save", "ram.save.age"} & files(vault.copy(record)) == {"ram.save.age"}
+
+
+def test_a_damaged_copy_is_replaced(vault):
+    record = vault.take()
+    vault.ship()
+    path = vault.copy(record) / "ram.save.age"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    shipped = vault.ship(recheck=True)
+    assert [each.snapshot for each in shipped.damaged] == ["s1"]
+    assert vault.ship(recheck=True).damaged == ()
+
+
+def test_a_bundle_that_is_damaged_here_is_not_encrypted(vault):
+    record = vault.take()
+    path = Path(record.bundle) / "ram.save"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        ReplicaError, match=r"is damaged on this host, and was not copied.*ram.save"
+    ):
+        vault.ship()
+    assert not vault.copy(record).exists()
+    assert not vault.spool(record).exists()
+
+
+def test_without_age_nothing_is_copied(vault, age):
+    vault.take()
+    (age.place / "age").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", str(age.place))
+        with pytest.raises(UnavailableError, match="apt install age"):
+            vault.ship()
+    assert vault.there.names() == []
+
+
+def test_a_key_that_age_refuses_keeps_bundles_here(vault, age):
+    vault.configure(encrypt_to=["ssh-ed25519 " + "b" * 68])
+    record = vault.take()
+    with pytest.raises(ReplicaError, match=r"was not encrypted.*encrypt_to of \[replica.nas\]"):
+        vault.ship()
+    assert not vault.copy(record).exists()
+    assert vault.there.names() == ["tank/web@s1"]  # the disks are
+
+
+def test_pages_in_clear_are_not_sent_to_a_replica_with_encrypted_bundles(vault, age):
+    vault.world.with_pages()
+    vault.configure(encrypt_to=[age.keys[0]])
+    vault.take()
+    with pytest.raises(ReplicaError, match=r"pages of RAM would be there in clear.*ram_store"):
+        vault.ship()
+    assert vault.there.names() == ["tank/web@s1"]
+    assert vault.replicated() == {"s1": ()}
+
+
+@pytest.fixture
+def locked(vault):
+    """Its disk is encrypted; the replica has its bundles in clear."""
+    vault.configure()
+    vault.world.pool.create("tank/web", encrypted=True)
+    return vault
+
+
+def test_ram_in_clear_of_a_guest_with_encrypted_disks_is_not_sent(locked):
+    record = locked.take()
+    with pytest.raises(ReplicaError) as caught:
+        locked.ship()
+    assert "nas: web: tank/web is encrypted, and its RAM would be there in clear" in str(
+        caught.value
+    )
+    assert "encrypt_to" in str(caught.value)
+    assert locked.there.names() == ["tank/web@s1"]
+    assert not locked.copy(record).exists()
+    assert locked.replicated() == {"s1": ()}
+
+
+def test_it_is_sent_to_an_encrypted_dataset(locked):
+    locked.there.has_vault = True
+    asked = []
+    locked.there.hooks.at["replica.has_encrypted_bundles"] = lambda: asked.append(1)
+    locked.take(), locked.take("s2")
+    locked.ship()
+    assert locked.replicated() == {"s1": ("nas",), "s2": ("nas",)}
+    assert asked == [1]
+
+
+def test_it_is_sent_encrypted(locked, age):
+    locked.configure(encrypt_to=[age.keys[0]])
+    record = locked.take()
+    locked.ship()
+    assert "ram.save.age" in files(locked.copy(record))
+
+
+def test_the_record_is_the_manifest_that_was_sent(vault, age):
+    record = vault.take()
+    vault.ship()
+    assert (vault.spool(record) / MANIFEST_NAME).read_bytes() == (
+        vault.copy(record) / MANIFEST_NAME
+    ).read_bytes()
+    document = json.loads((Path(record.bundle) / MANIFEST_NAME).read_text())
+    assert "recipients" not in document
+    with pytest.raises(AgeError):
+        Identity(age.wrong).decrypt_small(
+            (vault.copy(record) / "ram.save.age").read_bytes(), "ram.save.age", (1, "")
+        )
+
+
+def test_without_room_it_is_refused(vault, monkeypatch):
+    record = vault.take()
+    usage = type("Usage", (), {"free": 0})
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    with pytest.raises(RefusedError, match="needed to encrypt it, and 0 are free; make room"):
+        vault.ship()
+    assert not vault.spool(record).exists()
+
+
+def forget(vault, record):
+    """As after a rebuild from another replica."""
+    shutil.rmtree(vault.spool(record))
+
+
+def test_without_a_record_it_is_sent_again(vault):
+    record = vault.take()
+    vault.ship()
+    before = (vault.copy(record) / "ram.save.age").read_bytes()
+    forget(vault, record)
+    assert [each.snapshot for each in vault.ship().damaged] == ["s1"]
+    assert (vault.copy(record) / "ram.save.age").read_bytes() != before
+
+
+def test_without_a_record_that_of_an_append_only_replica_is_taken_over(vault, age):
+    vault.configure(append_only=True, encrypt_to=[age.keys[0]])
+    record = vault.take()
+    vault.ship()
+    sent = (vault.copy(record) / MANIFEST_NAME).read_bytes()
+    forget(vault, record)
+    shipped = vault.ship(recheck=True)
+    assert (shipped.damaged, shipped.read) == ((), 1)
+    assert (vault.spool(record) / MANIFEST_NAME).read_bytes() == sent
+    assert any("takes over the replica's" in each for each in vault.world.heard.notes)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", None])
+def test_nothing_else_is_taken_over(vault, age, text):
+    vault.configure(append_only=True, encrypt_to=[age.keys[0]])
+    record = vault.take()
+    vault.ship()
+    forget(vault, record)
+    own = (Path(record.bundle) / MANIFEST_NAME).read_bytes()
+    (vault.copy(record) / MANIFEST_NAME).write_bytes(own if text is None else text)
+    assert [each.snapshot for each in vault.ship().damaged] == ["s1"]
