@@ -48,6 +48,7 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.replicate import REPLICATION
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
+from snaporch.restore.definition_checks import check_identity
 from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
 
@@ -376,7 +377,7 @@ def definitions(source: Source, plan: RebuildPlan) -> list[str]:
     """The definitions in the bundle, the running guest's first.
 
     Raises:
-        RefusedError: one is too long to be one.
+        RefusedError: one is too long to be one, or of another guest.
         ReplicaError: one is not what the manifest says.
     """
     found = [plan.manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
@@ -390,14 +391,10 @@ def _definition(source: Source, plan: RebuildPlan, part: Part) -> str:
     if hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest() != part.sha256:
         reason = f"its {part.role} is damaged on replica {source.name}"
         raise ReplicaError(plan.thing, reason, "name an older snapshot: DOMAIN@SNAPSHOT")
+    check_identity(plan.thing, f"its {part.role}", text, plan.manifest)
     return text
 
 
 def host_paths(*xmls: str) -> list[str]:
     """The paths of this host in definitions, for the question to the admin."""
-    roots = map(domain_xml.parse, xmls)
-    elements = (
-        each for root in roots for each in root.iter() if each.tag != "partition"
-    )  # of control groups
-    values = [text for each in elements for text in (each.text or "", *each.attrib.values())]
-    return sorted({text.strip() for text in values if text.strip().startswith("/")})
+    return sorted({path for xml in xmls for path in domain_xml.host_paths(domain_xml.parse(xml))})

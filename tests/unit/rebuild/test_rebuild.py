@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from fakes import manifests
 from fakes.hooks import failing, failing_once
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
@@ -639,6 +640,25 @@ def test_the_paths_of_its_definition_are_known_before_it_comes(loss):
         "<os><nvram>/etc/x</nvram></os><hostdev dev='/dev/sda' n='a/b'/></domain>"
     )
     assert host_paths(hostile) == ["/dev/sda", "/etc/x"]
+    qemu = "http://libvirt.org/schemas/domain/qemu/1.0"
+    hostile = (
+        f"<domain xmlns:q='{qemu}'><q:commandline><q:arg value='-drive'/>"
+        "<q:arg value='file=/etc/shadow'/></q:commandline></domain>"
+    )
+    assert host_paths(hostile) == ["file=/etc/shadow"]
+
+
+@pytest.mark.parametrize("kind", ["domain.live.xml", "domain.xml"])
+@pytest.mark.parametrize("what", ["uuid", "name"])
+def test_a_definition_of_another_guest_is_refused_before_anything_comes(loss, kind, what):
+    path = loss.part("s2", kind)
+    old, new = {"uuid": (loss.uuid, UUID), "name": ("<name>web<", "<name>victim<")}[what]
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    manifests.with_sums(path.parent)
+    plan = loss.plan()
+    with pytest.raises(RefusedError, match=f"of another guest: .*{UUID if what == 'uuid' else ''}"):
+        definitions(loss.source, plan)
 
 
 @pytest.mark.parametrize("place", ["/etc/cron.d/x", "/var/lib/libvirt/images/x", "relative", None])
