@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Part, Role, parse_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Part, Role
 from snaporch.bundle.store import MARKER
 from snaporch.catalog.records import COPY, check_store
 from snaporch.context import Context
@@ -24,7 +25,7 @@ from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, PoolSnapshot
-from snaporch.private_files import private_directory
+from snaporch.private_files import private_directory, store_errors
 from snaporch.rebuild.dataset_settings import Settings
 from snaporch.rebuild.local_datasets import RECEIVED, Local
 from snaporch.rebuild.plan import (
@@ -37,6 +38,7 @@ from snaporch.rebuild.plan import (
     find_uuid,
     in_order,
     make_plan,
+    manifest_of_copy,
     remaining,
 )
 from snaporch.rebuild.replica_source import Source
@@ -51,9 +53,14 @@ from snaporch.replication.unsent_files import unsent_files
 from snaporch.restore.definition_checks import check_identity
 from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
+from snaporch.zfs_names import quoted
 
 _MAX_XML = 1 << 20
 BY_HAND = "bring it back by hand: see docs/how-to/replication.md, 'By hand'"
+_NO_ID = (1 << 32) - 1
+"""No user's or group's (chown(2)); greater numbers are impossible."""
+_MODE = 0o666
+"""What a file of the emulator's may allow."""
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
 """Where libvirt keeps UEFI variables and TPM state."""
 
@@ -65,11 +72,14 @@ def check_room(context: Context, plan: RebuildPlan) -> None:
         RefusedError: with the bytes.
     """
     store = context.config.paths.bundles
-    needed = sum(part.bytes for part in plan.manifest.parts) >> 20
-    free = free_mib(existing_part(store))
-    present = context.store.state(plan.reference)[0] is BundleState.COMPLETE
-    if needed > free and not present:
-        reason = f"has {free} MiB free, and the bundle of {plan.thing} needs {needed} MiB"
+    if context.store.state(plan.reference)[0] is not BundleState.COMPLETE:
+        _check_free(store, plan.thing, sum(part.bytes for part in plan.manifest.parts))
+
+
+def _check_free(store: Path, thing: str, size: int) -> None:
+    needed, free = size >> 20, free_mib(existing_part(store))
+    if needed > free:
+        reason = f"has {free} MiB free, and the bundle of {thing} needs {needed} MiB"
         raise RefusedError(str(store), reason, "make room, and try again")
 
 
@@ -141,8 +151,9 @@ def bring_back(
     check_store(context.store, context.pool, context.hypervisor)
     # no replication of what is half here
     with _lock(context, paths.runtime, REPLICATION, REPLICATION):
-        private_directory(paths.bundles)
-        (paths.bundles / MARKER).touch(mode=0o600)
+        with store_errors(paths.bundles):
+            private_directory(paths.bundles)
+            (paths.bundles / MARKER).touch(mode=0o600)
         places = {
             each.dataset: local.mountpoint_to_set(each.dataset, each.mountpoint)
             for each in plan.incoming
@@ -271,8 +282,7 @@ def _fetch(context: Context, source: Source, reference: str, shown: Manifest) ->
         return
     context.progress.step(reference, f"fetching the bundle from {source.name}")
     try:
-        received = ReceivedBundles(context.store.root, "")
-        _fetch_whole(source, reference, received, shown if needed else None)
+        _fetch_whole(source, reference, context.store.root, shown if needed else None)
     except InterruptedRunError:
         raise
     except SnaporchError as error:
@@ -281,12 +291,14 @@ def _fetch(context: Context, source: Source, reference: str, shown: Manifest) ->
         context.progress.note(reference, f"its bundle did not come back: {error.line()}")
 
 
-def _fetch_whole(
-    source: Source, reference: str, received: ReceivedBundles, shown: Manifest | None
-) -> None:
+def _fetch_whole(source: Source, reference: str, store: Path, shown: Manifest | None) -> None:
     """Fetch all files of a bundle, which is as ``shown``, unless that is None."""
+    received = ReceivedBundles(store, "")
     text = source.manifest(reference).encode("utf-8", "surrogateescape")
-    manifest = parse_manifest(text, reference)
+    uuid, _, run = reference.partition("/")
+    manifest = manifest_of_copy(text, uuid, run)
+    if manifest is None:
+        raise ReplicaError(reference, "its manifest is damaged, or of another bundle")
     if shown is not None and manifest != shown:
         reason = f"is not the bundle that was checked: replica {source.name} changed its manifest"
         raise ReplicaError(reference, reason, "run this command again, and read what it shows")
@@ -294,7 +306,8 @@ def _fetch_whole(
     sums = {part.name: part.sha256 for part in manifest.parts}
     sizes = {part.name: part.bytes for part in manifest.parts}
     sums[MANIFEST_NAME], sizes[MANIFEST_NAME] = hashlib.sha256(text).hexdigest(), len(text)
-    uuid, _, run = reference.partition("/")
+    if shown is None:  # of the one that was shown, it was checked before
+        _check_free(store, reference, sum(sizes.values()))
     unsent = unsent_files(sizes, sums, received.begun(uuid, run))
     damaged = source.fetch(reference, unsent, received)
     if damaged:  # maybe only what an interrupted transfer left, which is discarded by now
@@ -360,17 +373,27 @@ def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history:
 def check_files(thing: str, manifest: Manifest) -> None:
     """Refuse a bundle whose files would be written elsewhere than libvirt keeps such files.
 
-    The definition is the replica's, too, so it proves nothing.
+    The definition is the replica's, too, so it proves nothing. A path is its own normal form, so
+    that no other one names the same file. No file may be run, or belong to an impossible user.
 
     Raises:
         RefusedError: with the file.
     """
     for part in manifest.parts:
-        if part.role in (Role.NVRAM, Role.TPM):
-            place = Path(os.path.realpath(part.source or "/"))
-            if not any(place.is_relative_to(each) for each in _STATE):
-                reason = f"its {part.role} would be written to {part.source}"
-                raise RefusedError(thing, reason, BY_HAND)
+        if part.role not in (Role.NVRAM, Role.TPM):
+            continue
+        source = part.source or "/"
+        is_normal = posixpath.normpath(source) == source and source.isprintable()
+        place = Path(os.path.realpath(source)) if is_normal else None
+        if place is None or not any(place.is_relative_to(each) for each in _STATE):
+            reason = (
+                f"its {part.role} would be written to {source if is_normal else quoted(source)}"
+            )
+            raise RefusedError(thing, reason, BY_HAND)
+        owners = (each for each in (part.uid, part.gid) if each is not None)
+        if not (all(0 <= each < _NO_ID for each in owners) and not (part.mode or 0) & ~_MODE):
+            reason = f"its {part.role} has an owner or a mode that is refused"
+            raise RefusedError(thing, reason, BY_HAND)
 
 
 def definitions(source: Source, plan: RebuildPlan) -> list[str]:

@@ -661,7 +661,19 @@ def test_a_definition_of_another_guest_is_refused_before_anything_comes(loss, ki
         definitions(loss.source, plan)
 
 
-@pytest.mark.parametrize("place", ["/etc/cron.d/x", "/var/lib/libvirt/images/x", "relative", None])
+NVRAM = "/var/lib/libvirt/qemu/nvram"
+ELSEWHERE = [
+    "/etc/cron.d/x",
+    "/var/lib/libvirt/images/x",
+    "relative",
+    None,
+    f"{NVRAM}/../nvram/victim_VARS.fd",
+    f"{NVRAM}//victim_VARS.fd",
+    f"{NVRAM}/a\0b",
+]
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
 @pytest.mark.parametrize("role", [Role.NVRAM, Role.TPM])
 def test_a_file_that_would_be_written_elsewhere_is_refused(loss, role, place):
     plan = loss.plan()
@@ -671,9 +683,67 @@ def test_a_file_that_would_be_written_elsewhere_is_refused(loss, role, place):
     with pytest.raises(RefusedError, match="would be written to") as raised:
         check_files("web@s2", changed)
     assert "'By hand'" in raised.value.step
-    usual = "/var/lib/libvirt/qemu/nvram/web_VARS.fd"
+    usual = f"{NVRAM}/web_VARS.fd"
     part = own.model_copy(update={"role": role, "source": usual})
     check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode"),
+    [
+        (0, 0, 0o4755), (0, 0, 0o700), (0, 0, 1 << 40), (0, 0, -1),
+        (1 << 40, 0, 0o600), (0, (1 << 32) - 1, 0o600), (-1, 0, 0o600),
+    ],
+)  # fmt: skip
+def test_a_file_that_could_be_run_or_has_no_possible_owner_is_refused(loss, uid, gid, mode):
+    plan = loss.plan()
+    place = {"role": Role.NVRAM, "source": f"{NVRAM}/web_VARS.fd"}
+    owner = {"uid": uid, "gid": gid, "mode": mode}
+    part = plan.manifest.parts[0].model_copy(update=place | owner)
+    with pytest.raises(RefusedError, match="has an owner or a mode"):
+        check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
+    part = part.model_copy(update={"uid": 64055, "gid": 994, "mode": 0o660})
+    check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
+
+
+def test_an_older_bundle_of_another_guest_does_not_come(loss):
+    path = loss.part("s1", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s1")
+    path.write_bytes(manifest_bytes(manifest.model_copy(update={"uuid": UUID})))
+    loss.rebuild(history=True)
+    assert any("or of another bundle" in note for note in loss.world.heard.notes)
+    assert not (loss.world.paths.bundles / loss.uuid / loss.taken["s1"].run).exists()
+
+
+def test_an_older_bundle_without_room_does_not_come(loss, monkeypatch):
+    path = loss.part("s1", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s1")
+    parts = [each.model_copy(update={"bytes": 1 << 60}) for each in manifest.parts]
+    path.write_bytes(manifest_bytes(manifest.model_copy(update={"parts": tuple(parts)})))
+    loss.rebuild(history=True)
+    assert any("did not come back" in n and "MiB free" in n for n in loss.world.heard.notes)
+
+
+def test_a_dataset_that_the_replica_does_not_list_is_an_error(loss):
+    loss.source.kinds = dict
+    with pytest.raises(UnavailableError, match="lists its snapshots, and not the dataset"):
+        loss.plan()
+
+
+def test_a_mark_of_the_domain_without_its_uuid_names_no_guest(loss):
+    (newest,) = loss.replica.snapshots(["tank/web"])[-1:]
+    stranger = replace(newest, dataset="tank/old", properties={"domain": "web"})
+    loss.replica.put([stranger])
+    assert loss.plan().manifest.uuid == loss.uuid
+
+
+def test_a_store_that_is_a_file_is_an_error(loss):
+    store = loss.world.paths.bundles
+    shutil.rmtree(store, ignore_errors=True)
+    plan = loss.plan()
+    store.write_text("")
+    with pytest.raises(UnavailableError, match="bundles"):
+        bring_back(loss.context, loss.source, loss.local, plan, [plan.manifest.run])
 
 
 def test_errors_of_the_replica_are_its_own(loss):
