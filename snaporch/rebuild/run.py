@@ -252,13 +252,18 @@ def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
     return {**found, COPY: replica} if found else {}
 
 
-def set_policies(context: Context, source: Source, plan: RebuildPlan) -> None:
+def policies_of(source: Source, plan: RebuildPlan) -> dict[str, str]:
+    """The policies that the replica has for the datasets of a plan, for :func:`set_policies`."""
+    found = source.policies([each.copy for each in plan.incoming])
+    named = ((each.dataset, found.get(each.copy, "")) for each in plan.incoming)
+    return {dataset: policy for dataset, policy in named if policy and policy.isprintable()}
+
+
+def set_policies(context: Context, policies: Mapping[str, str]) -> None:
     """Set ``snaporch:policy`` of datasets that have none, so that policies apply from now on."""
-    policies = source.policies([each.copy for each in plan.incoming])
-    for each in plan.incoming:
-        policy = policies.get(each.copy, "")
-        if policy and policy.isprintable() and not context.pool.policies([each.dataset]):
-            context.pool.set_properties([each.dataset], {POLICY_PROPERTY: policy})
+    for dataset, policy in policies.items():
+        if not context.pool.policies([dataset]):
+            context.pool.set_properties([dataset], {POLICY_PROPERTY: policy})
 
 
 def _fetch(context: Context, source: Source, reference: str, shown: Manifest) -> None:

@@ -1,8 +1,8 @@
 """Whether the definitions in a bundle are of its guest: a bundle may come from another host.
 
 libvirt defines whatever guest the definition names, so one of another guest would replace that. And
-it resumes a guest with the definition in the RAM image, which nobody sees: what the user is shown
-are the bundle's definitions.
+it resumes a guest with the definition in the RAM image, while the user is shown the definitions of
+the bundle.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from snaporch.rebuild.run import (
     guest_lock,
     host_paths,
     plan_guest,
+    policies_of,
     runs_to_fetch,
     set_policies,
     set_stage,
@@ -455,7 +456,7 @@ def test_where_a_file_system_was_mounted(loss, source, inside, expected):
 
 def test_a_policy_with_control_characters_does_not_come_back(loss):
     loss.replica.policies |= {"tank/web": "a\x1bb"}
-    set_policies(loss.context, loss.source, loss.rebuild())
+    set_policies(loss.context, policies_of(loss.source, loss.rebuild()))
     assert loss.world.pool.policies(DATASETS) == {}
 
 
@@ -609,7 +610,7 @@ def test_the_policy_of_a_dataset_comes_back(loss):
     plan = loss.rebuild()
     assert loss.world.pool.policies(DATASETS) == {}
     loss.world.pool.set_properties(["flash/web"], {f"{PREFIX}policy": "own"})
-    set_policies(loss.context, loss.source, plan)
+    set_policies(loss.context, policies_of(loss.source, plan))
     assert loss.world.pool.policies(DATASETS) == {"tank/web": "hourly", "flash/web": "own"}
 
 
