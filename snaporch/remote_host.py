@@ -137,14 +137,17 @@ class Host:
 
     def _run(self, command: Sequence[str], what: str, limit: float) -> tuple[int, bytes, bytes]:
         """Run a command in a process group of its own; see :meth:`script`."""
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environment,
-            process_group=0,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=self.environment,
+                process_group=0,
+            )
+        except OSError as error:  # such as E2BIG
+            raise CommandError(what, f"cannot be run: {error.strerror}") from error
         end = time.monotonic() + limit
 
         def check() -> None:

@@ -29,7 +29,7 @@ _END = re.compile(_CHECKSUM.format("([0-9a-f]{64})").encode())
 _END_BYTES = len(_CHECKSUM.format("0" * 64))
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
+PartName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.-]*$", max_length=100)]
 
 
 class ManifestError(SnaporchError):

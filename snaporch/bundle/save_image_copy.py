@@ -61,7 +61,10 @@ def read_preface(path: Path) -> SaveImagePreface:
     if not closed:
         raise SaveImageError(str(path), "its XML has no end")
     cookie = block[offset:].rstrip(b"\0") if offset else b""
-    return SaveImagePreface(header, xml.decode("utf-8"), cookie)
+    try:
+        return SaveImagePreface(header, xml.decode("utf-8"), cookie)
+    except UnicodeDecodeError as error:
+        raise SaveImageError(str(path), "its XML is not UTF-8") from error
 
 
 def copy_with_xml(source: Path, target: Path, xml: str) -> None:

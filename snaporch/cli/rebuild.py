@@ -179,7 +179,7 @@ class Rebuild:
         from snaporch.errors import RefusedError
         from snaporch.output.terminal import print_result
         from snaporch.rebuild.rebuild_guest import rebuild_guest
-        from snaporch.rebuild.run import definitions, plan_guest, runs_to_fetch
+        from snaporch.rebuild.run import definitions, plan_guest, policies_of, runs_to_fetch
         from snaporch.rebuild.surroundings import plan_surroundings
 
         context, source, options = self._context, self._source, self._options
@@ -193,7 +193,8 @@ class Rebuild:
             definitions(source, plan, self._identity) if options.restores or not is_closed else []
         )
         surroundings = plan_surroundings(context, self._local, plan, copies, xmls)
-        shown = self._shown(plan, surroundings, xmls)
+        policies = policies_of(source, plan)
+        shown = self._shown(plan, surroundings, xmls, policies)
         if options.dry_run:
             self._outcomes.add(shown.document, shown.lines[0])
             for line in () if options.json else shown.lines[1:]:
@@ -217,6 +218,7 @@ class Rebuild:
             plan,
             surroundings,
             [] if is_closed else runs_to_fetch(source, copies, plan, history=history),
+            policies,
             plan_again=make_plan,
             cold=options.cold,
             restores=options.restores,
@@ -278,7 +280,13 @@ class Rebuild:
         for error in failures:
             self._outcomes.fail(error)
 
-    def _shown(self, plan: RebuildPlan, surroundings: Surroundings, xmls: list[str]) -> _Shown:
+    def _shown(
+        self,
+        plan: RebuildPlan,
+        surroundings: Surroundings,
+        xmls: list[str],
+        policies: dict[str, str],
+    ) -> _Shown:
         """What the user is shown before anything moves.
 
         Raises:
@@ -301,7 +309,9 @@ class Rebuild:
         paths = host_paths(*xmls)
         document = _document(plan, paths) | surroundings.as_json()
         document |= {"missing": missing, "notes": list(surroundings.refused)}
-        return _Shown(document, _lines(plan, surroundings, missing, paths), missing)
+        document["policies"] = policies
+        lines = _lines(plan, surroundings, missing, paths, policies)
+        return _Shown(document, lines, missing)
 
     def _ask(self, plan: RebuildPlan, lines: list[str]) -> None:
         from snaporch.cli.confirm import confirm
@@ -313,7 +323,11 @@ class Rebuild:
 
 
 def _lines(
-    plan: RebuildPlan, surroundings: Surroundings, missing: list[str], paths: list[str]
+    plan: RebuildPlan,
+    surroundings: Surroundings,
+    missing: list[str],
+    paths: list[str],
+    policies: dict[str, str],
 ) -> list[str]:
     """What comes back, for a reader."""
     lines = [f"{plan.thing} comes back ({plan.manifest.level}):"]
@@ -321,6 +335,7 @@ def _lines(
         count = len(each.snapshots)
         what = f"{count} snapshots" if count > 1 else f"@{each.snapshots[0].name}"
         lines.append(f"  dataset {each.dataset}: {what}{', encrypted' if each.raw else ''}")
+    lines += [f"  policy of {each}: {policy}" for each, policy in policies.items()]
     lines += [f"  {each}" for each in surroundings.lines()]
     lines += [f"  not: {each}" for each in surroundings.refused if each not in missing]
     if paths:

@@ -21,6 +21,8 @@ SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
 _MAX_NODES = 4096
 """More than any host has (the kernel's CONFIG_NODES_SHIFT is at most 10)."""
+_OF_AN_EMULATOR = "{http://libvirt.org/schemas/domain/"
+"""How the names of elements begin that libvirt passes to QEMU without knowing them."""
 _NO_VARIABLES = ("readonly", "stateless")
 """A ``<loader>`` is not written to if one of these attributes is ``yes``."""
 
@@ -45,6 +47,41 @@ def parse(xml: str) -> Element:
 def text(root: Element, path: str) -> str:
     """The text at ``path``, stripped; empty when absent."""
     return (root.findtext(path) or "").strip()
+
+
+def identity(root: Element) -> tuple[str, str]:
+    """The UUID and the name of the domain, as libvirt reads them; each empty when absent."""
+    found = (root.find(tag) for tag in ("uuid", "name"))
+    uuid, name = ("" if each is None else "".join(each.itertext()) for each in found)
+    return uuid, name
+
+
+def host_paths(root: Element) -> set[str]:
+    """The paths of the host that a definition names, and arguments of QEMU that may contain one."""
+    found = set()
+    for element in root.iter():
+        if element.tag == "partition":  # of control groups
+            continue
+        is_argument = element.tag.startswith(_OF_AN_EMULATOR)
+        for value in map(str.strip, (element.text or "", *element.attrib.values())):
+            if value.startswith("/") or (is_argument and "/" in value):
+                found.add(value)
+    return found
+
+
+def host_values(root: Element) -> set[tuple[str, str, str]]:
+    """What a definition takes of the host: each value with its element and attribute.
+
+    These are all paths, all that is in a ``<source>`` or a ``<seclabel>``, and arguments of QEMU.
+    """
+    found = {("", "", path) for path in host_paths(root)}
+    marked = [each for tag in ("source", "seclabel") for each in root.iter(tag)]
+    elements = [each for above in marked for each in above.iter()]
+    elements += [each for each in root.iter() if each.tag.startswith(_OF_AN_EMULATOR)]
+    for element in elements:
+        values = {"": element.text or "", **element.attrib}
+        found |= {(element.tag, key, text) for key, v in values.items() if (text := v.strip())}
+    return found
 
 
 def source_path(element: Element, kind: str) -> str | None:

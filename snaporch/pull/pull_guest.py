@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    SnapshotEntry,
+    parse_manifest,
+)
 from snaporch.bundle.store import COPY_NAME
+from snaporch.catalog.records import is_one_instant
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
@@ -280,8 +287,8 @@ class GuestPull:
         else:
             text = self._bundles.manifest(uuid, name).encode("utf-8", "surrogateescape")
         manifest = _parsed(text, thing, run)
-        if gone := {each.full_name for each in _entries(manifest) if each.guid not in guids}:
-            reason = f"its ZFS snapshot {min(gone)} is not here, so the snapshot is not whole"
+        if gone := _missing(manifest, run.name, guids):
+            reason = f"its ZFS snapshot {gone[0]} is not here, so the snapshot is not whole"
             raise ReplicaError(thing, reason, "take another snapshot on the source")
         if fetch:
             self._progress.step(self._name, f"receiving the bundle of @{run.name}")
@@ -341,18 +348,26 @@ def _is_dropped(
     return birth is not None and snapshot.createtxg < birth
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    full_name: str
-    guid: int
+def _missing(manifest: Manifest, name: str, guids: Collection[int]) -> list[str]:
+    """The ZFS snapshots that a bundle lacks, one of each dataset that has none of it.
 
+    Of a run with several names, such as sanoid's, any one will do if all are of one instant.
 
-def _entries(manifest: Manifest) -> Iterator[_Entry]:
-    """The ZFS snapshots that belong to a bundle."""
+    Args:
+        manifest: of the bundle.
+        name: of the snapshot otherwise.
+        guids: of the ZFS snapshots that are here.
+    """
+    found: dict[str, list[SnapshotEntry]] = {}
     for each in manifest.snapshots:
-        yield _Entry(f"{each.dataset}@{each.name}", each.guid)
-    if manifest.pages:
-        yield _Entry(manifest.pages.full_name, manifest.pages.guid)
+        found.setdefault(each.dataset, []).append(each)
+    missing = []
+    for dataset, entries in sorted(found.items()):
+        usable = [e for e in entries if e.name == name or is_one_instant(manifest)]
+        if not any(each.guid in guids for each in usable):
+            missing.append(f"{dataset}@{name if len(entries) > 1 else entries[0].name}")
+    pages = manifest.pages
+    return [*missing, *([pages.full_name] if pages and pages.guid not in guids else [])]
 
 
 def _parsed(text: bytes, thing: str, run: _Run) -> Manifest:

@@ -89,7 +89,8 @@ def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) ->
         RefusedError: several domains had this name.
     """
     marks = [each.properties for each in snapshots]
-    named = sorted({e["uuid"] for e in marks if domain in (e.get("domain"), e.get("uuid"))})
+    known_marks = [each for each in marks if "uuid" in each]
+    named = sorted({e["uuid"] for e in known_marks if domain in (e.get("domain"), e["uuid"])})
     if not named:
         known = ", ".join(sorted(find_domains(snapshots).values()))
         if not known:
@@ -246,6 +247,9 @@ def make_plan(
         manifest: of the bundle, as the replica has it.
         name: of the snapshot.
         history: the older snapshots of the datasets come back, too.
+
+    Raises:
+        UnavailableError: the replica does not list one of the datasets.
     """
     wanted = {each.dataset: each.guid for each in members_of(manifest, name, copies)}
     if manifest.pages:
@@ -257,6 +261,9 @@ def make_plan(
         found = list(copies[copy])
         last = next(each for each in found if each.guid == guid)
         is_pages = manifest.pages is not None and dataset == manifest.pages.dataset
+        if copy not in kinds:
+            reason = f"replica {source.name} lists its snapshots, and not the dataset"
+            raise UnavailableError(dataset, reason, "try again")
         incoming.append(
             Incoming(
                 dataset,
@@ -278,7 +285,8 @@ def _mountpoint(manifest: Manifest, dataset: str) -> str:
         if disk.dataset == dataset and disk.inside and disk.source:
             above = disk.source.removesuffix(f"/{disk.inside.lstrip('/')}")
             path = PurePosixPath(above)
-            if above != disk.source and path.is_absolute() and ".." not in path.parts:
+            is_usable = path.is_absolute() and ".." not in path.parts and above.isprintable()
+            if above != disk.source and is_usable:
                 return str(path)
     return ""
 

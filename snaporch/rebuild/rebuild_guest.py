@@ -6,7 +6,7 @@ same command sets it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,7 +16,14 @@ from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import RebuildPlan
 from snaporch.rebuild.replica_source import Source
-from snaporch.rebuild.run import Stage, bring_back, guest_lock, set_policies, set_stage
+from snaporch.rebuild.run import (
+    Stage,
+    bring_back,
+    guest_lock,
+    policies_of,
+    set_policies,
+    set_stage,
+)
 from snaporch.rebuild.surroundings import Surroundings, attempt, define_objects, set_autostart
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 from snaporch.restore.run import Restored
@@ -40,6 +47,7 @@ def rebuild_guest(
     plan: RebuildPlan,
     surroundings: Surroundings,
     runs: Sequence[str],
+    policies: Mapping[str, str],
     *,
     plan_again: Callable[[], RebuildPlan],
     cold: bool,
@@ -55,6 +63,7 @@ def rebuild_guest(
         plan: what comes back.
         surroundings: what of its surroundings comes back.
         runs: those whose bundles come.
+        policies: of the datasets, as they were shown.
         plan_again: makes the plan under the lock: since it was shown, the guest may have come back.
         cold: the guest boots from its disks.
         restores: otherwise only data comes back, and nothing is defined.
@@ -71,7 +80,7 @@ def rebuild_guest(
         left_out = bring_back(context, source, local, plan, runs, surroundings.settings, identity)
         notes = (*surroundings.refused, *left_out)
         if not restores:
-            set_policies(context, source, plan)
+            set_policies(context, policies)
             set_stage(context, plan, None)
             return Rebuilt(None, (*notes, *_not_defined(surroundings)))
         failures = define_objects(context, surroundings)
@@ -83,7 +92,7 @@ def rebuild_guest(
         except SnaporchError as error:
             return Rebuilt(None, notes, [*failures, error])
         set_stage(context, plan, Stage.FINISH)
-        return Rebuilt(restored, notes, [*failures, *_finish(context, source, plan)])
+        return Rebuilt(restored, notes, [*failures, *_finish(context, plan, policies)])
 
 
 def finish(context: Context, source: Source, plan: RebuildPlan) -> list[SnaporchError]:
@@ -93,12 +102,14 @@ def finish(context: Context, source: Source, plan: RebuildPlan) -> list[Snaporch
         What failed; the same call tries it again.
     """
     with guest_lock(context, plan):
-        return _finish(context, source, plan)
+        return _finish(context, plan, policies_of(source, plan))
 
 
-def _finish(context: Context, source: Source, plan: RebuildPlan) -> list[SnaporchError]:
+def _finish(
+    context: Context, plan: RebuildPlan, policies: Mapping[str, str]
+) -> list[SnaporchError]:
     failures: list[SnaporchError] = []
-    attempt(failures, partial(set_policies, context, source, plan))
+    attempt(failures, partial(set_policies, context, policies))
     attempt(failures, partial(set_autostart, context, plan.manifest))
     if not failures:
         attempt(failures, partial(set_stage, context, plan, None))

@@ -21,8 +21,10 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.remote_host import Host
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable
+from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW
 from snaporch.replication.receive_limits import LimitedStream
+from snaporch.replication.receive_request import is_mark
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.remote_output import AGAIN, remote_output
 from snaporch.replication.replica_bundles import ReplicaBundles
@@ -130,6 +132,11 @@ def up_to(copies: Sequence[PoolSnapshot], wanted: PoolSnapshot) -> list[PoolSnap
     return list(copies[: last + 1])
 
 
+def _possible(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties of a copy's snapshot without marks of snaporch that are none."""
+    return {k: v for k, v in properties.items() if k not in MARKS or is_mark(k, v)}
+
+
 class ReplicaSource:
     """:class:`Source` by ssh, or a pool of this host.
 
@@ -173,13 +180,12 @@ class ReplicaSource:
         """See :class:`Source`."""
         root = f"{self._replica.dataset}/"
         with readable(self._name, self._host.label):
-            names = [e.name for e in self._pool.datasets() if e.name.startswith(root)]
-            copies = [each for each in names if "/" not in each.removeprefix(root)]
-            found = self._pool.copies(self._replica.dataset, copies)
+            found = self._pool.all_copies(self._replica.dataset)
         return [
-            replace(each, dataset=each.dataset.removeprefix(root))
+            replace(each, dataset=copy, properties=_possible(each.properties))
             for each in found
-            if each.dataset.startswith(root) and is_snapshot(each.name)
+            for copy in [each.dataset.removeprefix(root)]
+            if each.dataset.startswith(root) and "/" not in copy and is_snapshot(each.name)
         ]
 
     def needed(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import posixpath
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from enum import StrEnum
@@ -18,7 +19,7 @@ from types import MappingProxyType
 from snaporch import default_paths
 from snaporch.bundle.age import AgeError, Digest, Identity
 from snaporch.bundle.encrypted_bundles import EncryptedBundles, plain_manifest
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Part, Role, parse_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, Part, Role
 from snaporch.bundle.store import MARKER, has_all_files
 from snaporch.catalog.records import COPY, check_store
 from snaporch.config.replica import is_recipient
@@ -27,7 +28,7 @@ from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import BundleState, PoolSnapshot
-from snaporch.private_files import private_directory
+from snaporch.private_files import private_directory, store_errors
 from snaporch.rebuild.dataset_settings import Settings
 from snaporch.rebuild.local_datasets import RECEIVED, Local
 from snaporch.rebuild.plan import (
@@ -40,6 +41,7 @@ from snaporch.rebuild.plan import (
     find_uuid,
     in_order,
     make_plan,
+    manifest_of_copy,
     remaining,
 )
 from snaporch.rebuild.replica_source import Source
@@ -50,6 +52,7 @@ from snaporch.replication.receive_request import is_mark
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
+from snaporch.restore.definition_checks import check_identity
 from snaporch.snapshot.host_directories import existing_part, free_mib
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY, REBUILD_PROPERTY
 from snaporch.zfs_names import quoted
@@ -58,6 +61,10 @@ _MAX_XML = 1 << 20
 _SHOWN = 4
 """Public keys that a message names."""
 BY_HAND = "bring it back by hand: see docs/how-to/replication.md, 'By hand'"
+_NO_ID = (1 << 32) - 1
+"""No user's or group's (chown(2)); greater numbers are impossible."""
+_MODE = 0o666
+"""What a file of the emulator's may allow."""
 _STATE = (Path("/var/lib/libvirt/qemu/nvram"), Path("/var/lib/libvirt/swtpm"))
 """Where libvirt keeps UEFI variables and TPM state."""
 
@@ -69,12 +76,16 @@ def check_room(context: Context, plan: RebuildPlan) -> None:
         RefusedError: with the bytes.
     """
     store = context.config.paths.bundles
-    manifests = (plan.manifest, *([plan.sent] if plan.sent else []))
+    if context.store.state(plan.reference)[0] is not BundleState.COMPLETE:
+        manifests = (plan.manifest, *([plan.sent] if plan.sent else []))
+        _check_free(store, plan.thing, *manifests)
+
+
+def _check_free(store: Path, thing: str, *manifests: Manifest) -> None:
     needed = sum(part.bytes for each in manifests for part in each.parts) >> 20
     free = free_mib(existing_part(store))
-    present = context.store.state(plan.reference)[0] is BundleState.COMPLETE
-    if needed > free and not present:
-        reason = f"has {free} MiB free, and the bundle of {plan.thing} needs {needed} MiB"
+    if needed > free:
+        reason = f"has {free} MiB free, and the bundle of {thing} needs {needed} MiB"
         raise RefusedError(str(store), reason, "make room, and try again")
 
 
@@ -148,8 +159,9 @@ def bring_back(
     check_store(context.store, context.pool, context.hypervisor)
     # no replication of what is half here
     with _lock(context, paths.runtime, REPLICATION, REPLICATION):
-        private_directory(paths.bundles)
-        (paths.bundles / MARKER).touch(mode=0o600)
+        with store_errors(paths.bundles):
+            private_directory(paths.bundles)
+            (paths.bundles / MARKER).touch(mode=0o600)
         places = {
             each.dataset: local.mountpoint_to_set(each.dataset, each.mountpoint)
             for each in plan.incoming
@@ -248,13 +260,18 @@ def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
     return {**found, COPY: replica} if found else {}
 
 
-def set_policies(context: Context, source: Source, plan: RebuildPlan) -> None:
+def policies_of(source: Source, plan: RebuildPlan) -> dict[str, str]:
+    """The policies that the replica has for the datasets of a plan, for :func:`set_policies`."""
+    found = source.policies([each.copy for each in plan.incoming])
+    named = ((each.dataset, found.get(each.copy, "")) for each in plan.incoming)
+    return {dataset: policy for dataset, policy in named if policy and policy.isprintable()}
+
+
+def set_policies(context: Context, policies: Mapping[str, str]) -> None:
     """Set ``snaporch:policy`` of datasets that have none, so that policies apply from now on."""
-    policies = source.policies([each.copy for each in plan.incoming])
-    for each in plan.incoming:
-        policy = policies.get(each.copy, "")
-        if policy and policy.isprintable() and not context.pool.policies([each.dataset]):
-            context.pool.set_properties([each.dataset], {POLICY_PROPERTY: policy})
+    for dataset, policy in policies.items():
+        if not context.pool.policies([dataset]):
+            context.pool.set_properties([dataset], {POLICY_PROPERTY: policy})
 
 
 def _fetch(
@@ -283,13 +300,17 @@ def _fetch(
     context.progress.step(reference, f"fetching the bundle from {source.name}")
     try:
         text = source.manifest(reference).encode("utf-8", "surrogateescape")
-        manifest = parse_manifest(text, reference)
-        if (manifest.uuid, manifest.run) != (shown.uuid, run):
-            raise ReplicaError(reference, "has the manifest of another bundle")
+        manifest = manifest_of_copy(text, shown.uuid, run)
+        if manifest is None:
+            raise ReplicaError(reference, "its manifest is damaged, or of another bundle")
         if needed and manifest != (plan.sent or shown):
             reason = f"is not the bundle that was checked: replica {source.name} changed it"
             raise ReplicaError(reference, reason, "run this command again, and read what it shows")
-        check_files(reference, plain_manifest(manifest))
+        plain = plain_manifest(manifest)
+        check_files(reference, plain)
+        if not needed:  # of the one that was shown, it was checked before
+            both = (plain, *([manifest] if manifest.is_encrypted else []))
+            _check_free(context.config.paths.bundles, reference, *both)
         if manifest.is_encrypted:
             _fetch_encrypted(context, source, manifest, text, identity)
         else:
@@ -426,17 +447,27 @@ def runs_to_fetch(source: Source, copies: Copies, plan: RebuildPlan, *, history:
 def check_files(thing: str, manifest: Manifest) -> None:
     """Refuse a bundle whose files would be written elsewhere than libvirt keeps such files.
 
-    The definition is the replica's, too, so it proves nothing.
+    The definition is the replica's, too, so it proves nothing. A path is its own normal form, so
+    that no other one names the same file. No file may be run, or belong to an impossible user.
 
     Raises:
         RefusedError: with the file.
     """
     for part in manifest.parts:
-        if part.role in (Role.NVRAM, Role.TPM):
-            place = Path(os.path.realpath(part.source or "/"))
-            if not any(place.is_relative_to(each) for each in _STATE):
-                reason = f"its {part.role} would be written to {part.source}"
-                raise RefusedError(thing, reason, BY_HAND)
+        if part.role not in (Role.NVRAM, Role.TPM):
+            continue
+        source = part.source or "/"
+        is_normal = posixpath.normpath(source) == source and source.isprintable()
+        place = Path(os.path.realpath(source)) if is_normal else None
+        if place is None or not any(place.is_relative_to(each) for each in _STATE):
+            reason = (
+                f"its {part.role} would be written to {source if is_normal else quoted(source)}"
+            )
+            raise RefusedError(thing, reason, BY_HAND)
+        owners = (each for each in (part.uid, part.gid) if each is not None)
+        if not (all(0 <= each < _NO_ID for each in owners) and not (part.mode or 0) & ~_MODE):
+            reason = f"its {part.role} has an owner or a mode that is refused"
+            raise RefusedError(thing, reason, BY_HAND)
 
 
 def definitions(source: Source, plan: RebuildPlan, identity: Identity | None = None) -> list[str]:
@@ -448,7 +479,8 @@ def definitions(source: Source, plan: RebuildPlan, identity: Identity | None = N
         identity: decrypts them.
 
     Raises:
-        RefusedError: one is too long to be one, or there is no identity for encrypted ones.
+        RefusedError: one is too long to be one, or of another guest, or there is no identity for
+            encrypted ones.
         ReplicaError: one is not what the manifest says, or cannot be decrypted.
     """
     manifest = plan.sent or plan.manifest
@@ -472,14 +504,11 @@ def _definition(source: Source, plan: RebuildPlan, part: Part, identity: Identit
         except AgeError as error:
             reason = f"its {part.role} {error.reason}"
             raise ReplicaError(plan.thing, reason, error.step) from error
-    return data.decode("utf-8", "surrogateescape")
+    text = data.decode("utf-8", "surrogateescape")
+    check_identity(plan.thing, f"its {part.role}", text, plan.manifest)
+    return text
 
 
 def host_paths(*xmls: str) -> list[str]:
     """The paths of this host in definitions, for the question to the admin."""
-    roots = map(domain_xml.parse, xmls)
-    elements = (
-        each for root in roots for each in root.iter() if each.tag != "partition"
-    )  # of control groups
-    values = [text for each in elements for text in (each.text or "", *each.attrib.values())]
-    return sorted({text.strip() for text in values if text.strip().startswith("/")})
+    return sorted({path for xml in xmls for path in domain_xml.host_paths(domain_xml.parse(xml))})

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
-from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME
+from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, UUID_NAME
 from snaporch.errors import BusyError, RefusedError, UnavailableError
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_request import SentFile
 from snaporch.zfs.received import Readable
+from snaporch.zfs_names import quoted
 
 REPLACED_NAME = ".replaced"
 """The directory of bundles that were found damaged, and got a successor."""
@@ -70,6 +71,7 @@ class ReceivedBundles:
         Raises:
             UnavailableError: the directory of all bundles is missing, or cannot be read.
         """
+        _check_names(uuid)
         found = {}
         now = datetime.now(UTC).timestamp()
         with self._opened() as root, suppress(FileNotFoundError), _directory(uuid, root) as domain:
@@ -81,6 +83,7 @@ class ReceivedBundles:
 
     def manifest(self, uuid: str, run: str) -> str:
         """The text of a bundle's manifest; empty if there is none."""
+        _check_names(uuid, run)
         with (
             self._opened() as root,
             suppress(FileNotFoundError),
@@ -107,6 +110,7 @@ class ReceivedBundles:
         Raises:
             UnavailableError: the directory of all bundles is missing.
         """
+        _check_names(uuid, run)
         with self._opened() as root:
             try:
                 with _directory(uuid, root) as domain, _directory(run, domain) as bundle:
@@ -122,6 +126,7 @@ class ReceivedBundles:
 
     def begun(self, uuid: str, run: str) -> dict[str, int]:
         """The sizes of the files that an interrupted :meth:`store` has left, by name."""
+        _check_names(uuid, run)
         with (
             self._opened() as root,
             suppress(FileNotFoundError),
@@ -149,6 +154,7 @@ class ReceivedBundles:
             ReplicaError: the stream ended early; what arrived stays for the next try.
             UnavailableError: the directory of all bundles is missing.
         """
+        _check_names(uuid, run)
         reference = f"{uuid}/{run}"
         with self._opened() as root:
             with suppress(FileExistsError):
@@ -237,6 +243,17 @@ class ReceivedBundles:
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
             os.rename(run, f"{stamp}.{uuid}.{run}", src_dir_fd=domain, dst_dir_fd=kept)
             os.fsync(kept)
+
+
+def _check_names(uuid: str, run: str = "0") -> None:
+    """Refuse names that could lead out of the directory of all bundles.
+
+    Raises:
+        RefusedError: one is neither a UUID nor the name of a run.
+    """
+    for name, form in ((uuid, UUID_NAME), (run, RUN_NAME)):
+        if re.fullmatch(form, name) is None:
+            raise RefusedError(quoted(name), "is no name of a bundle")
 
 
 def _partial(run: str) -> str:

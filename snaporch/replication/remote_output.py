@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from select import POLLIN, poll
 from typing import IO, Self, cast
@@ -47,15 +47,7 @@ def remote_output(host: Host, script: str, thing: str, interrupt: Interrupt) -> 
     with (
         LoggedCommand(*(["ssh", host.name] if host.name else []), script) as log,
         _LastErrors() as errors,
-        subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors.writer,
-            bufsize=0,
-            env=host.environment,
-            process_group=0,
-        ) as process,
+        _started(host, words, errors.writer, thing) as process,
     ):
         errors.begin()
         stream = cast("IO[bytes]", process.stdout)
@@ -76,6 +68,26 @@ def remote_output(host: Host, script: str, thing: str, interrupt: Interrupt) -> 
         if status not in (0, -signal.SIGPIPE, 128 + signal.SIGPIPE):
             reason = errors.last_line() or f"exit status {status}"
             raise ReplicaError(thing, reason, AGAIN)
+
+
+def _started(host: Host, words: Sequence[str], errors: int, thing: str) -> subprocess.Popen[bytes]:
+    """Start a process whose output is read.
+
+    Raises:
+        ReplicaError: it cannot be started, such as with too many names in its command line.
+    """
+    try:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            bufsize=0,
+            env=host.environment,
+            process_group=0,
+        )
+    except OSError as error:
+        raise ReplicaError(thing, f"cannot be read: {error.strerror}") from error
 
 
 def _wait(process: subprocess.Popen[bytes], host: Host, interrupt: Interrupt) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 from snaporch.bundle.manifest import Part, Role
@@ -71,10 +73,16 @@ def _check_place(context: Context, thing: str, uuid: str, place: Path) -> None:
         raise RefusedError(
             thing, f"{place.parent} is read-only, and {place.name} has to be written there", step
         )
+    real = Path(os.path.realpath(place))
     for other in context.hypervisor.domains():
-        used = {other.nvram, *(disk.source for disk in other.disks)}
+        if other.uuid == uuid:
+            continue
+        names = (other.nvram, *(disk.source for disk in other.disks))
+        used = {os.path.realpath(name) for name in names if name}
         state = other.tpm_state
-        if other.uuid != uuid and (str(place) in used or (state and state.holds(place))):
+        if state:
+            state = replace(state, path=os.path.realpath(state.path))
+        if str(real) in used or (state and state.holds(real)):
             raise RefusedError(
                 thing,
                 f"{place} is used by the domain {other.name}",

@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import Role
+from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
 from snaporch.bundle.store import BundleError, damage_of
 from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.locks import readers_lock
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
+from snaporch.restore.definition_checks import check_identity, check_ram_definition
 from snaporch.restore.disk_checks import check_named, check_places
 from snaporch.restore.journal import (
     Ending,
@@ -96,7 +97,7 @@ def check_bundle(
         if plan.ram is not None:
             for damage in damages.values():
                 raise damage
-            read_header(plan.ram)
+            _check_ram(plan, Path(plan.record.bundle), plan.manifest)
     except SnaporchError as error:
         raise RefusedError(error.thing, error.reason, "boot from the disks with --cold") from error
     wanted = {part.name for part in plan.parts if part.role in _PUT_BACK}
@@ -121,6 +122,13 @@ def check_bundle(
     if plan.ram is None and plan.domain is not None and checked.text(Role.INACTIVE_XML) is None:
         check_named(plan.thing, plan.manifest, plan.domain)
     return checked
+
+
+def _check_ram(plan: RestorePlan, directory: Path, manifest: Manifest) -> None:
+    assert plan.ram is not None
+    read_header(plan.ram)
+    if not plan.undoes:  # a safety copy never was on another host
+        check_ram_definition(plan.thing, directory, manifest)
 
 
 def check_as_shown(shown: RestorePlan, current: RestorePlan) -> None:
@@ -394,7 +402,7 @@ def _facts(
         boot=domain.boot if domain is not None else "",
         ran=domain is not None and domain.state is DomainState.RUNNING,
         before=before,
-        after=plan.text(Role.INACTIVE_XML) or before,
+        after=_definition(plan) or before,
         files=_files(plan),
         safety=str(SafetyCopyWriter.place(context, record.uuid)) if safety else "",
         keep_running=keep_running and runs,
@@ -404,6 +412,18 @@ def _facts(
         half_way=whole is not None,
         whole=whole or "",
     )
+
+
+def _definition(plan: RestorePlan) -> str | None:
+    """The definition in the bundle.
+
+    Raises:
+        RefusedError: it is of another guest, which it would replace.
+    """
+    xml = plan.text(Role.INACTIVE_XML)
+    if xml is not None and plan.manifest is not None and not plan.undoes:
+        check_identity(plan.thing, "the definition in its bundle", xml, plan.manifest)
+    return xml
 
 
 def _copy_with_whole_disks(

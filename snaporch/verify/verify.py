@@ -31,6 +31,7 @@ from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
 from snaporch.locks import domain_lock, held_by
 from snaporch.model import PoolSnapshot, SnapshotRecord, VerificationResult, VerifyDepth, VerifyStep
+from snaporch.restore.definition_checks import check_ram_definition
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
 from snaporch.restore.source import (
@@ -227,6 +228,7 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     try:
         if ram is not None:
             read_header(source.directory / ram.name)
+            check_ram_definition(source.thing, source.directory, source.manifest)
     except SnaporchError as error:
         raise IncompleteError(error.thing, error.reason) from error
     except OSError as error:  # the checksum was read a moment ago

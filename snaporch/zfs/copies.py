@@ -12,6 +12,14 @@ from snaporch.zfs.interface import PoolError
 class CopiesZfs(ZfsCommand):
     """:class:`~snaporch.zfs.interface.Pool` with a listing of copies."""
 
+    def all_copies(self, root: str) -> list[PoolSnapshot]:
+        """The snapshots of all datasets directly below one, and its own, oldest first.
+
+        Raises:
+            PoolError: the listing failed, or does not contain ``root``.
+        """
+        return self._snapshots("-d", "2", names=[root], root=root)
+
     def copies(self, root: str, datasets: Sequence[str]) -> list[PoolSnapshot]:
         """The snapshots of those of the datasets that exist, oldest first.
 

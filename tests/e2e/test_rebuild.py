@@ -30,6 +30,7 @@ from snaporch.bundle.manifest import (
     manifest_bytes,
     read_manifest,
 )
+from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -252,6 +253,67 @@ def test_what_surrounds_it_comes_back(plain, pool, tmp_path):
     assert (again.status, again.out) == (0, ""), again.err
 
 
+def forge(bundle, **changes):
+    """Make the manifest of a bundle one of its files as they are now."""
+    manifest = read_manifest(bundle)
+    parts = [
+        part.model_copy(update={"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
+        for part in manifest.parts
+        for data in [(bundle / part.name).read_bytes()]
+    ]
+    changes["parts"] = tuple(parts)
+    (bundle / MANIFEST_NAME).write_bytes(manifest_bytes(manifest.model_copy(update=changes)))
+
+
+VICTIM = "11111111-2222-4333-8444-555555555555"
+OF_VICTIM = f"""<domain type='qemu'><name>victim</name><uuid>{VICTIM}</uuid>
+<memory unit='MiB'>16</memory><description>the true definition</description>
+<os><type arch='x86_64' machine='pc'>hvm</type></os></domain>"""
+
+
+@pytest.fixture
+def victim(tmp_path):
+    """Another guest of this host."""
+    definition = tmp_path / "victim.xml"
+    definition.write_text(OF_VICTIM)
+    must("virsh", "define", str(definition))
+    yield "victim"
+    must("virsh", "undefine", "victim")
+
+
+@pytest.mark.daily(4, "long")
+def test_a_hostile_definition_replaces_no_other_guest(plain, victim, there):
+    last = take(plain)
+    must("snaporch", "replicate", plain.name)
+    bundle = there / uuid_of(plain) / last["run"]
+    for path in bundle.glob("domain*.xml"):
+        text = path.read_text().replace(uuid_of(plain), VICTIM)
+        path.write_text(text.replace(f"<name>{plain.name}</name>", f"<name>{victim}</name>"))
+    forge(bundle)
+    before, lost = must("virsh", "dumpxml", "--inactive", victim), lose(plain)
+    assert_refused(plain, 5, "is of another guest", VICTIM)
+    assert must("virsh", "dumpxml", "--inactive", victim) == before
+    assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost)
+
+
+@pytest.mark.daily(4, "long")
+def test_no_guest_is_resumed_with_a_definition_that_was_not_shown(plain, there):
+    last = take(plain)
+    must("snaporch", "replicate", plain.name)
+    bundle = there / uuid_of(plain) / last["run"]
+    image, changed = bundle / "ram.save", bundle / "changed"
+    disk = "<disk type='file' device='cdrom'><source file='/etc/shadow'/><target dev='sdz'/></disk>"
+    xml = read_preface(image).xml
+    copy_with_xml(image, changed, xml.replace("</devices>", f"{disk}</devices>"))
+    changed.rename(image)
+    forge(bundle)
+    lose(plain)
+    assert_refused(plain, 5, "the definition in its RAM", "/etc/shadow", "--cold")
+    assert run("virsh", "domstate", plain.name).status != 0
+    cold = snaporch("restore", f"{plain.name}@{last['snapshot']}", "--cold", "--yes")
+    assert cold.status == 0, cold.err
+
+
 HOSTILE = {
     "lan": "<network><name>lan</name><ip address='169.254.9.1' prefix='24'/></network>",
     "dns": "<network><name>dns</name><dns><forwarder addr='8.8.8.8'/></dns></network>",
@@ -271,12 +333,6 @@ def test_a_hostile_replica_chooses_nothing_of_this_host(plain, there):
     evil = "<emulator>/tank/plain/evil</emulator>"
     text = definition.read_text().replace("</devices>", f"{cards}{disk}{evil}</devices>")
     definition.write_text(text)
-    manifest = read_manifest(bundle)
-    parts = [
-        part.model_copy(update={"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-        for part in manifest.parts
-        for data in [(bundle / part.name).read_bytes()]
-    ]
     etc = "<pool type='dir'><name>etc</name><target><path>/etc</path></target></pool>"
     bad = {"mountpoint": "/etc/cron.d", "setuid": "on", "recordsize": "16384", "sync": "x"}
     surroundings = SurroundingsEntry(
@@ -287,8 +343,7 @@ def test_a_hostile_replica_chooses_nothing_of_this_host(plain, there):
         ),
         storage_pools=(HostObjectEntry(name="etc", xml=etc, starts_at_boot=True),),
     )
-    changes = {"parts": tuple(parts), "surroundings": surroundings}
-    (bundle / MANIFEST_NAME).write_bytes(manifest_bytes(manifest.model_copy(update=changes)))
+    forge(bundle, surroundings=surroundings)
     lose(plain)
     words = ("rebuild", plain.name, "--from", "offsite", "--json")
     shown = snaporch(*words, "--dry-run")

@@ -112,12 +112,23 @@ def test_what_surrounds_a_guest_comes_back(surrounded, snaporch):
 def test_the_question_shows_what_is_defined_and_set(surrounded, snaporch):
     shown = rebuild(snaporch, "web", "--dry-run").out
     assert "  properties of tank/web: recordsize=16384\n" in shown
+    assert "  policy of tank/web: hourly\n" in shown
     assert "  network lan: isolated, 10.77.0.1/24, starts at boot\n" in shown
     assert f"  storage pool vms: dir {surrounded.root}/zfs/tank/web\n" in shown
     assert "  starts at boot\n" in shown
     asked = rebuild(snaporch, "web").err
     assert all(f"snaporch: {line.strip()}\n" in asked for line in shown.splitlines())
     assert surrounded.hooks.log == []
+
+
+def test_the_policy_that_is_set_is_the_one_that_was_shown(surrounded, snaporch):
+    def change():
+        surrounded.there.policies["tank/web"] = "none"
+
+    surrounded.hooks.at["source.receive"] = change
+    answer = rebuild(snaporch, "web", "--yes", "--json")
+    assert answer.json[0]["policies"] == {"tank/web": "hourly"}
+    assert local(surrounded, "snaporch:policy") == {"snaporch:policy": "hourly"}
 
 
 @pytest.mark.parametrize("options", [("--yes", "--quiet"), ("--yes", "--json")])

@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from fakes.pull_case import ROOT, UUID
+from fakes.pull_case import DATASETS, ROOT, UUID
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME
 from snaporch.errors import InterruptedRunError
+from snaporch.model import Level
 from snaporch.pull.offered import MAX_SNAPSHOTS
 from snaporch.zfs.pulled import Counts
 
@@ -289,3 +290,43 @@ def test_the_bundle_of_a_run_with_two_names_comes_once(case):
     result = case.pull(2)
     assert (errors(result), result.arrived) == ([], ["r1", "again"])
     assert [each.verb for each in case.host.requests].count("bundle") == 1
+
+
+SANOID = ("autosnap_hourly", "autosnap_daily")
+
+
+def take_as_sanoid(case, run, level=Level.RAM):
+    """One run with two names."""
+    uuid = UUID.format(1)
+    marks = {"run": run, "uuid": uuid, "domain": "web", "level": level.value}
+    marks["bundle"] = f"{uuid}/{run}"
+    for name in SANOID:
+        for dataset in DATASETS[1]:
+            properties = {f"snaporch:{key}": value for key, value in marks.items()}
+            case.pool.snapshot([f"{dataset}@{name}"], properties)
+    case.bundle(run, 1, (("ram.save", b"ram"),), level=level)
+
+
+def test_one_name_of_a_run_is_enough_on_the_source(case):
+    take_as_sanoid(case, "r1")
+    for dataset in DATASETS[1]:
+        case.pool.destroy_snapshots([f"{dataset}@{SANOID[0]}"])
+    result = case.pull()
+    assert (errors(result), result.arrived) == ([], [SANOID[1]])
+    assert case.bundles_here() == ["r1"]
+
+
+def test_one_name_of_a_run_is_enough_among_the_copies(case):
+    take_as_sanoid(case, "r1")
+    assert errors(case.pull()) == []
+    case.zfs.found = [each for each in case.zfs.found if each.name != SANOID[0]]
+    result = case.pull()
+    assert (errors(result), result.dropped) == ([], [SANOID[0]])
+
+
+def test_names_of_different_instants_are_all_needed(case):
+    take_as_sanoid(case, "r1", level=Level.CRASH)
+    case.pool.destroy_snapshots([f"flash/web@{SANOID[1]}"])
+    result = case.pull()
+    assert result.arrived == [SANOID[0]]
+    assert f"flash/web@{SANOID[1]} is not here" in errors(result)[0]

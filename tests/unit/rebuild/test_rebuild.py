@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from fakes import manifests
 from fakes.hooks import failing, failing_once
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
@@ -35,6 +36,7 @@ from snaporch.rebuild.run import (
     guest_lock,
     host_paths,
     plan_guest,
+    policies_of,
     runs_to_fetch,
     set_policies,
     set_stage,
@@ -454,7 +456,7 @@ def test_where_a_file_system_was_mounted(loss, source, inside, expected):
 
 def test_a_policy_with_control_characters_does_not_come_back(loss):
     loss.replica.policies |= {"tank/web": "a\x1bb"}
-    set_policies(loss.context, loss.source, loss.rebuild())
+    set_policies(loss.context, policies_of(loss.source, loss.rebuild()))
     assert loss.world.pool.policies(DATASETS) == {}
 
 
@@ -608,7 +610,7 @@ def test_the_policy_of_a_dataset_comes_back(loss):
     plan = loss.rebuild()
     assert loss.world.pool.policies(DATASETS) == {}
     loss.world.pool.set_properties(["flash/web"], {f"{PREFIX}policy": "own"})
-    set_policies(loss.context, loss.source, plan)
+    set_policies(loss.context, policies_of(loss.source, plan))
     assert loss.world.pool.policies(DATASETS) == {"tank/web": "hourly", "flash/web": "own"}
 
 
@@ -639,9 +641,40 @@ def test_the_paths_of_its_definition_are_known_before_it_comes(loss):
         "<os><nvram>/etc/x</nvram></os><hostdev dev='/dev/sda' n='a/b'/></domain>"
     )
     assert host_paths(hostile) == ["/dev/sda", "/etc/x"]
+    qemu = "http://libvirt.org/schemas/domain/qemu/1.0"
+    hostile = (
+        f"<domain xmlns:q='{qemu}'><q:commandline><q:arg value='-drive'/>"
+        "<q:arg value='file=/etc/shadow'/></q:commandline></domain>"
+    )
+    assert host_paths(hostile) == ["file=/etc/shadow"]
 
 
-@pytest.mark.parametrize("place", ["/etc/cron.d/x", "/var/lib/libvirt/images/x", "relative", None])
+@pytest.mark.parametrize("kind", ["domain.live.xml", "domain.xml"])
+@pytest.mark.parametrize("what", ["uuid", "name"])
+def test_a_definition_of_another_guest_is_refused_before_anything_comes(loss, kind, what):
+    path = loss.part("s2", kind)
+    old, new = {"uuid": (loss.uuid, UUID), "name": ("<name>web<", "<name>victim<")}[what]
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    manifests.with_sums(path.parent)
+    plan = loss.plan()
+    with pytest.raises(RefusedError, match=f"of another guest: .*{UUID if what == 'uuid' else ''}"):
+        definitions(loss.source, plan)
+
+
+NVRAM = "/var/lib/libvirt/qemu/nvram"
+ELSEWHERE = [
+    "/etc/cron.d/x",
+    "/var/lib/libvirt/images/x",
+    "relative",
+    None,
+    f"{NVRAM}/../nvram/victim_VARS.fd",
+    f"{NVRAM}//victim_VARS.fd",
+    f"{NVRAM}/a\0b",
+]
+
+
+@pytest.mark.parametrize("place", ELSEWHERE)
 @pytest.mark.parametrize("role", [Role.NVRAM, Role.TPM])
 def test_a_file_that_would_be_written_elsewhere_is_refused(loss, role, place):
     plan = loss.plan()
@@ -651,9 +684,67 @@ def test_a_file_that_would_be_written_elsewhere_is_refused(loss, role, place):
     with pytest.raises(RefusedError, match="would be written to") as raised:
         check_files("web@s2", changed)
     assert "'By hand'" in raised.value.step
-    usual = "/var/lib/libvirt/qemu/nvram/web_VARS.fd"
+    usual = f"{NVRAM}/web_VARS.fd"
     part = own.model_copy(update={"role": role, "source": usual})
     check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
+
+
+@pytest.mark.parametrize(
+    ("uid", "gid", "mode"),
+    [
+        (0, 0, 0o4755), (0, 0, 0o700), (0, 0, 1 << 40), (0, 0, -1),
+        (1 << 40, 0, 0o600), (0, (1 << 32) - 1, 0o600), (-1, 0, 0o600),
+    ],
+)  # fmt: skip
+def test_a_file_that_could_be_run_or_has_no_possible_owner_is_refused(loss, uid, gid, mode):
+    plan = loss.plan()
+    place = {"role": Role.NVRAM, "source": f"{NVRAM}/web_VARS.fd"}
+    owner = {"uid": uid, "gid": gid, "mode": mode}
+    part = plan.manifest.parts[0].model_copy(update=place | owner)
+    with pytest.raises(RefusedError, match="has an owner or a mode"):
+        check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
+    part = part.model_copy(update={"uid": 64055, "gid": 994, "mode": 0o660})
+    check_files("web@s2", plan.manifest.model_copy(update={"parts": (part,)}))
+
+
+def test_an_older_bundle_of_another_guest_does_not_come(loss):
+    path = loss.part("s1", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s1")
+    path.write_bytes(manifest_bytes(manifest.model_copy(update={"uuid": UUID})))
+    loss.rebuild(history=True)
+    assert any("or of another bundle" in note for note in loss.world.heard.notes)
+    assert not (loss.world.paths.bundles / loss.uuid / loss.taken["s1"].run).exists()
+
+
+def test_an_older_bundle_without_room_does_not_come(loss, monkeypatch):
+    path = loss.part("s1", MANIFEST_NAME)
+    manifest = parse_manifest(path.read_bytes(), "s1")
+    parts = [each.model_copy(update={"bytes": 1 << 60}) for each in manifest.parts]
+    path.write_bytes(manifest_bytes(manifest.model_copy(update={"parts": tuple(parts)})))
+    loss.rebuild(history=True)
+    assert any("did not come back" in n and "MiB free" in n for n in loss.world.heard.notes)
+
+
+def test_a_dataset_that_the_replica_does_not_list_is_an_error(loss):
+    loss.source.kinds = dict
+    with pytest.raises(UnavailableError, match="lists its snapshots, and not the dataset"):
+        loss.plan()
+
+
+def test_a_mark_of_the_domain_without_its_uuid_names_no_guest(loss):
+    (newest,) = loss.replica.snapshots(["tank/web"])[-1:]
+    stranger = replace(newest, dataset="tank/old", properties={"domain": "web"})
+    loss.replica.put([stranger])
+    assert loss.plan().manifest.uuid == loss.uuid
+
+
+def test_a_store_that_is_a_file_is_an_error(loss):
+    store = loss.world.paths.bundles
+    shutil.rmtree(store, ignore_errors=True)
+    plan = loss.plan()
+    store.write_text("")
+    with pytest.raises(UnavailableError, match="bundles"):
+        bring_back(loss.context, loss.source, loss.local, plan, [plan.manifest.run])
 
 
 def test_errors_of_the_replica_are_its_own(loss):

@@ -1,11 +1,15 @@
 """What comes from a replica is checked before ZFS gets it; ``zfs send`` is a script here."""
 
 import hashlib
+import json
 import os
 import struct
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from fakes import zfs_get
 from fakes.world import Heard
 
 from snaporch.config import Replica
@@ -13,6 +17,7 @@ from snaporch.errors import InterruptedRunError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.rebuild.replica_source import ReplicaSource
+from snaporch.remote_host import CommandError
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -25,6 +30,7 @@ cat {place}/stream
 cat {place}/errors >&2
 exit $(cat {place}/status)
 """
+UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 SNAPSHOT = PoolSnapshot("tank:web", "s1", 7, 1, datetime(2026, 1, 1, tzinfo=UTC), {})
 REST = b"the rest of the stream" * 1000
 
@@ -151,3 +157,52 @@ def test_a_bundle_that_cannot_be_read_there_is_reported(machine, tmp_path):
     there.mkdir(parents=True)
     (there / "manifest.json").write_bytes(content)
     assert machine.source.fetch(reference, unsent, received) == []
+
+
+BORN = {"guid": "7", "createtxg": "1", "creation": "1"}
+TABLE = {
+    "backup/kvm": {},
+    "backup/kvm/tank:web@s1": {
+        **BORN,
+        "snaporch:uuid": "..",
+        "snaporch:domain": "web",
+        "snaporch:run": "a/../b",
+        "snaporch:verified": "text of any form",
+    },
+    "backup/kvm/tank:web/below@s1": BORN,
+}
+LISTS = """#!{python}
+import json, sys
+sys.path.insert(0, {tests!r})
+from fakes import zfs_get
+*words, root = sys.argv[1:]
+assert (words[4:6], root) == (["-d", "2"], "backup/kvm"), sys.argv
+print(zfs_get.answer(words, json.loads({table!r})), end="")
+"""
+
+
+def test_all_copies_are_listed_by_one_name_and_impossible_marks_are_dropped(tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "zfs"
+    program.parent.mkdir()
+    tests = str(Path(zfs_get.__file__).parents[1])
+    table = json.dumps(TABLE)
+    program.write_text(LISTS.format(python=sys.executable, tests=tests, table=table))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    section = Replica(dataset="backup/kvm", bundles=tmp_path / "bundles")
+    (found,) = ReplicaSource("nas", section, Interrupt(), Heard()).snapshots()
+    assert (found.full_name, found.guid) == ("tank:web@s1", 7)
+    assert found.properties == {"domain": "web", "verified": "text of any form"}
+
+
+def test_a_command_line_that_is_too_long_is_an_error(machine):
+    name = "a" * 200_000
+    with pytest.raises(ReplicaError, match="Argument list too long"):
+        machine.source.fetch(
+            f"{UUID}/r1",
+            unsent_files({name: 1}, {name: "0" * 64}, {}),
+            ReceivedBundles(machine.place, ""),
+        )
+    (machine.place / "bundles" / UUID / "r1").mkdir(parents=True)
+    with pytest.raises(CommandError, match="Argument list too long"):
+        machine.source.damaged(f"{UUID}/r1", {name: "0" * 64})

@@ -388,3 +388,20 @@ def test_a_bundle_gets_its_name_when_it_is_on_stable_storage(there, root, monkey
     kept = done.index(("fsync", ".replaced"))
     assert done[kept - 1][1].endswith(f"{UUID}.r-1")
     assert done[kept + 1] == ("rename", "r-1")
+
+
+@pytest.mark.parametrize(
+    ("uuid", "run"), [("..", "r-1"), ("." * 36, "r-1"), ("a/../" * 7 + "x", "r"), (UUID, "../r")]
+)
+def test_names_that_lead_elsewhere_are_refused(there, root, uuid, run):
+    before = tree(root.parent)
+    calls = [
+        lambda: there.begun(uuid, run),
+        lambda: there.manifest(uuid, run),
+        lambda: there.damaged(uuid, run, {}),
+        lambda: there.store(uuid, run, [], io.BytesIO()),
+    ]
+    for call in calls:
+        with pytest.raises(RefusedError, match="is no name of a bundle"):
+            call()
+    assert tree(root.parent) == before

@@ -77,6 +77,19 @@ def test_a_tpm_that_another_domain_uses_is_refused(firmware, world):
     assert "is used by the domain mail" in refusal(world)
 
 
+@pytest.mark.parametrize("kind", ["nvram", "tpm"])
+def test_a_file_of_another_domain_is_found_under_any_of_its_names(firmware, world, kind):
+    """Through a link, or through ``..``: both definitions may name one file differently."""
+    (world.root / "sub").mkdir()
+    (world.root / "link").symlink_to(world.root)
+    mine = {"nvram": "vars.fd", "tpm": "tpm2"}[kind]
+    for above in (world.root / "link", f"{world.root}/sub/.."):
+        other = world.add_guest("mail", {"vda": "tank/mail"}, **{kind: f"{above}/{mine}"})
+        world.hooks.log.clear()
+        assert "is used by the domain mail" in refusal(world)
+        world.hypervisor.guests.pop(other.uuid)
+
+
 def test_a_path_that_the_definition_does_not_name_is_refused(firmware, world):
     """A manifest may name any path; only the definition counts."""
     path = Path(firmware.record.bundle) / "manifest.json"
