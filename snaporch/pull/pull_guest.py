@@ -1,7 +1,8 @@
 """Copy the snapshots and bundles of one guest from a source.
 
-GUIDs show what has arrived. A run is here when all its ZFS snapshots are, and its bundle. A failure
-of one dataset or bundle does not stop the others.
+GUIDs show what has arrived. A run is here when its bundle is, and a ZFS snapshot of each dataset:
+any one of the instant, as for ``rebuild``. A failure of one dataset or bundle does not stop the
+others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
-from snaporch.bundle.store import COPY_NAME
+from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
@@ -24,6 +25,7 @@ from snaporch.pull.local_copies import LocalCopies
 from snaporch.pull.offered import OfferedDataset, OfferedGuest
 from snaporch.pull.send_request import MAX_FILES
 from snaporch.pull.source import PullSource
+from snaporch.rebuild.plan import guids_of, members_of
 from snaporch.replication.interface import ReplicaError, readable
 from snaporch.replication.receive_request import SentFile, parse_request, request_command
 from snaporch.replication.receive_request import Verb as ReceiveVerb
@@ -252,7 +254,7 @@ class GuestPull:
             had = run.run in had_bundles or not run.reference
             try:
                 if run.reference:
-                    self._bring_bundle(run, guids, fetch=run.run not in whole)
+                    self._bring_bundle(run, there, fetch=run.run not in whole)
                     whole.add(run.run)
             except InterruptedRunError:
                 raise
@@ -264,7 +266,9 @@ class GuestPull:
                 result.arrived.append(run.name)
             result.newest = max(filter(None, (result.newest, run.created)))
 
-    def _bring_bundle(self, run: _Run, guids: set[int], *, fetch: bool) -> None:
+    def _bring_bundle(
+        self, run: _Run, there: Mapping[str, Sequence[PoolSnapshot]], *, fetch: bool
+    ) -> None:
         """Fetch a bundle, or read the manifest of the one that is here.
 
         Raises:
@@ -280,8 +284,8 @@ class GuestPull:
         else:
             text = self._bundles.manifest(uuid, name).encode("utf-8", "surrogateescape")
         manifest = _parsed(text, thing, run)
-        if gone := {each.full_name for each in _entries(manifest) if each.guid not in guids}:
-            reason = f"its ZFS snapshot {min(gone)} is not here, so the snapshot is not whole"
+        if gone := _lacking(manifest, run.name, there):
+            reason = f"its ZFS snapshot {gone[0]} is not here, so the snapshot is not whole"
             raise ReplicaError(thing, reason, "take another snapshot on the source")
         if fetch:
             self._progress.step(self._name, f"receiving the bundle of @{run.name}")
@@ -341,18 +345,26 @@ def _is_dropped(
     return birth is not None and snapshot.createtxg < birth
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    full_name: str
-    guid: int
+def _lacking(
+    manifest: Manifest, name: str, there: Mapping[str, Sequence[PoolSnapshot]]
+) -> list[str]:
+    """The ZFS snapshots of a bundle that are not here, by the rules of ``rebuild``.
 
-
-def _entries(manifest: Manifest) -> Iterator[_Entry]:
-    """The ZFS snapshots that belong to a bundle."""
+    Args:
+        manifest: of the bundle.
+        name: of the snapshot; of each dataset, another one of the same instant will do.
+        there: the copies' snapshots by the source's dataset.
+    """
+    copies = {copy_name(dataset): some for dataset, some in there.items()}
+    has = {each.dataset for each in members_of(manifest, name, copies)}
+    names: dict[str, str] = {}
     for each in manifest.snapshots:
-        yield _Entry(f"{each.dataset}@{each.name}", each.guid)
-    if manifest.pages:
-        yield _Entry(manifest.pages.full_name, manifest.pages.guid)
+        if each.dataset not in has and (each.dataset not in names or each.name == name):
+            names[each.dataset] = each.name
+    pages = manifest.pages
+    if pages and pages.guid not in guids_of(copies, pages.dataset):
+        names[pages.dataset] = pages.name
+    return sorted(f"{dataset}@{each}" for dataset, each in names.items())
 
 
 def _parsed(text: bytes, thing: str, run: _Run) -> Manifest:

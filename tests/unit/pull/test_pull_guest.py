@@ -9,6 +9,7 @@ from fakes.pull_case import ROOT, UUID
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME
 from snaporch.errors import InterruptedRunError
+from snaporch.model import Level
 from snaporch.pull.offered import MAX_SNAPSHOTS
 from snaporch.zfs.pulled import Counts
 
@@ -289,3 +290,41 @@ def test_the_bundle_of_a_run_with_two_names_comes_once(case):
     result = case.pull(2)
     assert (errors(result), result.arrived) == ([], ["r1", "again"])
     assert [each.verb for each in case.host.requests].count("bundle") == 1
+
+
+def take_both(case, level=Level.RAM):
+    """sanoid's ``hourly`` and ``daily`` of one call: one run, and one bundle that names both."""
+    uuid, run = UUID.format(1), "20260101T000000Z-0000aaaa"
+    marks = {"run": run, "uuid": uuid, "domain": "web", "bundle": f"{uuid}/{run}"}
+    for name in ("hourly", "daily"):
+        for dataset in ("flash/web", "tank/web"):
+            properties = {f"snaporch:{key}": value for key, value in marks.items()}
+            case.pool.snapshot([f"{dataset}@{name}"], properties)
+    case.bundle(run, 1, (("ram.save", b"ram"),), snapshot="hourly", level=level)
+
+
+def test_one_name_of_a_run_is_enough_if_the_other_was_pruned_on_the_source(case):
+    take_both(case)
+    for dataset in ("flash/web", "tank/web"):
+        case.pool.destroy_snapshots([f"{dataset}@hourly"])
+    result = case.pull()
+    assert (errors(result), result.arrived, result.skipped) == ([], ["daily"], [])
+    assert case.bundles_here() == ["20260101T000000Z-0000aaaa"]
+
+
+def test_one_name_of_a_run_is_enough_if_the_other_was_pruned_here(case):
+    take_both(case)
+    assert case.pull().arrived == ["hourly", "daily"]
+    case.zfs.found = [each for each in case.zfs.found if each.name == "daily"]
+    result = case.pull()
+    assert (errors(result), result.skipped, result.dropped) == ([], [], ["hourly"])
+    assert result.newest is not None
+
+
+def test_of_a_run_that_is_not_one_instant_each_name_is_needed_by_itself(case):
+    take_both(case, Level.CRASH)
+    for name in ("flash/web@daily", "tank/web@hourly"):
+        case.pool.destroy_snapshots([name])
+    result = case.pull()
+    assert (result.arrived, sorted(result.skipped)) == ([], ["daily", "hourly"])
+    assert any("flash/web@daily is not here" in each for each in errors(result))
