@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -323,13 +324,23 @@ class GuestPull:
 
 def _runs(guest: OfferedGuest) -> Iterator[_Run]:
     """The runs of a guest's disks, the oldest first; a run with several names comes for each."""
-    found: dict[tuple[str, str], list[PoolSnapshot]] = {}
-    for dataset in guest.datasets:
-        for each in dataset.snapshots:
-            if each.properties.get("uuid") == guest.uuid and "run" in each.properties:
-                found.setdefault((each.properties["run"], each.name), []).append(each)
+    everything = [each for dataset in guest.datasets for each in dataset.snapshots]
+    found: dict[tuple[str, str], list[PoolSnapshot]] = defaultdict(list)
+    for each in everything:
+        if each.properties.get("uuid") == guest.uuid and "run" in each.properties:
+            found[each.properties["run"], each.name].append(each)
+    marked = {run for run, _ in found}
+    sharing: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for run in guest.unmarked.keys() - marked:
+        for key in guest.unmarked[run]:
+            sharing[key].append(run)
+    for each in everything:
+        for run in sharing.get((each.dataset, each.guid), ()):
+            found[run, each.name].append(each)
     for (run, name), members in sorted(found.items(), key=lambda pair: pair[1][0].created):
-        reference = next((m.properties["bundle"] for m in members if "bundle" in m.properties), "")
+        reference = f"{guest.uuid}/{run}"
+        if run in marked and not any("bundle" in each.properties for each in members):
+            reference = ""
         yield _Run(name, run, members[0].created, tuple(members), reference)
 
 

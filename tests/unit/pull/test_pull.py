@@ -170,7 +170,7 @@ def test_a_source_that_is_away_forgets_no_guest(context, case):
 
 
 def test_guests_that_change_each_time_leave_no_records(context, case):
-    answer = {"datasets": [], "waiting": [], "shared": []}
+    answer = {"datasets": [], "waiting": [], "shared": [], "unmarked": []}
     case.host.answers["snapshots"] = json.dumps(answer).encode()
     for number in range(3):
         uuid = f"4b1d2f0e-0000-4000-8000-{number:012}"

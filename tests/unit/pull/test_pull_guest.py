@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from fakes.pull_case import ROOT, UUID
 
-from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.bundle.manifest import MANIFEST_NAME, SnapshotEntry
 from snaporch.bundle.store import COPY_NAME
 from snaporch.errors import InterruptedRunError
 from snaporch.model import Level
@@ -328,3 +328,33 @@ def test_of_a_run_that_is_not_one_instant_each_name_is_needed_by_itself(case):
     result = case.pull()
     assert (result.arrived, sorted(result.skipped)) == ([], ["daily", "hourly"])
     assert any("flash/web@daily is not here" in each for each in errors(result))
+
+
+def share(case):
+    """A snapshot of two guests in one dataset, with the marks of ``web`` only, and both bundles."""
+    case.take("20260101T000000Z-0000aaaa")
+    own = [e for e in case.pool.snapshots() if e.dataset == "tank/web"]
+    entries = tuple(
+        SnapshotEntry(dataset=e.dataset, name=e.name, guid=e.guid, createtxg=e.createtxg)
+        for e in own
+    )
+    run = "20260101T000000Z-0000bbbb"
+    case.bundle(run, 2, (("ram.save", b"db"),), snapshots=entries, snapshot=own[0].name)
+    return run, own[0].name
+
+
+def test_the_bundle_of_a_guest_whose_snapshots_have_the_marks_of_another_comes(case):
+    run, name = share(case)
+    result = case.pull(2)
+    assert (errors(result), result.arrived) == ([], [name])
+    assert (case.bundles / UUID.format(2) / run / "ram.save").read_bytes() == b"db"
+    result = case.pull(2)
+    assert (errors(result), result.arrived, result.newest is not None) == ([], [], True)
+
+
+def test_that_bundle_must_be_whole_too(case):
+    run, name = share(case)
+    (case.store.root / UUID.format(2) / run / "ram.save").unlink()
+    result = case.pull(2)
+    assert result.skipped == [name]
+    assert "is not whole on the source" in errors(result)[0]
