@@ -127,6 +127,7 @@ def pull_sources(
         known = {key.removeprefix(start): e for key, e in before.items() if key.startswith(start)}
         known.pop("", None)
         gone: set[str] = set()
+        ended = False
         try:
             for each in _pull(context, name, open_source, known, gone):
                 failures += each.failures
@@ -139,8 +140,9 @@ def pull_sources(
             record = PullRecord("", pulled=at, tried=at, failed=failed)
             after = after_failure if failures else after_success
             new[key] = after(before.get(key), record)
-        finally:  # also after a signal
-            write_records(directory, new, gone)
+            ended = True
+        finally:  # also after a signal, which lets the next pull report those that are gone
+            write_records(directory, new, gone if ended else ())
 
 
 def _pull(

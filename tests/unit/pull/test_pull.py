@@ -2,12 +2,13 @@
 
 import json
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from fakes.pull_case import UUID, PullCase
 
 from snaporch.config import Config
-from snaporch.errors import NotFoundError
+from snaporch.errors import InterruptedRunError, NotFoundError
 from snaporch.interrupt import Interrupt
 from snaporch.pull.pull import due_sources, find_sources, pull_sources
 from snaporch.pull.record import read_records
@@ -178,3 +179,16 @@ def test_guests_that_change_each_time_leave_no_records(context, case):
         case.host.answers["guests"] = json.dumps(guests).encode()
         pull(context, case)
     assert len(read_records(case.config.paths.schedule)) == 2
+
+
+def test_a_signal_forgets_no_guest_before_it_was_reported(context, case):
+    case.take("r1")
+    case.take("r2", 2)
+    pull(context, case)
+    case.allowed = {"web"}
+    context.interrupt.check = Mock(side_effect=InterruptedRunError("vm1", "signal", 15))
+    with pytest.raises(InterruptedRunError):
+        pull(context, case)
+    context.interrupt = Interrupt()
+    (line,) = lines(pull(context, case))
+    assert line.startswith("vm1: db: the source does not send this guest any more")
