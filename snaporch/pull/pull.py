@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +12,7 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
 from snaporch.locks import domain_lock
 from snaporch.pull.local_copies import LocalCopies
+from snaporch.pull.offered import MAX_GUESTS
 from snaporch.pull.pull_guest import GuestPull, GuestResult
 from snaporch.pull.record import (
     PullRecord,
@@ -169,7 +170,7 @@ def _pull(
         yield Pulled(name, None, (error,))
         return
     chosen, _ = choose_guests(guests, settings.domains)
-    gone.update(record_key(name, uuid) for uuid in known if uuid not in chosen)
+    gone.update(record_key(name, uuid) for uuid in _not_needed(settings, chosen, known))
     for missing in _missing(name, settings, guests, known):
         yield Pulled(name, None, (missing,))
     for uuid, domain in chosen.items():
@@ -182,6 +183,21 @@ def _pull(
         except SnaporchError as error:
             result.failures.append(error)
         yield Pulled(name, result, result.failures)
+
+
+def _not_needed(
+    settings: Source, chosen: Collection[str], known: Mapping[str, PullRecord]
+) -> list[str]:
+    """The guests whose records are not needed any more, once their absence was reported.
+
+    Without ``domains``, but with ``newest_within``, all guests that have copies stay expected, so
+    that ``status`` reports their age. A hostile source may send any number of guests.
+    """
+    absent = [uuid for uuid in known if uuid not in chosen]
+    if settings.newest_within is None or settings.domains:
+        return absent
+    expected = [uuid for uuid in absent if known[uuid].newest is not None]
+    return [uuid for uuid in absent if known[uuid].newest is None] + expected[MAX_GUESTS:]
 
 
 def _missing(
@@ -199,6 +215,8 @@ def _missing(
         if uuid not in guests and not {uuid, before.domain} & {*unknown}:
             reason = "the source does not send this guest any more, and its copies stay as they are"
             step = f"see: {there}; a name in source.{name}.domains is looked for each time"
+            if settings.newest_within is not None and not settings.domains:
+                step = f"see: {there}; if it is to end: [source.{name}] domains = [...] here"
             yield NotFoundError(f"{name}: {before.domain}", reason, step)
     if not chosen and not unknown:
         step = f"see {there}; has any guest a snapshot?"

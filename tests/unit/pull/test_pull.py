@@ -11,7 +11,7 @@ from snaporch.config import Config
 from snaporch.errors import InterruptedRunError, NotFoundError
 from snaporch.interrupt import Interrupt
 from snaporch.pull.pull import due_sources, find_sources, pull_sources
-from snaporch.pull.record import read_records
+from snaporch.pull.record import PullRecord, read_records, write_records
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -192,3 +192,41 @@ def test_a_signal_forgets_no_guest_before_it_was_reported(context, case):
     context.interrupt = Interrupt()
     (line,) = lines(pull(context, case))
     assert line.startswith("vm1: db: the source does not send this guest any more")
+
+
+def within(context, case, **more):
+    changes = {"newest_within": timedelta(days=2), **more}
+    case.settings = case.settings.model_copy(update=changes)
+    context.config = case.config.model_copy(update={"source": {case.name: case.settings}})
+
+
+def test_a_guest_that_is_not_sent_any_more_is_not_forgotten_while_its_age_matters(context, case):
+    within(context, case)
+    case.take("r1")
+    case.take("r2", 2)
+    pull(context, case)
+    newest = read_records(case.config.paths.schedule)[f"vm1/{UUID.format(2)}"].newest
+    case.allowed = {"web"}
+    for _ in range(2):
+        (line,) = lines(pull(context, case))
+        assert "domains = [...]" in line
+        assert read_records(case.config.paths.schedule)[f"vm1/{UUID.format(2)}"].newest == newest
+    within(context, case, domains=("web",))
+    assert len(lines(pull(context, case))) == 1
+    assert lines(pull(context, case)) == []
+    assert f"vm1/{UUID.format(2)}" not in read_records(case.config.paths.schedule)
+
+
+def test_guests_that_change_each_time_leave_few_records_while_their_age_matters(
+    context, case, monkeypatch
+):
+    monkeypatch.setattr("snaporch.pull.pull.MAX_GUESTS", 2)
+    within(context, case)
+    case.take("r1")
+    directory = case.config.paths.schedule
+    newest = {"a": NOW, "b": None, "c": NOW, "d": NOW}
+    write_records(
+        directory, {f"vm1/{key}": PullRecord(key, newest=at) for key, at in newest.items()}
+    )
+    assert len(lines(pull(context, case))) == 4
+    assert sorted(read_records(directory)) == ["vm1/", f"vm1/{UUID.format(1)}", "vm1/a", "vm1/c"]
