@@ -462,3 +462,15 @@ def test_a_bundle_that_is_gone_here_and_there_is_missed(copied):
     shutil.rmtree(copied.there("s1").parent)
     shutil.rmtree(copied.here("s1"))
     assert copied.faults() == {"s1": "its bundle is missing", "s2": ""}
+
+
+def test_a_loss_that_cannot_be_recorded_is_reported_with_its_cause(copied):
+    copied.flip("s1")
+    copied.verify()
+    drop_all(copied, "s1")
+    copied.forget()
+    path = copied.config.paths.schedule / "copies" / "nas" / f".{copied.uuid}.json"
+    path.mkdir()
+    verifier = copied.verifier()
+    verifier.find()
+    assert [each.thing for each in verifier.lost] == ["nas: web", str(path)]
