@@ -17,13 +17,20 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    PagesEntry,
+    SnapshotEntry,
+    parse_manifest,
+)
 from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.pull.local_copies import LocalCopies
-from snaporch.pull.offered import OfferedDataset, OfferedGuest
+from snaporch.pull.offered import MAX_DATASETS, OfferedDataset, OfferedGuest
 from snaporch.pull.send_request import MAX_FILES
 from snaporch.pull.source import PullSource
 from snaporch.rebuild.plan import guids_of, members_of
@@ -34,6 +41,7 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PoolError
+from snaporch.zfs_names import is_dataset
 
 _CUT = "incomplete stream"
 """In errors of ``zfs receive`` for a stream that was cut: it can be continued."""
@@ -285,12 +293,20 @@ class GuestPull:
         else:
             text = self._bundles.manifest(uuid, name).encode("utf-8", "surrogateescape")
         manifest = _parsed(text, thing, run)
-        if gone := _lacking(manifest, run.name, there):
-            reason = f"its ZFS snapshot {gone[0]} is not here, so the snapshot is not whole"
-            raise ReplicaError(thing, reason, "take another snapshot on the source")
+        if gone := _lacking(manifest, run.name, {**self._former(manifest, there), **there}):
+            raise _not_here(thing, gone[0], there)
         if fetch:
             self._progress.step(self._name, f"receiving the bundle of @{run.name}")
             self._fetch(thing, run.reference, manifest, text)
+
+    def _former(
+        self, manifest: Manifest, there: Mapping[str, Sequence[PoolSnapshot]]
+    ) -> Mapping[str, Sequence[PoolSnapshot]]:
+        """The copies of datasets that the guest has no more, such as from before a rename."""
+        names = {each.dataset for each in manifest.snapshots}
+        names |= {manifest.pages.dataset} if manifest.pages else set()
+        possible = [each for each in names - there.keys() if is_dataset(self._copies.copy_of(each))]
+        return self._copies.snapshots(possible[:MAX_DATASETS]) if possible else {}
 
     def _fetch(self, thing: str, reference: str, manifest: Manifest, text: bytes) -> None:
         """Fetch the files of a bundle, and store it when all have their SHA-256."""
@@ -358,7 +374,7 @@ def _is_dropped(
 
 def _lacking(
     manifest: Manifest, name: str, there: Mapping[str, Sequence[PoolSnapshot]]
-) -> list[str]:
+) -> list[SnapshotEntry | PagesEntry]:
     """The ZFS snapshots of a bundle that are not here, by the rules of ``rebuild``.
 
     Args:
@@ -368,14 +384,28 @@ def _lacking(
     """
     copies = {copy_name(dataset): some for dataset, some in there.items()}
     has = {each.dataset for each in members_of(manifest, name, copies)}
-    names: dict[str, str] = {}
+    found: dict[str, SnapshotEntry | PagesEntry] = {}
     for each in manifest.snapshots:
-        if each.dataset not in has and (each.dataset not in names or each.name == name):
-            names[each.dataset] = each.name
+        if each.dataset not in has and (each.dataset not in found or each.name == name):
+            found[each.dataset] = each
     pages = manifest.pages
     if pages and pages.guid not in guids_of(copies, pages.dataset):
-        names[pages.dataset] = pages.name
-    return sorted(f"{dataset}@{each}" for dataset, each in names.items())
+        found[pages.dataset] = pages
+    return [found[dataset] for dataset in sorted(found)]
+
+
+def _not_here(
+    thing: str, wanted: SnapshotEntry | PagesEntry, there: Mapping[str, Sequence[PoolSnapshot]]
+) -> ReplicaError:
+    """The error for a bundle, of which a ZFS snapshot is not here."""
+    for dataset, some in there.items():
+        if wanted.guid in {each.guid for each in some}:
+            reason = f"its snapshot of {wanted.dataset} is one of {dataset} now, and is not whole"
+            step = f"on the source: zfs rename {dataset} {wanted.dataset}, or take another snapshot"
+            return ReplicaError(thing, reason, step)
+    name = f"{wanted.dataset}@{wanted.name}"
+    reason = f"its ZFS snapshot {name} is not here, so the snapshot is not whole"
+    return ReplicaError(thing, reason, "take another snapshot on the source")
 
 
 def _parsed(text: bytes, thing: str, run: _Run) -> Manifest:

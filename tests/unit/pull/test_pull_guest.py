@@ -1,6 +1,7 @@
 """Pulling a guest, from the words of the request to the copies and bundles."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -358,3 +359,34 @@ def test_that_bundle_must_be_whole_too(case):
     result = case.pull(2)
     assert result.skipped == [name]
     assert "is not whole on the source" in errors(result)[0]
+
+
+def test_a_run_whose_dataset_was_renamed_on_the_source_names_the_rename(case):
+    """``rebuild`` looks for the copy by the name in the manifest."""
+    case.take("r1", 2)
+    case.pool.rename("tank/db", "tank/db2")
+    result = case.pull(2)
+    assert (case.here(), result.skipped, result.newest) == ([f"{ROOT}/tank:db2@r1"], ["r1"], None)
+    (error,) = errors(result)
+    assert "its snapshot of tank/db is one of tank/db2 now" in error
+    assert "on the source: zfs rename tank/db2 tank/db" in error
+
+
+def test_a_run_that_was_pulled_before_its_dataset_was_renamed_is_whole(case):
+    case.take("r1", 2)
+    case.pull(2)
+    case.pool.rename("tank/db", "tank/db2")
+    result = case.pull(2)
+    assert (errors(result), result.skipped) == ([], [])
+    assert result.newest is not None
+
+
+def test_what_a_manifest_names_is_looked_for_only_if_it_can_be_a_dataset(case):
+    entry = SnapshotEntry(dataset="tank/a@b", name="r1", guid=5, createtxg=5)
+    case.take("r1", 2, parts=())
+    shutil.rmtree(case.store.root / UUID.format(2) / "r1")
+    case.bundle("r1", 2, (("ram.save", b"ram"),), snapshots=(entry,))
+    asked, copies = [], case.zfs.copies
+    case.zfs.copies = lambda root, names: asked.extend(names) or copies(root, names)
+    assert "tank/a@b@r1 is not here" in errors(case.pull(2))[0]
+    assert {*asked} == {f"{ROOT}/tank:db"}
