@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from snaporch.config import Config, Source
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.locks import domain_lock
 from snaporch.pull.local_copies import LocalCopies
 from snaporch.pull.offered import MAX_GUESTS
@@ -118,7 +119,6 @@ def pull_sources(
 
     Raises:
         InterruptedRunError: a signal came; the next pull continues.
-        UnavailableError: the results cannot be recorded.
     """
     directory = context.config.paths.schedule
     for name in names:
@@ -143,7 +143,20 @@ def pull_sources(
             new[key] = after(before.get(key), record)
             ended = True
         finally:  # also after a signal, which lets the next pull report those that are gone
-            write_records(directory, new, gone if ended else ())
+            unrecorded = _write(directory, new, gone if ended else ())
+        if unrecorded is not None:
+            yield Pulled(name, None, (unrecorded,))
+
+
+def _write(
+    directory: Path, records: Mapping[str, PullRecord], gone: Collection[str]
+) -> UnavailableError | None:
+    """Write records; return why they cannot be written, which must not stop the other sources."""
+    try:
+        write_records(directory, records, gone)
+    except UnavailableError as error:
+        return error
+    return None
 
 
 def _pull(

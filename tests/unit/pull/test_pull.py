@@ -8,7 +8,7 @@ import pytest
 from fakes.pull_case import UUID, PullCase
 
 from snaporch.config import Config
-from snaporch.errors import InterruptedRunError, NotFoundError
+from snaporch.errors import InterruptedRunError, NotFoundError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.pull.pull import due_sources, find_sources, pull_sources
 from snaporch.pull.record import PullRecord, read_records, write_records
@@ -230,3 +230,20 @@ def test_guests_that_change_each_time_leave_few_records_while_their_age_matters(
     )
     assert len(lines(pull(context, case))) == 4
     assert sorted(read_records(directory)) == ["vm1/", f"vm1/{UUID.format(1)}", "vm1/a", "vm1/c"]
+
+
+def test_a_pull_that_cannot_be_recorded_fails_and_the_other_sources_are_pulled(context, case):
+    case.take("r1")
+    case.config.paths.schedule.write_text("")
+    opened = []
+
+    def open_source(_context, name):
+        opened.append(name)
+        return case.open()
+
+    found = list(pull_sources(context, [case.name, case.name], open_source, lambda: NOW))
+    assert opened == [case.name, case.name]
+    assert [each.result.arrived for each in found if each.result] == [["r1"], []]
+    errors = [failure for each in found for failure in each.failures]
+    assert [type(each) for each in errors] == [UnavailableError, UnavailableError]
+    assert str(case.config.paths.schedule) in errors[0].line()
