@@ -77,7 +77,7 @@ def pull_and_report(
             for each in pull_sources(context, wanted, host.open_pull):
                 _report(outcomes, each)
                 for failure in each.failures:
-                    observers.failed(context.config, failure)
+                    observers.failed(context.config, failure, each.succeeded)
     except BusyError as error:
         context.progress.note(error.thing, f"{error.reason}; due sources are pulled later")
     outcomes.print_documents()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -40,6 +40,8 @@ class Pulled:
     result: GuestResult | None
     """None for a failure that is of no single guest."""
     failures: Sequence[SnaporchError]
+    succeeded: datetime | None = None
+    """When the last pull of the guest, or else of the source, ended without a failure."""
 
 
 Open = Callable[[Context, str], tuple[PullSource, LocalCopies, GuestPull]]
@@ -132,10 +134,11 @@ def pull_sources(
         try:
             for each in _pull(context, name, open_source, known, gone):
                 failures += each.failures
+                key = record_key(name, each.result.uuid if each.result is not None else "")
                 if each.result is not None:
-                    key = record_key(name, each.result.uuid)
                     new[key] = _record(before.get(key), each.result, now())
-                yield each
+                last = before.get(key)
+                yield replace(each, succeeded=last.pulled if last else None)
             at, key = now(), record_key(name)
             failed = failures[0].line() if failures else ""
             record = PullRecord("", pulled=at, tried=at, failed=failed)

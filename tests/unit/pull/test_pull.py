@@ -1,6 +1,7 @@
 """Pulling sources: what fails stops nothing else, and is seen."""
 
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 from unittest.mock import Mock
 
@@ -247,3 +248,21 @@ def test_a_pull_that_cannot_be_recorded_fails_and_the_other_sources_are_pulled(c
     errors = [failure for each in found for failure in each.failures]
     assert [type(each) for each in errors] == [UnavailableError, UnavailableError]
     assert str(case.config.paths.schedule) in errors[0].line()
+
+
+def test_a_failure_has_the_time_of_the_last_success(context, case):
+    case.take("r1")
+    path = case.store.root / UUID.format(1) / "r1" / "ram.save"
+    data = path.read_bytes()
+    path.unlink()
+    assert [each.succeeded for each in pull(context, case) if each.failures] == [None]
+    path.write_bytes(data)
+    pull(context, case, NOW + timedelta(hours=1))
+    shutil.rmtree(case.bundles / UUID.format(1))
+    path.unlink()
+    for hours in (2, 3):
+        found = pull(context, case, NOW + timedelta(hours=hours))
+        assert [e.succeeded for e in found if e.failures] == [NOW + timedelta(hours=1)]
+    case.host.is_away = True
+    (found,) = pull(context, case, NOW + timedelta(hours=4))
+    assert (found.result, found.succeeded) == (None, NOW + timedelta(hours=1))
