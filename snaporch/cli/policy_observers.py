@@ -33,11 +33,19 @@ class PolicyObservers:
         """Notify of the end of a run."""
         self.notifier.ended(config, outcome)
 
-    def failed(self, config: Config, error: SnaporchError) -> None:
-        """Notify of another failure; a busy domain is retried later and no failure."""
+    def failed(
+        self, config: Config, error: SnaporchError, succeeded: datetime | None = None
+    ) -> None:
+        """Notify of another failure; a busy domain is retried later and no failure.
+
+        Args:
+            config: the configuration.
+            error: the failure.
+            succeeded: when what failed succeeded last, if that is known.
+        """
         if isinstance(error, BusyError):
             return
-        self.notifier.failed(config, error)
+        self.notifier.failed(config, error, succeeded)
 
 
 @contextmanager

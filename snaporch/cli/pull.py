@@ -86,7 +86,7 @@ def pull_and_report(
             for each in pull_sources(context, wanted, host.open_pull):
                 _report(outcomes, each)
                 for failure in each.failures:
-                    observers.failed(context.config, failure)
+                    observers.failed(context.config, failure, each.succeeded)
                 _prune_daily(context, outcomes, observers)  # a pull may take days
     except BusyError as error:
         context.progress.note(error.thing, f"{error.reason}; due sources are pulled later")

@@ -268,7 +268,11 @@ class _CopyVerification:
                 found = verifier.find()
                 for error in verifier.lost:
                     outcomes.fail(error)
-                copies = choose_copies(found, self._replica, names)
+                try:
+                    copies = choose_copies(found, self._replica, names)
+                except NotFoundError as error:  # the losses count, too
+                    outcomes.fail(error)
+                    copies = []
                 count = self._verify(verifier, copies, sample, outcomes, is_named=bool(names))
         if not count and not outcomes.code:
             step = f"see: snaporch replicate --all --to {self._replica}"

@@ -26,11 +26,23 @@ class NotificationRecord:
 
 
 def should_notify(
-    event: Notification, known: Mapping[str, NotificationRecord], repeat: timedelta
+    event: Notification,
+    known: Mapping[str, NotificationRecord],
+    repeat: timedelta,
+    succeeded: datetime | None = None,
 ) -> bool:
-    """Whether to send an event; the same problem only if ``repeat`` has passed since."""
+    """Whether to send an event; the same problem only if ``repeat`` has passed since.
+
+    Args:
+        event: the event.
+        known: the history.
+        repeat: of the configuration.
+        succeeded: when what failed now succeeded last; a problem before that is over.
+    """
     last = known.get(event.key)
     if event.kind not in _PROBLEMS or last is None or last.at > event.at:
+        return True
+    if succeeded is not None and last.at < succeeded:
         return True
     same = (last.kind, last.text) == (event.kind, event.text)
     return not same or last.at + repeat <= event.at

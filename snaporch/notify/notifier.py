@@ -31,6 +31,8 @@ _EXTRA_SECONDS = 2
 class _Job:
     config: Config
     event: Notification
+    succeeded: datetime | None = None
+    """When what failed succeeded last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +82,13 @@ class Notifier:
         if event is not None:
             self._put(_Job(config, event))
 
-    def failed(self, config: Config, error: SnaporchError) -> None:
-        """Something other than a run failed."""
+    def failed(
+        self, config: Config, error: SnaporchError, succeeded: datetime | None = None
+    ) -> None:
+        """Something other than a run failed, which succeeded last at ``succeeded``."""
         event = notification_of_error(error, self._host, datetime.now(UTC))
         self._failing.add(event.key)
-        self._put(_Job(config, event))
+        self._put(_Job(config, event, succeeded))
 
     def close(self, seconds: float) -> None:
         """Wait until all notifications are sent, for ``seconds`` at most."""
@@ -115,17 +119,17 @@ class Notifier:
         while (job := self._jobs.get()) is not None:
             try:
                 if isinstance(job, _Job):
-                    self._notify(job.config, job.event)
+                    self._notify(job)
                 else:
                     _remove_resolved(job)
             except SnaporchError as error:
                 self._progress.note(_SOURCE, error.line())
 
-    def _notify(self, config: Config, event: Notification) -> None:
-        notify, directory = config.notify, config.paths.schedule
+    def _notify(self, job: _Job) -> None:
+        event, notify, directory = job.event, job.config.notify, job.config.paths.schedule
         known = read_history(directory)
         wanted = event.kind in notify.on
-        if wanted and not should_notify(event, known, notify.repeat):
+        if wanted and not should_notify(event, known, notify.repeat, job.succeeded):
             return
         channels = self._open_channels(notify).items() if wanted else ()
         sent = [self._send(way, event, notify.timeout) for way in channels]

@@ -52,6 +52,8 @@ class OfferedGuest:
     """Snapshots that come when the runs before them have ended."""
     shared: tuple[str, ...]
     """Datasets that the source does not send, since another guest uses them, too."""
+    unmarked: Mapping[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
+    """The dataset and the GUID of the snapshots of each run that did not mark them, by run."""
 
 
 def parse_guests(document: Mapping[str, Any]) -> dict[str, str]:
@@ -95,7 +97,8 @@ def parse_guest(
     if sum(len(each.snapshots) for each in datasets) > MAX_SNAPSHOTS:
         raise RefusedError(domain, f"has more than {MAX_SNAPSHOTS} snapshots")
     waiting = _names(document["waiting"], _is_full_name)
-    return OfferedGuest(uuid, domain, datasets, waiting, _names(document["shared"], is_dataset))
+    shared = _names(document["shared"], is_dataset)
+    return OfferedGuest(uuid, domain, datasets, waiting, shared, _runs(document["unmarked"]))
 
 
 def _dataset(document: Mapping[str, Any], root: str, now: float) -> OfferedDataset:
@@ -142,6 +145,20 @@ def _snapshot(dataset: str, document: Mapping[str, Any], now: float) -> PoolSnap
         del properties["bundle"]
     txg = _number(document["createtxg"])
     return PoolSnapshot(dataset, name, guid, txg, moment_at(float(created)), properties)
+
+
+def _runs(document: object) -> dict[str, frozenset[tuple[str, int]]]:
+    found: dict[str, frozenset[tuple[str, int]]] = {}
+    count = 0
+    for each in _some(document, MAX_SNAPSHOTS, "runs"):
+        if not _is_mark("run", run := each["run"]):
+            raise RefusedError(quoted(str(run)), "is no name of a run")
+        some = _some(each["snapshots"], MAX_SNAPSHOTS, f"snapshots of {run}")
+        count += len(some)
+        if count > MAX_SNAPSHOTS:
+            raise RefusedError("runs", f"have more than {MAX_SNAPSHOTS} snapshots")
+        found[run] = frozenset((str(dataset), _number(guid)) for dataset, guid in some)
+    return found
 
 
 def _is_mark(key: object, value: object) -> bool:

@@ -3,6 +3,8 @@
 - A guest is allowed by its UUID, or by the name that its newest snapshot has.
 - A dataset that also has snapshots or disks of a guest that is not allowed is not sent: its blocks
   are those of both guests.
+- Guests that share a dataset also share its snapshots, and only one run can mark these. The bundles
+  of the other runs name them by their GUIDs.
 - Of a dataset, only the snapshots before the first one of an unfinished run are sent: that run may
   still change its marks, and a copy gets its marks only once.
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from snaporch.model import PoolSnapshot
 
@@ -27,6 +30,21 @@ class Defined:
 
 
 @dataclass(frozen=True, slots=True)
+class UnmarkedRun:
+    """A run of a guest whose ZFS snapshots have the marks of another run."""
+
+    uuid: str
+    domain: str
+    run: str
+    snapshots: tuple[PoolSnapshot, ...]
+
+    @property
+    def created(self) -> datetime:
+        """When the newest of its snapshots was taken."""
+        return max(each.created for each in self.snapshots)
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """A guest that a source sends."""
 
@@ -39,12 +57,24 @@ class Offer:
     """Full names of snapshots that may be sent when the runs before them have ended."""
     shared: tuple[str, ...]
     """Datasets that are not sent, since a guest that is not allowed uses them, too."""
+    unmarked: Mapping[str, Sequence[PoolSnapshot]]
+    """What may be sent of its runs whose snapshots have the marks of others, by run."""
 
     @property
     def runs(self) -> set[str]:
         """The runs whose bundles may be sent."""
         sent = (each for some in self.snapshots.values() for each in some)
-        return {each.properties["run"] for each in sent if "run" in each.properties}
+        marked = {each.properties["run"] for each in sent if "run" in each.properties}
+        return marked.union(self.unmarked)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """A snapshot, the guests whose it is, and the runs that took it."""
+
+    snapshot: PoolSnapshot
+    owners: frozenset[str]
+    runs: frozenset[str]
 
 
 def owner_of(snapshot: PoolSnapshot) -> str:
@@ -54,10 +84,11 @@ def owner_of(snapshot: PoolSnapshot) -> str:
 
 
 def make_offers(
-    snapshots: Iterable[PoolSnapshot],
+    snapshots: Sequence[PoolSnapshot],
     allowed: Collection[str] | None,
     unfinished: Collection[str],
     domains: Iterable[Defined] = (),
+    unmarked: Collection[UnmarkedRun] = (),
 ) -> list[Offer]:
     """The guests that a machine may copy.
 
@@ -66,16 +97,9 @@ def make_offers(
         allowed: names and UUIDs of guests; None for all.
         unfinished: runs that have not ended.
         domains: those of this host, whether or not they have snapshots.
+        unmarked: the runs whose snapshots have the marks of others.
     """
-    by_dataset: dict[str, list[PoolSnapshot]] = defaultdict(list)
-    names: dict[str, str] = {}
-    for each in snapshots:
-        owner = owner_of(each)
-        if not owner:
-            continue
-        by_dataset[each.dataset].append(each)
-        if each.properties.get("domain"):
-            names[owner] = each.properties["domain"]  # the newest one is the last
+    names = _names(snapshots, unmarked)
     permitted = {
         uuid for uuid, name in names.items() if allowed is None or {uuid, name} & {*allowed}
     }
@@ -87,27 +111,78 @@ def make_offers(
         and (each.uuid in names or not {each.uuid, each.name} & {*allowed})
         for dataset in each.datasets
     }
-    found = {uuid: Offer(uuid, names[uuid], {}, (), ()) for uuid in names if uuid in permitted}
     sent: dict[str, dict[str, list[PoolSnapshot]]] = defaultdict(dict)
     waiting: dict[str, list[str]] = defaultdict(list)
     shared: dict[str, list[str]] = defaultdict(list)
-    for dataset, own in by_dataset.items():
-        owners = {owner_of(each) for each in own}
+    for dataset, own in _by_dataset(snapshots, unmarked).items():
+        owners = {uuid for each in own for uuid in each.owners}
         if dataset in private or not owners <= permitted:
             for uuid in owners & permitted:
                 shared[uuid].append(dataset)
             continue
         first = min(
-            (each.createtxg for each in own if each.properties.get("run") in unfinished),
+            (each.snapshot.createtxg for each in own if not each.runs.isdisjoint(unfinished)),
             default=None,
         )
-        ended = [each for each in own if first is None or each.createtxg < first]
+        ended = [e.snapshot for e in own if first is None or e.snapshot.createtxg < first]
         for uuid in owners:
             sent[uuid][dataset] = sorted(ended, key=lambda each: each.createtxg)
             waiting[uuid] += [
-                each.full_name for each in own if each not in ended and owner_of(each) == uuid
+                each.snapshot.full_name
+                for each in own
+                if each.snapshot not in ended and uuid in each.owners
             ]
     return [
-        Offer(uuid, each.domain, sent[uuid], tuple(waiting[uuid]), tuple(sorted(shared[uuid])))
-        for uuid, each in sorted(found.items())
+        Offer(
+            uuid,
+            names[uuid],
+            sent[uuid],
+            tuple(waiting[uuid]),
+            tuple(sorted(shared[uuid])),
+            _offered_runs(uuid, sent[uuid], unmarked),
+        )
+        for uuid in sorted(permitted)
     ]
+
+
+def _names(snapshots: Iterable[PoolSnapshot], unmarked: Iterable[UnmarkedRun]) -> dict[str, str]:
+    """The name of each guest in its newest snapshot, by UUID."""
+    found: dict[str, tuple[datetime, str]] = {}
+    for each in snapshots:
+        if (owner := owner_of(each)) and each.properties.get("domain"):
+            found[owner] = each.created, each.properties["domain"]  # the newest one is the last
+    for run in sorted(unmarked, key=lambda each: each.created):
+        if run.uuid not in found or found[run.uuid][0] <= run.created:
+            found[run.uuid] = run.created, run.domain
+    return {uuid: name for uuid, (_, name) in found.items()}
+
+
+def _by_dataset(
+    snapshots: Iterable[PoolSnapshot], unmarked: Iterable[UnmarkedRun]
+) -> Mapping[str, list[_Owned]]:
+    """The snapshots that are of any guest."""
+    sharing: dict[str, list[UnmarkedRun]] = defaultdict(list)
+    for run in unmarked:
+        for each in run.snapshots:
+            sharing[each.full_name].append(run)
+    found: dict[str, list[_Owned]] = defaultdict(list)
+    for each in snapshots:
+        others = sharing[each.full_name]
+        owners = {owner_of(each), *(run.uuid for run in others)} - {""}
+        runs = {each.properties.get("run", ""), *(run.run for run in others)} - {""}
+        if owners:
+            found[each.dataset].append(_Owned(each, frozenset(owners), frozenset(runs)))
+    return found
+
+
+def _offered_runs(
+    uuid: str, sent: Mapping[str, Sequence[PoolSnapshot]], unmarked: Iterable[UnmarkedRun]
+) -> dict[str, list[PoolSnapshot]]:
+    """What is sent of a guest's runs whose snapshots have the marks of others."""
+    names = {each.full_name for some in sent.values() for each in some}
+    found = {
+        run.run: [each for each in run.snapshots if each.full_name in names]
+        for run in unmarked
+        if run.uuid == uuid
+    }
+    return {run: own for run, own in found.items() if own}

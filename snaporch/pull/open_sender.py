@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 from snaporch import default_paths
-from snaporch.catalog.records import COPY
+from snaporch.bundle.store import BundleStore
+from snaporch.catalog.records import COPY, run_members
+from snaporch.catalog.renamed_datasets import by_guid
 from snaporch.context import Context
 from snaporch.journal import read_journals
 from snaporch.locks import held_by, readers_lock
 from snaporch.model import PoolSnapshot
-from snaporch.pull.offers import Defined, Offer, make_offers
+from snaporch.pull.offers import Defined, Offer, UnmarkedRun, make_offers
 from snaporch.pull.sender import Output, Sender, ZfsSend
 from snaporch.schedule.own_or_copied import without_copies
 from snaporch.snapshot.locate_disks import datasets_of
@@ -34,9 +36,10 @@ def open_sender(
     # Before the snapshots: a run that ends meanwhile is found unfinished, which is safe.
     unfinished = {each.facts.run for each in read_journals(context.config.paths.journal)}
     snapshots = _own(context, context.pool.snapshots())
-    unfinished |= _locked_runs(snapshots)
+    unmarked = find_unmarked_runs(context.store, snapshots)
+    unfinished |= _locked_runs(snapshots, unmarked)
     domains = [] if allowed is None else _defined(context)
-    offers = make_offers(snapshots, allowed, unfinished, domains)
+    offers = make_offers(snapshots, allowed, unfinished, domains, unmarked)
 
     def reading(offer: Offer) -> AbstractContextManager[None]:
         runtime = context.config.paths.runtime
@@ -45,6 +48,33 @@ def open_sender(
         )
 
     return Sender(name, offers, context.pool, context.store, ZfsSend(), reading, output)
+
+
+def find_unmarked_runs(store: BundleStore, snapshots: Sequence[PoolSnapshot]) -> list[UnmarkedRun]:
+    """The runs whose ZFS snapshots have the marks of others, by the manifests of their bundles.
+
+    Args:
+        store: has the bundles.
+        snapshots: those of this host.
+
+    Raises:
+        UnavailableError: the store cannot be read.
+    """
+    marks = [each.properties for each in snapshots]
+    marked = {f"{each['uuid']}/{each['run']}" for each in marks if each.keys() >= {"uuid", "run"}}
+    with_guid = by_guid(snapshots)
+    found = []
+    for reference in store.references():
+        if reference in marked:
+            continue
+        _, manifest = store.state(reference)
+        if manifest is None or reference != f"{manifest.uuid}/{manifest.run}":
+            continue
+        near = [e for guid in {e.guid for e in manifest.snapshots} for e in with_guid[guid]]
+        if members := run_members(manifest, manifest.run, near):
+            run = UnmarkedRun(manifest.uuid, manifest.domain, manifest.run, tuple(members))
+            found.append(run)
+    return found
 
 
 def _defined(context: Context) -> list[Defined]:
@@ -67,12 +97,14 @@ def _own(context: Context, snapshots: list[PoolSnapshot]) -> list[PoolSnapshot]:
     ]
 
 
-def _locked_runs(snapshots: Iterable[PoolSnapshot]) -> set[str]:
+def _locked_runs(snapshots: Iterable[PoolSnapshot], unmarked: Iterable[UnmarkedRun]) -> set[str]:
     """The newest run of each guest whose lock is held: its RAM may be moved into pages."""
-    newest = {
-        each.properties["uuid"]: each.properties["run"]
+    taken = [
+        (each.created, each.properties["uuid"], each.properties["run"])
         for each in snapshots
         if each.properties.keys() >= {"uuid", "run"}
-    }
+    ]
+    taken += [(each.created, each.uuid, each.run) for each in unmarked]
+    newest = {uuid: run for _, uuid, run in sorted(taken, key=lambda each: each[0])}
     locks = default_paths.LOCKS
     return {run for uuid, run in newest.items() if held_by(locks, uuid) is not None}

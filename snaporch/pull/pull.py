@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from snaporch.config import Config, Source
 from snaporch.config.window import ALWAYS
@@ -14,11 +15,13 @@ from snaporch.errors import (
     InterruptedRunError,
     NotFoundError,
     SnaporchError,
+    UnavailableError,
     WindowClosedError,
 )
 from snaporch.interrupt import WindowInterrupt
 from snaporch.locks import domain_lock
 from snaporch.pull.local_copies import LocalCopies
+from snaporch.pull.offered import MAX_GUESTS
 from snaporch.pull.pull_guest import GuestPull, GuestResult
 from snaporch.pull.record import (
     PullRecord,
@@ -45,6 +48,8 @@ class Pulled:
     result: GuestResult | None
     """None for a failure that is of no single guest."""
     failures: Sequence[SnaporchError]
+    succeeded: datetime | None = None
+    """When the last pull of the guest, or else of the source, ended without a failure."""
 
 
 Open = Callable[[Context, str], tuple[PullSource, LocalCopies, GuestPull]]
@@ -168,7 +173,6 @@ def pull_sources(
 
     Raises:
         InterruptedRunError: a signal came; the next pull continues.
-        UnavailableError: the results cannot be recorded.
     """
     directory, signals = context.config.paths.schedule, context
     for name in names:
@@ -180,25 +184,41 @@ def pull_sources(
         known.pop("", None)
         gone: set[str] = set()
         stopped: list[tuple[str, str]] = []
+        ended = False
         try:
             for each in _pull(context, name, open_source, known, gone, stopped):
                 failures += each.failures
+                key = record_key(name, each.result.uuid if each.result is not None else "")
                 if each.result is not None:
-                    key = record_key(name, each.result.uuid)
                     new[key] = _record(before.get(key), each.result, now())
-                yield each
+                last = before.get(key)
+                yield replace(each, succeeded=last.pulled if last else None)
             at, key = now(), record_key(name)
             failed = failures[0].line() if failures else ""
             record = PullRecord("", pulled=at, tried=at, failed=failed)
             after = after_failure if failures else after_success
             new[key] = after(before.get(key), record)
+            ended = True
         except WindowClosedError as error:
             context.progress.note(name, f"{error.reason}; the next one continues")
             for uuid, domain in stopped:  # so that it comes after the others
                 key = record_key(name, uuid)
                 new[key] = replace(before.get(key) or PullRecord(domain), tried=now())
-        finally:  # also after a signal
-            write_records(directory, new, gone)
+        finally:  # also after a signal, which lets the next pull report those that are gone
+            unrecorded = _write(directory, new, gone if ended else ())
+        if unrecorded is not None:
+            yield Pulled(name, None, (unrecorded,))
+
+
+def _write(
+    directory: Path, records: Mapping[str, PullRecord], gone: Collection[str]
+) -> UnavailableError | None:
+    """Write records; return why they cannot be written, which must not stop the other sources."""
+    try:
+        write_records(directory, records, gone)
+    except UnavailableError as error:
+        return error
+    return None
 
 
 def _pull(
@@ -227,7 +247,7 @@ def _pull(
         yield Pulled(name, None, (error,))
         return
     chosen, _ = choose_guests(guests, settings.domains)
-    gone.update(record_key(name, uuid) for uuid in known if uuid not in chosen)
+    gone.update(record_key(name, uuid) for uuid in _not_needed(settings, chosen, known))
     for missing in _missing(name, settings, guests, known):
         yield Pulled(name, None, (missing,))
     for uuid, domain in sorted(chosen.items(), key=lambda each: _tried(known.get(each[0]))):
@@ -245,6 +265,21 @@ def _pull(
         yield Pulled(name, result, result.failures)
 
 
+def _not_needed(
+    settings: Source, chosen: Collection[str], known: Mapping[str, PullRecord]
+) -> list[str]:
+    """The guests whose records are not needed any more, once their absence was reported.
+
+    Without ``domains``, but with ``newest_within``, all guests that have copies stay expected, so
+    that ``status`` reports their age. A hostile source may send any number of guests.
+    """
+    absent = [uuid for uuid in known if uuid not in chosen]
+    if settings.newest_within is None or settings.domains:
+        return absent
+    expected = [uuid for uuid in absent if known[uuid].newest is not None]
+    return [uuid for uuid in absent if known[uuid].newest is None] + expected[MAX_GUESTS:]
+
+
 def _missing(
     name: str, settings: Source, guests: Mapping[str, str], known: Mapping[str, PullRecord]
 ) -> Iterator[NotFoundError]:
@@ -260,6 +295,8 @@ def _missing(
         if uuid not in guests and not {uuid, before.domain} & {*unknown}:
             reason = "the source does not send this guest any more, and its copies stay as they are"
             step = f"see: {there}; a name in source.{name}.domains is looked for each time"
+            if settings.newest_within is not None and not settings.domains:
+                step = f"see: {there}; if it is to end: [source.{name}] domains = [...] here"
             yield NotFoundError(f"{name}: {before.domain}", reason, step)
     if not chosen and not unknown:
         step = f"see {there}; has any guest a snapshot?"

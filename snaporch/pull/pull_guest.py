@@ -1,14 +1,16 @@
 """Copy the snapshots and bundles of one guest from a source.
 
-GUIDs show what has arrived. A run is here when all its ZFS snapshots are, and its bundle. A failure
-of one dataset or bundle does not stop the others.
+GUIDs show what has arrived. A run is here when its bundle is, and a ZFS snapshot of each dataset:
+any one of the instant, as for ``rebuild``. A failure of one dataset or bundle does not stop the
+others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,18 +21,19 @@ from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
     ManifestError,
+    PagesEntry,
     SnapshotEntry,
     parse_manifest,
 )
-from snaporch.bundle.store import COPY_NAME
-from snaporch.catalog.records import is_one_instant
+from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.pull.local_copies import LocalCopies
-from snaporch.pull.offered import OfferedDataset, OfferedGuest
+from snaporch.pull.offered import MAX_DATASETS, OfferedDataset, OfferedGuest
 from snaporch.pull.send_request import MAX_FILES
 from snaporch.pull.source import PullSource
+from snaporch.rebuild.plan import guids_of, members_of
 from snaporch.replication.interface import ReplicaError, readable
 from snaporch.replication.receive_request import SentFile, parse_request, request_command
 from snaporch.replication.receive_request import Verb as ReceiveVerb
@@ -38,6 +41,7 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PoolError
+from snaporch.zfs_names import is_dataset
 
 _CUT = "incomplete stream"
 """In errors of ``zfs receive`` for a stream that was cut: it can be continued."""
@@ -259,7 +263,7 @@ class GuestPull:
             had = run.run in had_bundles or not run.reference
             try:
                 if run.reference:
-                    self._bring_bundle(run, guids, fetch=run.run not in whole)
+                    self._bring_bundle(run, there, fetch=run.run not in whole)
                     whole.add(run.run)
             except InterruptedRunError:
                 raise
@@ -271,7 +275,9 @@ class GuestPull:
                 result.arrived.append(run.name)
             result.newest = max(filter(None, (result.newest, run.created)))
 
-    def _bring_bundle(self, run: _Run, guids: set[int], *, fetch: bool) -> None:
+    def _bring_bundle(
+        self, run: _Run, there: Mapping[str, Sequence[PoolSnapshot]], *, fetch: bool
+    ) -> None:
         """Fetch a bundle, or read the manifest of the one that is here.
 
         Raises:
@@ -287,12 +293,20 @@ class GuestPull:
         else:
             text = self._bundles.manifest(uuid, name).encode("utf-8", "surrogateescape")
         manifest = _parsed(text, thing, run)
-        if gone := _missing(manifest, run.name, guids):
-            reason = f"its ZFS snapshot {gone[0]} is not here, so the snapshot is not whole"
-            raise ReplicaError(thing, reason, "take another snapshot on the source")
+        if gone := _lacking(manifest, run.name, {**self._former(manifest, there), **there}):
+            raise _not_here(thing, gone[0], there)
         if fetch:
             self._progress.step(self._name, f"receiving the bundle of @{run.name}")
             self._fetch(thing, run.reference, manifest, text)
+
+    def _former(
+        self, manifest: Manifest, there: Mapping[str, Sequence[PoolSnapshot]]
+    ) -> Mapping[str, Sequence[PoolSnapshot]]:
+        """The copies of datasets that the guest has no more, such as from before a rename."""
+        names = {each.dataset for each in manifest.snapshots}
+        names |= {manifest.pages.dataset} if manifest.pages else set()
+        possible = [each for each in names - there.keys() if is_dataset(self._copies.copy_of(each))]
+        return self._copies.snapshots(possible[:MAX_DATASETS]) if possible else {}
 
     def _fetch(self, thing: str, reference: str, manifest: Manifest, text: bytes) -> None:
         """Fetch the files of a bundle, and store it when all have their SHA-256."""
@@ -326,13 +340,23 @@ class GuestPull:
 
 def _runs(guest: OfferedGuest) -> Iterator[_Run]:
     """The runs of a guest's disks, the oldest first; a run with several names comes for each."""
-    found: dict[tuple[str, str], list[PoolSnapshot]] = {}
-    for dataset in guest.datasets:
-        for each in dataset.snapshots:
-            if each.properties.get("uuid") == guest.uuid and "run" in each.properties:
-                found.setdefault((each.properties["run"], each.name), []).append(each)
+    everything = [each for dataset in guest.datasets for each in dataset.snapshots]
+    found: dict[tuple[str, str], list[PoolSnapshot]] = defaultdict(list)
+    for each in everything:
+        if each.properties.get("uuid") == guest.uuid and "run" in each.properties:
+            found[each.properties["run"], each.name].append(each)
+    marked = {run for run, _ in found}
+    sharing: dict[tuple[str, int], list[str]] = defaultdict(list)
+    for run in guest.unmarked.keys() - marked:
+        for key in guest.unmarked[run]:
+            sharing[key].append(run)
+    for each in everything:
+        for run in sharing.get((each.dataset, each.guid), ()):
+            found[run, each.name].append(each)
     for (run, name), members in sorted(found.items(), key=lambda pair: pair[1][0].created):
-        reference = next((m.properties["bundle"] for m in members if "bundle" in m.properties), "")
+        reference = f"{guest.uuid}/{run}"
+        if run in marked and not any("bundle" in each.properties for each in members):
+            reference = ""
         yield _Run(name, run, members[0].created, tuple(members), reference)
 
 
@@ -348,26 +372,40 @@ def _is_dropped(
     return birth is not None and snapshot.createtxg < birth
 
 
-def _missing(manifest: Manifest, name: str, guids: Collection[int]) -> list[str]:
-    """The ZFS snapshots that a bundle lacks, one of each dataset that has none of it.
-
-    Of a run with several names, such as sanoid's, any one will do if all are of one instant.
+def _lacking(
+    manifest: Manifest, name: str, there: Mapping[str, Sequence[PoolSnapshot]]
+) -> list[SnapshotEntry | PagesEntry]:
+    """The ZFS snapshots of a bundle that are not here, by the rules of ``rebuild``.
 
     Args:
         manifest: of the bundle.
-        name: of the snapshot otherwise.
-        guids: of the ZFS snapshots that are here.
+        name: of the snapshot; of each dataset, another one of the same instant will do.
+        there: the copies' snapshots by the source's dataset.
     """
-    found: dict[str, list[SnapshotEntry]] = {}
+    copies = {copy_name(dataset): some for dataset, some in there.items()}
+    has = {each.dataset for each in members_of(manifest, name, copies)}
+    found: dict[str, SnapshotEntry | PagesEntry] = {}
     for each in manifest.snapshots:
-        found.setdefault(each.dataset, []).append(each)
-    missing = []
-    for dataset, entries in sorted(found.items()):
-        usable = [e for e in entries if e.name == name or is_one_instant(manifest)]
-        if not any(each.guid in guids for each in usable):
-            missing.append(f"{dataset}@{name if len(entries) > 1 else entries[0].name}")
+        if each.dataset not in has and (each.dataset not in found or each.name == name):
+            found[each.dataset] = each
     pages = manifest.pages
-    return [*missing, *([pages.full_name] if pages and pages.guid not in guids else [])]
+    if pages and pages.guid not in guids_of(copies, pages.dataset):
+        found[pages.dataset] = pages
+    return [found[dataset] for dataset in sorted(found)]
+
+
+def _not_here(
+    thing: str, wanted: SnapshotEntry | PagesEntry, there: Mapping[str, Sequence[PoolSnapshot]]
+) -> ReplicaError:
+    """The error for a bundle, of which a ZFS snapshot is not here."""
+    for dataset, some in there.items():
+        if wanted.guid in {each.guid for each in some}:
+            reason = f"its snapshot of {wanted.dataset} is one of {dataset} now, and is not whole"
+            step = f"on the source: zfs rename {dataset} {wanted.dataset}, or take another snapshot"
+            return ReplicaError(thing, reason, step)
+    name = f"{wanted.dataset}@{wanted.name}"
+    reason = f"its ZFS snapshot {name} is not here, so the snapshot is not whole"
+    return ReplicaError(thing, reason, "take another snapshot on the source")
 
 
 def _parsed(text: bytes, thing: str, run: _Run) -> Manifest:

@@ -185,7 +185,18 @@ class Sender:
             }
             for name in sorted(offer.snapshots)
         ]
-        self._say({"datasets": datasets, "waiting": offer.waiting, "shared": offer.shared})
+        unmarked = [
+            {"run": run, "snapshots": [[each.dataset, each.guid] for each in own]}
+            for run, own in sorted(offer.unmarked.items())
+        ]
+        self._say(
+            {
+                "datasets": datasets,
+                "waiting": offer.waiting,
+                "shared": offer.shared,
+                "unmarked": unmarked,
+            }
+        )
 
     def _reference(self, request: Request) -> str:
         """The bundle that a request names.

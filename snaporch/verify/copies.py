@@ -167,7 +167,8 @@ class CopyVerifier:
     def find(self) -> list[Copy]:
         """All copies that the replica has, or should have by the marks of this host, oldest first.
 
-        Copies that were verified, and are not on the replica any more, are in :attr:`lost`.
+        Copies that were verified, and are not on the replica any more, are in :attr:`lost`, and why
+        that could not be recorded.
 
         Raises:
             SnaporchError: a listing failed.
@@ -210,12 +211,14 @@ class CopyVerifier:
         is_complete = replica is None or not replica.append_only
         listing = CopyListing({*found, *self._records}, listed, is_complete)
         lost: dict[tuple[str, bool], list[CopyResult]] = {}
-        for result, was_listed in self._results.sort_out(self._name, listing, self._host.now()):
+        gone, errors = self._results.sort_out(self._name, listing, self._host.now())
+        for result, was_listed in gone:
             lost.setdefault((result.domain, was_listed), []).append(result)
         self.lost = [
             self._lost(domain, results, is_known=is_known)
             for (domain, is_known), results in lost.items()
         ]
+        self.lost += errors
 
     def _lost(self, domain: str, results: Sequence[CopyResult], *, is_known: bool) -> SnaporchError:
         """The error for results of copies that are known to be gone, or cannot be listed."""

@@ -154,7 +154,7 @@ def reason_to_skip(copy: Copy, facts: CopyFacts) -> str:
     has_arrived |= is_whole and not _snapshot_faults(copy, facts)  # it was damaged later
     if copy.is_here and not has_arrived:
         return "it has not arrived completely; see: snaporch status"
-    if not copy.has_bundle and facts.manifest is None and not facts.own:
+    if not _had_bundle(copy, facts) and facts.manifest is None and not facts.own:
         return "it has no bundle, and this host has nothing to compare it with"
     return ""
 
@@ -198,9 +198,16 @@ def find_faults(copy: Copy, facts: CopyFacts) -> list[str]:
     found = _snapshot_faults(copy, facts)
     if _ram_moved_here(facts):
         return found  # the bundle is copied again, and the pages are sent
-    if copy.has_bundle or facts.here is not None:
+    if _had_bundle(copy, facts) or facts.here is not None:
         found += _bundle_faults(facts)
     return found
+
+
+def _had_bundle(copy: Copy, facts: CopyFacts) -> bool:
+    """Whether a copy has a bundle, or had one, by the marks or the last verification."""
+    recorded = facts.before is not None and bool(facts.before.manifest)
+    marked = any(each.properties.get("bundle") == copy.reference for each in facts.own)
+    return copy.has_bundle or recorded or marked
 
 
 def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:

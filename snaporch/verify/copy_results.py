@@ -161,7 +161,7 @@ class CopyResults:
 
     def sort_out(
         self, replica: str, listing: CopyListing, now: datetime
-    ) -> list[tuple[CopyResult, bool]]:
+    ) -> tuple[list[tuple[CopyResult, bool]], list[UnavailableError]]:
         """Mark the results of copies that the replica has not any more; forget them a month later.
 
         A listing may lack a copy by mistake. If it comes back, it is compared with its result.
@@ -174,12 +174,13 @@ class CopyResults:
         Returns:
             Results to report, and whether the copy is known to be gone: once those of copies that
             failed, or that are gone with all others of their domain; and each time those of copies
-            that failed, and that cannot be listed.
+            that failed, and that cannot be listed. Then why files could not be written.
 
         Raises:
-            UnavailableError: a file cannot be written, or the results cannot be listed.
+            UnavailableError: the results cannot be listed.
         """
-        found = []
+        found: list[tuple[CopyResult, bool]] = []
+        errors = []
         for uuid in self.domains(replica):
             try:
                 known = self.of_domain(replica, uuid)
@@ -199,9 +200,12 @@ class CopyResults:
                     found += [(result, True)] if not result.passed or not has_any else []
                 elif now - result.absent < _KEPT:
                     left[key] = result
-            if left != known:
-                self._replace(replica, uuid, left.values())
-        return found
+            try:
+                if left != known:
+                    self._replace(replica, uuid, left.values())
+            except UnavailableError as error:  # what others have marked must be reported now
+                errors.append(error)
+        return found, errors
 
     def _replace(self, replica: str, uuid: str, left: Collection[CopyResult]) -> None:
         if left:

@@ -320,8 +320,9 @@ if verb == "guests":
     print(json.dumps({{"guests": [{{"uuid": web, "domain": "web"}}]}}))
 elif verb == "snapshots":
     base = os.environ.get("BASE")
-    print(json.dumps({{"waiting": [], "shared": [], "datasets": [{{"name": "tank/web",
-        "kind": "filesystem", "raw": False, "policy": "x", "snapshots": [snapshot],
+    print(json.dumps({{"waiting": [], "shared": [], "unmarked": [], "datasets": [{{
+        "name": "tank/web", "kind": "filesystem", "raw": False, "policy": "x",
+        "snapshots": [snapshot],
         "bookmarks": [[{int(list(guids(copy("tank/web")).values())[-1])}, 5]]}}]}}))
 elif verb == "stream":
     sys.stdout.buffer.write(b'{{"bytes": 1, "refused": ""}}\\n' + os.urandom(5000))

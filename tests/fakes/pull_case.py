@@ -23,6 +23,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import Level
 from snaporch.pull.local_copies import LocalCopies
 from snaporch.pull.offers import make_offers
+from snaporch.pull.open_sender import find_unmarked_runs
 from snaporch.pull.pull_guest import GuestPull
 from snaporch.pull.sender import Sender
 from snaporch.pull.source import PullSource
@@ -68,7 +69,9 @@ class PullCase:
         self.config = Config(source={name: self.settings}, paths={"schedule": place / "schedule"})
 
     def _sender(self, output):
-        offers = make_offers(self.pool.snapshots(), self.allowed, self.unfinished)
+        snapshots = self.pool.snapshots()
+        unmarked = find_unmarked_runs(self.store, snapshots)
+        offers = make_offers(snapshots, self.allowed, self.unfinished, (), unmarked)
         return Sender(
             "nas", offers, self.pool, self.store, self.send, lambda _: nullcontext(), output
         )

@@ -2,11 +2,13 @@
 
 import json
 import os
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes.pull_case import PullCase
 
 from snaporch.errors import ExitCode
+from snaporch.pull.record import PullRecord, write_records
 
 SOURCE = """
 [source.vm1]
@@ -103,3 +105,20 @@ def test_a_wait_is_printed_and_is_no_failure(snaporch, case):
     answer = snaporch("pull", "vm1")
     assert (answer.code, answer.err) == (0, "")
     assert answer.out == "web  vm1  up to date; 2 wait for a run on the source to end\n"
+
+
+def test_a_failure_is_notified_again_after_a_pull_that_succeeded(host, snaporch, case, tmp_path):
+    program, sent = tmp_path / "notify", tmp_path / "sent"
+    program.write_text(f"#!/bin/sh\ncat >> {sent}\necho >> {sent}\n")
+    program.chmod(0o755)
+    text = host.config_file.read_text()
+    host.config_file.write_text(f'{text}\n[notify]\ncommand = "{program}"\n')
+    case.host.is_away = True
+    now = datetime.now(UTC)
+    counts = []
+    for succeeded in (None, None, now + timedelta(minutes=1)):
+        record = PullRecord("", pulled=succeeded, tried=now - timedelta(days=1), failed="x")
+        write_records(tmp_path / "schedule", {"vm1/": record})
+        assert snaporch("pull", "--due").code == ExitCode.FAILED
+        counts.append(sent.read_text().count('"event"'))
+    assert counts == [1, 1, 2]

@@ -148,6 +148,20 @@ def test_a_misspelt_name_is_refused_before_any_bundle_is_read(copied, snaporch):
     assert copied.hooks.log == []
 
 
+def test_a_misspelt_name_does_not_hide_a_loss(copied, snaporch):
+    (copied.bundle / "ram.save").write_bytes(b"")
+    assert snaporch("verify", "--on", "nas", "--all").code == ExitCode.FAILED
+    copied.there.drop("tank/web@s1")
+    shutil.rmtree(copied.bundle)
+    copied.pool.destroy_snapshots(["tank/web@s1"])
+    shutil.rmtree(copied.paths.bundles)
+    answer = snaporch("verify", "--on", "nas", "mail", "--json")
+    assert answer.code == ExitCode.FAILED
+    assert "copies that were verified before are not on the replica any more: @s1" in answer.err
+    assert "mail: replica nas has no copy of it" in answer.err
+    assert answer.json == []
+
+
 def test_a_result_that_cannot_be_recorded_is_shown(copied, snaporch):
     (copied.root / "schedule").mkdir()
     (copied.root / "schedule" / "copies").symlink_to("missing")

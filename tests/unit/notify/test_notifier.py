@@ -1,4 +1,5 @@
 import threading
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -183,3 +184,13 @@ def test_problems_of_other_processes_are_not_resolved_by_a_forecast(config, way,
         own.forecasts_made(wanted)
         own.close(PATIENCE)
     assert len(way) == 1
+
+
+def test_a_problem_that_was_over_in_between_is_sent_again(config, way, heard):
+    error = SnaporchError("vm1: web", "is not whole")
+    before, later = (datetime.now(UTC) + sign * timedelta(hours=1) for sign in (-1, 1))
+    for succeeded in (None, None, before, later):
+        one = Notifier(heard, way.open)
+        one.failed(config(), error, succeeded)
+        one.close(PATIENCE)
+    assert len(way) == 2

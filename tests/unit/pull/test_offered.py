@@ -33,7 +33,7 @@ def dataset(*snapshots, **changes):
 
 
 def parsed(*datasets):
-    document = {"datasets": [*datasets], "waiting": [], "shared": []}
+    document = {"datasets": [*datasets], "waiting": [], "shared": [], "unmarked": []}
     return parse_guest(UUID.format(1), "web", json.loads(json.dumps(document)), ROOT, NOW)
 
 
@@ -135,3 +135,36 @@ def test_marks_that_cannot_be_are_left_out():
 def test_a_guest_whose_name_or_uuid_cannot_be_is_refused(guest):
     with pytest.raises(SnaporchError):
         parse_guests({"guests": [guest]})
+
+
+def with_runs(*runs):
+    document = {"datasets": [], "waiting": [], "shared": [], "unmarked": [*runs]}
+    return parse_guest(UUID.format(1), "web", json.loads(json.dumps(document)), ROOT, NOW)
+
+
+def test_runs_that_did_not_mark_their_snapshots_are_read():
+    found = with_runs({"run": "r1", "snapshots": [["tank/web", 7]]})
+    assert found.unmarked == {"r1": {("tank/web", 7)}}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"run": "../x", "snapshots": []},
+        {"run": 5, "snapshots": []},
+        {"run": "r1", "snapshots": [["tank/web", "7"]]},
+        {"run": "r1", "snapshots": [[["tank/web"]]]},
+        {"run": "r1", "snapshots": {}},
+        {"run": "r1", "snapshots": [["tank/web", 7]] * (MAX_SNAPSHOTS + 1)},
+    ],
+    ids=lambda run: str(run)[:50],
+)
+def test_a_run_that_cannot_be_is_refused(run):
+    with pytest.raises((SnaporchError, ValueError, TypeError)):
+        with_runs(run)
+
+
+def test_too_many_runs_are_refused():
+    some = [["tank/web", 7]] * (MAX_SNAPSHOTS // 2 + 1)
+    with pytest.raises(SnaporchError, match="more than"):
+        with_runs({"run": "r1", "snapshots": some}, {"run": "r2", "snapshots": some})

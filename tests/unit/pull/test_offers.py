@@ -1,12 +1,13 @@
 """Which guests a machine may copy."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from fakes.pull_case import UUID
 
 from snaporch.model import PoolSnapshot
-from snaporch.pull.offers import make_offers
+from snaporch.pull.offers import UnmarkedRun, make_offers
 
 
 def snapshot(dataset, txg, number, run="", domain="", **more):
@@ -71,3 +72,38 @@ def test_pages_of_ram_belong_to_their_guest():
     )
     (found,) = make_offers([snapshot("t/a", 1, 1), pages], {"g1"}, ())
     assert sorted(found.snapshots) == ["t/a", "t/pages/u"]
+
+
+def sharing(*snapshots, run="q1", name="db"):
+    return UnmarkedRun(UUID.format(2), name, run, snapshots)
+
+
+def test_a_guest_whose_snapshots_have_the_marks_of_another_is_offered():
+    own = [snapshot("t/a", 1, 1), snapshot("t/a", 2, 1)]
+    web, db = make_offers(own, None, (), (), [sharing(own[1])])
+    assert (db.domain, db.unmarked, db.runs) == ("db", {"q1": [own[1]]}, {"r1", "r2", "q1"})
+    assert [each.name for each in db.snapshots["t/a"]] == ["s1", "s2"]
+    assert web.unmarked == {}
+
+
+def test_a_dataset_of_a_guest_without_marks_that_may_not_be_copied_is_not_sent():
+    own = [snapshot("t/a", 1, 1), snapshot("t/ab", 2, 1)]
+    (found,) = make_offers(own, {"g1"}, (), (), [sharing(own[1])])
+    assert (sorted(found.snapshots), found.shared) == (["t/a"], ("t/ab",))
+
+
+@pytest.mark.parametrize(("number", "expected"), [(1, ["secret"]), (3, ["db"])])
+def test_the_name_of_the_newest_snapshot_counts_also_without_marks(number, expected):
+    days = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
+    own = [
+        replace(snapshot("t/a", n, owner, domain="secret"), created=day)
+        for n, owner, day in zip((1, 2, 3), (1, 2, 1), days, strict=True)
+    ]
+    found = make_offers(own, None, (), (), [sharing(own[number - 1])])
+    assert [each.domain for each in found if each.uuid == UUID.format(2)] == expected
+
+
+def test_a_run_without_marks_that_has_not_ended_waits():
+    own = [snapshot("t/a", 1, 1), snapshot("t/a", 2, 1)]
+    _, found = make_offers(own, None, {"q1"}, (), [sharing(own[1])])
+    assert (found.waiting, found.unmarked) == (("t/a@s2",), {})

@@ -59,3 +59,22 @@ def test_a_dataset_with_a_disk_of_a_guest_that_has_no_snapshot_is_not(ask, story
     )
     assert offered(ask, story)[0] == ["flash/web@s1", "tank/web@s1"]  # with --all
     assert ask(Verb.SNAPSHOTS, ["web", "secret"], uuid=story.record.uuid)["shared"] == []
+
+
+def test_a_guest_whose_snapshots_have_the_marks_of_another_is_offered_by_its_bundle(ask, story):
+    names = [f"{each}@s1" for each in story.datasets]
+    uuid = "4b1d2f0e-0000-4000-8000-000000000009"
+    for name in names:
+        marks = {"snaporch:uuid": uuid, "snaporch:run": "r9", "snaporch:domain": "other"}
+        story.world.pool.set_properties([name], marks)
+    guests = {each["domain"]: each["uuid"] for each in ask(Verb.GUESTS)["guests"]}
+    assert guests == {"web": story.record.uuid, "other": uuid}
+    assert offered(ask, story) == (names, [])
+    (run,) = ask(Verb.SNAPSHOTS, uuid=story.record.uuid)["unmarked"]
+    assert (run["run"], len(run["snapshots"])) == (story.record.run, 2)
+    found = ask(Verb.MANIFEST, uuid=story.record.uuid, run=story.record.run)
+    assert json.loads(found["text"])["domain"] == "web"
+    with domain_lock(
+        default_paths.LOCKS, "web", story.record.uuid, "snapshot", wait=0, interrupt=Interrupt()
+    ):
+        assert offered(ask, story) == ([], names)

@@ -1,15 +1,17 @@
 """Pulling sources: what fails stops nothing else, and is seen."""
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from fakes.pull_case import UUID, Notes, PullCase
 
 from snaporch.config import Config
 from snaporch.config.window import ALWAYS, parse_windows
-from snaporch.errors import NotFoundError
+from snaporch.errors import InterruptedRunError, NotFoundError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.pull.pull import due_sources, find_sources, pull_sources, without_windows
 from snaporch.pull.record import PullRecord, read_records, write_records
@@ -172,7 +174,7 @@ def test_a_source_that_is_away_forgets_no_guest(context, case):
 
 
 def test_guests_that_change_each_time_leave_no_records(context, case):
-    answer = {"datasets": [], "waiting": [], "shared": []}
+    answer = {"datasets": [], "waiting": [], "shared": [], "unmarked": []}
     case.host.answers["snapshots"] = json.dumps(answer).encode()
     for number in range(3):
         uuid = f"4b1d2f0e-0000-4000-8000-{number:012}"
@@ -254,3 +256,89 @@ def test_sources_that_were_served_last_come_last(case, tmp_path):
         records[f"{served}/u"] = PullRecord("web", tried=earlier + timedelta(hours=2))
         write_records(case.config.paths.schedule, records)
         assert due_sources(context, BY_NIGHT) == expected
+
+
+def test_a_signal_forgets_no_guest_before_it_was_reported(context, case):
+    case.take("r1")
+    case.take("r2", 2)
+    pull(context, case)
+    case.allowed = {"web"}
+    context.interrupt.check = Mock(side_effect=InterruptedRunError("vm1", "signal", 15))
+    with pytest.raises(InterruptedRunError):
+        pull(context, case)
+    context.interrupt = Interrupt()
+    (line,) = lines(pull(context, case))
+    assert line.startswith("vm1: db: the source does not send this guest any more")
+
+
+def within(context, case, **more):
+    changes = {"newest_within": timedelta(days=2), **more}
+    case.settings = case.settings.model_copy(update=changes)
+    context.config = case.config.model_copy(update={"source": {case.name: case.settings}})
+
+
+def test_a_guest_that_is_not_sent_any_more_is_not_forgotten_while_its_age_matters(context, case):
+    within(context, case)
+    case.take("r1")
+    case.take("r2", 2)
+    pull(context, case)
+    newest = read_records(case.config.paths.schedule)[f"vm1/{UUID.format(2)}"].newest
+    case.allowed = {"web"}
+    for _ in range(2):
+        (line,) = lines(pull(context, case))
+        assert "domains = [...]" in line
+        assert read_records(case.config.paths.schedule)[f"vm1/{UUID.format(2)}"].newest == newest
+    within(context, case, domains=("web",))
+    assert len(lines(pull(context, case))) == 1
+    assert lines(pull(context, case)) == []
+    assert f"vm1/{UUID.format(2)}" not in read_records(case.config.paths.schedule)
+
+
+def test_guests_that_change_each_time_leave_few_records_while_their_age_matters(
+    context, case, monkeypatch
+):
+    monkeypatch.setattr("snaporch.pull.pull.MAX_GUESTS", 2)
+    within(context, case)
+    case.take("r1")
+    directory = case.config.paths.schedule
+    newest = {"a": NOW, "b": None, "c": NOW, "d": NOW}
+    write_records(
+        directory, {f"vm1/{key}": PullRecord(key, newest=at) for key, at in newest.items()}
+    )
+    assert len(lines(pull(context, case))) == 4
+    assert sorted(read_records(directory)) == ["vm1/", f"vm1/{UUID.format(1)}", "vm1/a", "vm1/c"]
+
+
+def test_a_pull_that_cannot_be_recorded_fails_and_the_other_sources_are_pulled(context, case):
+    case.take("r1")
+    case.config.paths.schedule.write_text("")
+    opened = []
+
+    def open_source(_context, name):
+        opened.append(name)
+        return case.open()
+
+    found = list(pull_sources(context, [case.name, case.name], open_source, lambda: NOW))
+    assert opened == [case.name, case.name]
+    assert [each.result.arrived for each in found if each.result] == [["r1"], []]
+    errors = [failure for each in found for failure in each.failures]
+    assert [type(each) for each in errors] == [UnavailableError, UnavailableError]
+    assert str(case.config.paths.schedule) in errors[0].line()
+
+
+def test_a_failure_has_the_time_of_the_last_success(context, case):
+    case.take("r1")
+    path = case.store.root / UUID.format(1) / "r1" / "ram.save"
+    data = path.read_bytes()
+    path.unlink()
+    assert [each.succeeded for each in pull(context, case) if each.failures] == [None]
+    path.write_bytes(data)
+    pull(context, case, NOW + timedelta(hours=1))
+    shutil.rmtree(case.bundles / UUID.format(1))
+    path.unlink()
+    for hours in (2, 3):
+        found = pull(context, case, NOW + timedelta(hours=hours))
+        assert [e.succeeded for e in found if e.failures] == [NOW + timedelta(hours=1)]
+    case.host.is_away = True
+    (found,) = pull(context, case, NOW + timedelta(hours=4))
+    assert (found.result, found.succeeded) == (None, NOW + timedelta(hours=1))

@@ -1,12 +1,13 @@
 """Pulling a guest, from the words of the request to the copies and bundles."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
-from fakes.pull_case import DATASETS, ROOT, UUID
+from fakes.pull_case import ROOT, UUID
 
-from snaporch.bundle.manifest import MANIFEST_NAME
+from snaporch.bundle.manifest import MANIFEST_NAME, SnapshotEntry
 from snaporch.bundle.store import COPY_NAME
 from snaporch.errors import InterruptedRunError
 from snaporch.model import Level
@@ -292,41 +293,100 @@ def test_the_bundle_of_a_run_with_two_names_comes_once(case):
     assert [each.verb for each in case.host.requests].count("bundle") == 1
 
 
-SANOID = ("autosnap_hourly", "autosnap_daily")
-
-
-def take_as_sanoid(case, run, level=Level.RAM):
-    """One run with two names."""
-    uuid = UUID.format(1)
-    marks = {"run": run, "uuid": uuid, "domain": "web", "level": level.value}
-    marks["bundle"] = f"{uuid}/{run}"
-    for name in SANOID:
-        for dataset in DATASETS[1]:
+def take_both(case, level=Level.RAM):
+    """sanoid's ``hourly`` and ``daily`` of one call: one run, and one bundle that names both."""
+    uuid, run = UUID.format(1), "20260101T000000Z-0000aaaa"
+    marks = {"run": run, "uuid": uuid, "domain": "web", "bundle": f"{uuid}/{run}"}
+    for name in ("hourly", "daily"):
+        for dataset in ("flash/web", "tank/web"):
             properties = {f"snaporch:{key}": value for key, value in marks.items()}
             case.pool.snapshot([f"{dataset}@{name}"], properties)
-    case.bundle(run, 1, (("ram.save", b"ram"),), level=level)
+    case.bundle(run, 1, (("ram.save", b"ram"),), snapshot="hourly", level=level)
 
 
-def test_one_name_of_a_run_is_enough_on_the_source(case):
-    take_as_sanoid(case, "r1")
-    for dataset in DATASETS[1]:
-        case.pool.destroy_snapshots([f"{dataset}@{SANOID[0]}"])
+def test_one_name_of_a_run_is_enough_if_the_other_was_pruned_on_the_source(case):
+    take_both(case)
+    for dataset in ("flash/web", "tank/web"):
+        case.pool.destroy_snapshots([f"{dataset}@hourly"])
     result = case.pull()
-    assert (errors(result), result.arrived) == ([], [SANOID[1]])
-    assert case.bundles_here() == ["r1"]
+    assert (errors(result), result.arrived, result.skipped) == ([], ["daily"], [])
+    assert case.bundles_here() == ["20260101T000000Z-0000aaaa"]
 
 
-def test_one_name_of_a_run_is_enough_among_the_copies(case):
-    take_as_sanoid(case, "r1")
-    assert errors(case.pull()) == []
-    case.zfs.found = [each for each in case.zfs.found if each.name != SANOID[0]]
+def test_one_name_of_a_run_is_enough_if_the_other_was_pruned_here(case):
+    take_both(case)
+    assert case.pull().arrived == ["hourly", "daily"]
+    case.zfs.found = [each for each in case.zfs.found if each.name == "daily"]
     result = case.pull()
-    assert (errors(result), result.dropped) == ([], [SANOID[0]])
+    assert (errors(result), result.skipped, result.dropped) == ([], [], ["hourly"])
+    assert result.newest is not None
 
 
-def test_names_of_different_instants_are_all_needed(case):
-    take_as_sanoid(case, "r1", level=Level.CRASH)
-    case.pool.destroy_snapshots([f"flash/web@{SANOID[1]}"])
+def test_of_a_run_that_is_not_one_instant_each_name_is_needed_by_itself(case):
+    take_both(case, Level.CRASH)
+    for name in ("flash/web@daily", "tank/web@hourly"):
+        case.pool.destroy_snapshots([name])
     result = case.pull()
-    assert result.arrived == [SANOID[0]]
-    assert f"flash/web@{SANOID[1]} is not here" in errors(result)[0]
+    assert (result.arrived, sorted(result.skipped)) == ([], ["daily", "hourly"])
+    assert any("flash/web@daily is not here" in each for each in errors(result))
+
+
+def share(case):
+    """A snapshot of two guests in one dataset, with the marks of ``web`` only, and both bundles."""
+    case.take("20260101T000000Z-0000aaaa")
+    own = [e for e in case.pool.snapshots() if e.dataset == "tank/web"]
+    entries = tuple(
+        SnapshotEntry(dataset=e.dataset, name=e.name, guid=e.guid, createtxg=e.createtxg)
+        for e in own
+    )
+    run = "20260101T000000Z-0000bbbb"
+    case.bundle(run, 2, (("ram.save", b"db"),), snapshots=entries, snapshot=own[0].name)
+    return run, own[0].name
+
+
+def test_the_bundle_of_a_guest_whose_snapshots_have_the_marks_of_another_comes(case):
+    run, name = share(case)
+    result = case.pull(2)
+    assert (errors(result), result.arrived) == ([], [name])
+    assert (case.bundles / UUID.format(2) / run / "ram.save").read_bytes() == b"db"
+    result = case.pull(2)
+    assert (errors(result), result.arrived, result.newest is not None) == ([], [], True)
+
+
+def test_that_bundle_must_be_whole_too(case):
+    run, name = share(case)
+    (case.store.root / UUID.format(2) / run / "ram.save").unlink()
+    result = case.pull(2)
+    assert result.skipped == [name]
+    assert "is not whole on the source" in errors(result)[0]
+
+
+def test_a_run_whose_dataset_was_renamed_on_the_source_names_the_rename(case):
+    """``rebuild`` looks for the copy by the name in the manifest."""
+    case.take("r1", 2)
+    case.pool.rename("tank/db", "tank/db2")
+    result = case.pull(2)
+    assert (case.here(), result.skipped, result.newest) == ([f"{ROOT}/tank:db2@r1"], ["r1"], None)
+    (error,) = errors(result)
+    assert "its snapshot of tank/db is one of tank/db2 now" in error
+    assert "on the source: zfs rename tank/db2 tank/db" in error
+
+
+def test_a_run_that_was_pulled_before_its_dataset_was_renamed_is_whole(case):
+    case.take("r1", 2)
+    case.pull(2)
+    case.pool.rename("tank/db", "tank/db2")
+    result = case.pull(2)
+    assert (errors(result), result.skipped) == ([], [])
+    assert result.newest is not None
+
+
+def test_what_a_manifest_names_is_looked_for_only_if_it_can_be_a_dataset(case):
+    entry = SnapshotEntry(dataset="tank/a@b", name="r1", guid=5, createtxg=5)
+    case.take("r1", 2, parts=())
+    shutil.rmtree(case.store.root / UUID.format(2) / "r1")
+    case.bundle("r1", 2, (("ram.save", b"ram"),), snapshots=(entry,))
+    asked, copies = [], case.zfs.copies
+    case.zfs.copies = lambda root, names: asked.extend(names) or copies(root, names)
+    assert "tank/a@b@r1 is not here" in errors(case.pull(2))[0]
+    assert {*asked} == {f"{ROOT}/tank:db"}

@@ -66,6 +66,7 @@ def test_a_stream_with_the_guid_of_the_oldest_snapshot_is_refused(case):
         ],
         "waiting": [],
         "shared": [],
+        "unmarked": [],
     }
     case.host.answers["snapshots"] = json.dumps(document).encode()
     stream = header(oldest, name="tank/db@r9", created=1)
@@ -187,7 +188,7 @@ def test_a_first_line_that_trickles_in_ends_in_time(case, monkeypatch):
 @pytest.mark.parametrize("key", ["waiting", "shared"])
 @pytest.mark.parametrize("name", ["\ud800", "tank/../x@r1", "a\nb", 5])
 def test_names_that_cannot_be_are_refused(case, key, name):
-    document = {"datasets": [], "waiting": [], "shared": [], key: [name]}
+    document = {"datasets": [], "waiting": [], "shared": [], "unmarked": [], key: [name]}
     case.host.answers["snapshots"] = json.dumps(document).encode()
     source, _, _ = case.open()
     with pytest.raises(ReplicaError, match="is no name of"):

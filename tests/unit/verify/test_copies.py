@@ -451,3 +451,26 @@ def test_an_original_that_looks_like_a_copy_is_a_record(copied):
     assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [True]
     shutil.rmtree(copied.world.paths.bundles / uuid / taken.run)
     assert [e.is_here for e in copied.verifier().find() if e.domain == "db"] == [False]
+
+
+def test_a_bundle_that_is_gone_here_and_there_is_missed(copied):
+    """Also if the copies have no mark of it: this host's own snapshots have it."""
+    for dataset in ("tank/web", "flash/web"):
+        copies = copied.replica.snapshots([dataset])
+        bare = [replace(e, properties={**e.properties, "bundle": ""}) for e in copies]
+        copied.replica.put(bare)
+    shutil.rmtree(copied.there("s1").parent)
+    shutil.rmtree(copied.here("s1"))
+    assert copied.faults() == {"s1": "its bundle is missing", "s2": ""}
+
+
+def test_a_loss_that_cannot_be_recorded_is_reported_with_its_cause(copied):
+    copied.flip("s1")
+    copied.verify()
+    drop_all(copied, "s1")
+    copied.forget()
+    path = copied.config.paths.schedule / "copies" / "nas" / f".{copied.uuid}.json"
+    path.mkdir()
+    verifier = copied.verifier()
+    verifier.find()
+    assert [each.thing for each in verifier.lost] == ["nas: web", str(path)]

@@ -332,3 +332,22 @@ def test_a_copy_is_neither_here_nor_promised_by_itself():
 
 def test_the_words_of_what_a_copy_was_compared_with():
     assert [*Source] == ["here", "last-verification", "replica"]
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"own": (shot("tank/a", "hourly", 1, bundle="u/r"),)}, True),
+        ({"own": (shot("tank/a", "hourly", 1, bundle="u/other"),)}, False),
+        ({"own": (shot("tank/a", "hourly", 1),)}, False),
+        ({"before": PassedBefore(NOW, "c" * 64, has_pages=False)}, True),
+        ({"before": PassedBefore(NOW, "", has_pages=False), "own": (HOURLY["tank:a"][0],)}, False),
+    ],
+    ids=str,
+)
+def test_a_bundle_that_is_gone_on_both_sides_is_missed(given, fault):
+    copy = replace(COPY, has_bundle=False, is_promised=True)
+    own = tuple(replace(each, dataset="tank/a") for each in given.get("own", ()))
+    found = facts(here=False, there=False, bundle=False, **given | {"own": own})
+    assert find_faults(copy, found) == (["its bundle is missing"] if fault else [])
+    assert reason_to_skip(copy, found) == ""
