@@ -91,7 +91,7 @@ def _entry(name: str, text: str) -> str:
 def _configuration() -> str:
     """The reference page of the configuration with the headings of a manual page."""
     _, _, body = reference().partition("\n\n")
-    body = re.sub(r"\[[^]`]+\]\(([^)]+\.md)\)", _page_path, body)
+    body = re.sub(r"\[[^]`]+\]\(([^)#]+\.md)(?:#[a-z-]+)?\)", _page_path, body)
     body = re.sub(r"(?m)^##(#?) (.+)$", lambda m: f"#{m[1]} {m[2].replace('`', '')}", body)
     head = "# NAME\n\nsnaporch.toml - configuration of snaporch\n\n# DESCRIPTION\n\n"
     see = f"\n# SEE ALSO\n\nsnaporch({_SECTION})\n"
