@@ -215,6 +215,47 @@ def test_ram_in_clear_of_a_guest_with_encrypted_disks_is_not_sent(locked):
     assert locked.replicated() == {"s1": ()}
 
 
+class Mixed:
+    """A guest with a second, encrypted disk; the replica has its bundles in clear."""
+
+    def __init__(self, vault, **settings):
+        vault.configure()
+        document = vault.context.config.model_dump() | {"domain": {"db": settings}}
+        vault.context.config = Config.model_validate(document)
+        self.vault, self.pool = vault, vault.world.pool
+        vault.world.add_guest(name="db", disks={"vda": "tank/db", "vdb": "tank/secret"})
+        self.pool.create("tank/secret", encrypted=True)
+
+    def take(self):
+        domain = self.vault.context.hypervisor.domain("db")
+        return take_snapshot(self.vault.context, domain, SnapshotRequest("s1"))
+
+    def refused(self, record, reason):
+        with pytest.raises(ReplicaError, match=f"{reason}, and its RAM would be there in clear"):
+            self.vault.ship()
+        assert not self.vault.copy(record).exists()
+
+
+def test_it_is_not_sent_either_once_the_snapshot_of_the_encrypted_disk_is_gone(vault):
+    mixed = Mixed(vault)
+    record = mixed.take()
+    mixed.refused(record, "tank/secret is encrypted")
+    mixed.pool.destroy_snapshots(["tank/secret@s1"])
+    mixed.refused(record, "tank/secret is encrypted")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_ram_has_what_was_read_of_an_encrypted_disk_that_is_left_out(vault, gone):
+    mixed = Mixed(vault, exclude_disks=["vdb"])
+    record = mixed.take()
+    reason = "tank/secret is encrypted"
+    if gone:
+        path = next(d.source for d in read_manifest(Path(record.bundle)).disks if d.left_out)
+        Path(path).unlink()
+        reason = r"vdb \(.*\) cannot be read, and may be encrypted"
+    mixed.refused(record, reason)
+
+
 def test_it_is_sent_to_an_encrypted_dataset(locked):
     locked.there.has_vault = True
     asked = []
