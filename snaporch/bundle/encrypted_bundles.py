@@ -146,6 +146,8 @@ class EncryptedBundles:
     ) -> Path:
         """Encrypt a bundle, unless that was done and it has not arrived yet.
 
+        Only one waits for a replica: the encrypted parts of all others are removed first.
+
         Args:
             reference: ``uuid/run``.
             manifest: of the bundle, which is whole.
@@ -169,7 +171,7 @@ class EncryptedBundles:
         with store_errors(self.root):
             private_directory(directory.parent)
             partial = directory.with_name(f".{directory.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
+            self._drop_waiting()
             self._check_room(reference, manifest)
             partial.mkdir(mode=0o700)
             try:
@@ -185,11 +187,24 @@ class EncryptedBundles:
             sync_directory(directory.parent)
         return directory
 
+    def _drop_waiting(self) -> None:
+        """Remove all encrypted parts for the replica; the records stay."""
+        for domain in subdirectories(self.root):
+            for each in subdirectories(domain):
+                if each.name.startswith("."):
+                    shutil.rmtree(each)
+                else:
+                    _keep_record(each)
+
     def _check_room(self, reference: str, manifest: Manifest) -> None:
-        needed = int(sum(part.bytes for part in manifest.parts) * _OVERHEAD) + _MIB
+        """Check for room, with as much left as the guest's next snapshot with RAM needs."""
+        needed = 2 * (int(sum(part.bytes for part in manifest.parts) * _OVERHEAD) + _MIB)
         free = shutil.disk_usage(self._store.root).free
         if needed > free:
-            figures = f"{needed // _MIB} MiB are needed to encrypt it, and {free // _MIB} are free"
+            figures = (
+                f"{needed // _MIB} MiB are needed to encrypt it, of which half is for the next "
+                f"snapshot, and {free // _MIB} are free"
+            )
             raise RefusedError(reference, figures, f"make room in {self._store.root}")
 
     def _encrypt(
@@ -219,9 +234,7 @@ class EncryptedBundles:
         """Remove the encrypted parts of a bundle, and keep their manifest as the record."""
         directory = self.path(reference)
         with store_errors(directory):
-            for path in directory.iterdir():
-                if path.name != MANIFEST_NAME:
-                    path.unlink()
+            _keep_record(directory)
 
     def write_record(self, reference: str, text: bytes) -> None:
         """Record what a replica has, by the content of its manifest; nothing else is kept here.
@@ -278,6 +291,12 @@ class EncryptedBundles:
             self._store.discard_partial(sent.uuid, sent.run)
             raise
         self.arrived(reference)
+
+
+def _keep_record(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.name != MANIFEST_NAME:
+            path.unlink()
 
 
 def sweep(store: BundleStore, replicas: Collection[str], trashed: Collection[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snaporch.bundle.age import AgeError
-from snaporch.bundle.encrypted_bundles import EncryptedBundles, plain_manifest
+from snaporch.bundle.encrypted_bundles import SUFFIX, EncryptedBundles, plain_manifest
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -220,9 +220,17 @@ class BundleCopies:
         """Encrypt a bundle, unless that was done; return the directory of the encrypted files.
 
         Raises:
-            ReplicaError: it is damaged, or changed meanwhile.
+            ReplicaError: it is damaged, or changed meanwhile. Or an append-only replica has it in
+                clear: it would not replace it.
             SnaporchError: it cannot be encrypted.
         """
+        if self._context.config.replica[self._replica].append_only and self._is_clear(record.run):
+            raise ReplicaError(
+                f"{self._replica}: {record.domain}",
+                "bundles are there in clear, and an append-only replica replaces none",
+                f"move these away there, below its bundles/{record.uuid}: "
+                "docs/how-to/replication.md, 'Encrypt bundles'",
+            )
         context, reference = self._context, f"{record.uuid}/{record.run}"
 
         def report(done: int, total: int) -> None:
@@ -241,6 +249,11 @@ class BundleCopies:
             raise self._damaged(record, error.thing) from error
         self._files[record.run] = self._expected(manifest)
         return directory
+
+    def _is_clear(self, run: str) -> bool:
+        """Whether the replica has a bundle, and none of its files is encrypted."""
+        copy = self._copies.get(run)
+        return copy is not None and not any(name.endswith(SUFFIX) for name in copy.sizes)
 
     def _damaged(self, record: SnapshotRecord, files: str) -> ReplicaError:
         return ReplicaError(
