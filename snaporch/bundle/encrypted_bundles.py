@@ -231,9 +231,9 @@ class EncryptedBundles:
         return found
 
     def arrived(self, reference: str) -> None:
-        """Remove the encrypted parts of a bundle, and keep their manifest as the record."""
+        """Remove the encrypted parts of a bundle, if any, and keep their manifest as the record."""
         directory = self.path(reference)
-        with store_errors(directory):
+        with store_errors(directory), suppress(FileNotFoundError):
             _keep_record(directory)
 
     def write_record(self, reference: str, text: bytes) -> None:
@@ -302,11 +302,11 @@ def _keep_record(directory: Path) -> None:
 def sweep(store: BundleStore, replicas: Collection[str], trashed: Collection[str]) -> None:
     """Remove what is encrypted of bundles that the store does not have any more.
 
-    Of a replica that is not configured any more, only the records stay.
+    Of a replica that gets no encrypted bundles any more, only the records stay.
 
     Args:
         store: the bundle store.
-        replicas: the names of those in the configuration.
+        replicas: the names of those that get encrypted bundles.
         trashed: references of bundles in the trash, which may come back.
 
     Raises:

@@ -154,6 +154,7 @@ class BundleCopies:
         damaged = self._destination.damaged(reference, sums)
         if not damaged:
             self._read.add(record.run)
+            self._encrypted.arrived(reference)  # its parts may wait here: the end was not noted
         return tuple(damaged)
 
     def _sums_there(self, record: SnapshotRecord) -> dict[str, str]:

@@ -291,7 +291,7 @@ def test_without_room_it_is_refused(vault, monkeypatch):
     record = vault.take()
     usage = type("Usage", (), {"free": 0})
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
-    with pytest.raises(RefusedError, match="needed to encrypt it, .* and 0 are free; make room"):
+    with pytest.raises(RefusedError, match=r"needed to encrypt it, .* and 0 are free; make room"):
         vault.ship()
     assert not vault.spool(record).exists()
 
@@ -309,6 +309,23 @@ def test_one_bundle_at_most_waits_encrypted(vault):
     assert len({path.parent for path in root.rglob("*.age")}) == 1
     del vault.there.hooks.at["replica.stored"]
     assert len(vault.ship().arrived) == 3
+
+
+def test_what_has_arrived_does_not_wait_after_a_crash(vault):
+    record = vault.take()
+    store = vault.there.store
+
+    def crash(*args):
+        store(*args)
+        raise ReplicaError("nas", "power loss")
+
+    vault.there.store = crash
+    with pytest.raises(ReplicaError, match="power loss"):
+        vault.ship()
+    vault.there.store = store
+    assert "ram.save.age" in files(vault.spool(record))
+    assert len(vault.ship().arrived) == 1
+    assert files(vault.spool(record)) == {MANIFEST_NAME}
 
 
 def test_room_for_the_next_snapshot_is_left(vault, monkeypatch):
