@@ -71,14 +71,23 @@ class BundleCopies:
     def _expected(self, manifest: Manifest | None) -> dict[str, BundleFile] | None:
         """The files that the replica should have of a bundle; None without a manifest.
 
-        What was encrypted once is expected, for whichever recipients.
+        What was encrypted once is expected, for whichever recipients; also for none, as long as the
+        replica has it.
         """
         if manifest is None:
             return None
         reference = f"{manifest.uuid}/{manifest.run}"
-        if not self._recipients:
-            return _files(self._context.store.path(reference), manifest)
         sent = self._encrypted.record_of(reference, manifest)
+        if not self._recipients:
+            encrypted = _files(self._encrypted.path(reference), sent) if sent is not None else None
+            copy = self._copies.get(manifest.run)
+            if (
+                encrypted
+                and copy
+                and all(copy.sizes.get(e) == encrypted[e].bytes for e in encrypted)
+            ):
+                return encrypted
+            return _files(self._context.store.path(reference), manifest)
         if sent is None and self._context.config.replica[self._replica].append_only:
             sent = self._adopted(reference, manifest)
         found = _files(self._encrypted.path(reference), sent) if sent is not None else None
@@ -205,6 +214,9 @@ class BundleCopies:
         directory = self._context.store.path(reference)
         if self._recipients:
             directory = self._encrypt(record, manifest)
+        else:
+            self._encrypted.discard(reference)  # what was sent encrypted is not there any more
+            self._files[record.run] = _files(directory, manifest)
         self._context.progress.step(self._replica, f"copying the bundle of @{record.snapshot}")
         sums = {name: file.sha256 for name, file in (self._files[record.run] or {}).items()}
         damaged = self._destination.store(directory, reference, sums)

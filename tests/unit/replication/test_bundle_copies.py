@@ -351,6 +351,33 @@ def test_what_an_append_only_replica_has_in_clear_is_not_encrypted(vault, age):
     assert "ram.save.age" in files(vault.copy(later))
 
 
+def test_without_recipients_what_is_there_encrypted_stays(vault):
+    record = vault.take()
+    vault.ship()
+    before = files(vault.copy(record))
+    vault.configure()
+    later = vault.take("s2")
+    assert [each.snapshot for each in vault.ship(recheck=True).arrived] == ["s2"]
+    assert files(vault.copy(record)) == before
+    assert "ram.save" in files(vault.copy(later))
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed"])
+def test_without_recipients_what_is_damaged_is_replaced_in_clear(vault, damage):
+    record = vault.take()
+    vault.ship()
+    vault.configure()
+    path = vault.copy(record) / "ram.save.age"
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+    assert [each.snapshot for each in vault.ship(recheck=True).damaged] == ["s1"]
+    assert "ram.save" in files(vault.copy(record))
+    assert not vault.spool(record).exists()
+    assert vault.ship(recheck=True).damaged == ()
+
+
 def forget(vault, record):
     """As after a rebuild from another replica."""
     shutil.rmtree(vault.spool(record))
