@@ -24,11 +24,14 @@ from snaporch.bundle.store import COPY_NAME, BundleError
 from snaporch.context import Context
 from snaporch.model import BundleState, SnapshotRecord
 from snaporch.replication.interface import Destination, ReplicaError
+from snaporch.zfs_names import quoted
 
 READ_AGAIN_SECONDS = 7 * 86_400
 """A bundle on a replica is read again when it was last read so long ago."""
 _SPREAD_SECONDS = 86_400
 """At each replication the bundle that was read longest ago is read again, if so long ago."""
+_SHOWN = 3
+"""Runs that a note names."""
 
 
 class BundleFile(NamedTuple):
@@ -262,6 +265,27 @@ class BundleCopies:
             raise self._damaged(record, error.thing) from error
         self._files[record.run] = self._expected(manifest)
         return directory
+
+    def note_clear(self, domain: str) -> None:
+        """Note what is there in clear though bundles are sent encrypted, and cannot be replaced.
+
+        Args:
+            domain: the guest's name.
+        """
+        if not self._recipients:
+            return
+        lost = [run for run in self._copies if self._manifests.get(run) is None]
+        if clear := sorted(filter(self._has_clear_parts, lost)):
+            more = f" and {len(clear) - _SHOWN} more" if len(clear) > _SHOWN else ""
+            self._context.progress.note(
+                f"{self._replica}: {domain}",
+                "bundles that this host has no longer are there in clear; remove them there: "
+                f"{', '.join(map(quoted, clear[:_SHOWN]))}{more}",
+            )
+
+    def _has_clear_parts(self, run: str) -> bool:
+        names = self._copies[run].sizes.keys() - {MANIFEST_NAME, COPY_NAME}
+        return any(not name.endswith(SUFFIX) for name in names)
 
     def _is_clear(self, run: str) -> bool:
         """Whether the replica has a bundle, and none of its files is encrypted."""

@@ -175,6 +175,7 @@ class _Transfer:
             self._set_policies({dataset for dataset, _ in theirs})
         whole = [r for r in self._records if self._members[r] and not self._lacking(r, theirs)]
         marked, missing = self._copy_bundles(whole, recheck=recheck)
+        self._bundles.note_clear(self._records[-1].domain)
         self._mark_dropped(by_dataset(arrived), theirs)
         self._require_newest(whole, missing)
         self._raise_failures()

@@ -378,6 +378,23 @@ def test_without_recipients_what_is_damaged_is_replaced_in_clear(vault, damage):
     assert vault.ship(recheck=True).damaged == ()
 
 
+@pytest.mark.parametrize("lost", ["bundle", "snapshot"])
+def test_what_is_there_in_clear_and_not_here_is_said(vault, age, lost):
+    vault.configure()
+    record = vault.take()
+    vault.take("s2")
+    vault.ship()
+    shutil.rmtree(record.bundle)
+    if lost == "snapshot":
+        vault.world.pool.destroy_snapshots(["tank/web@s1"])
+    vault.world.heard.notes.clear()
+    vault.configure(encrypt_to=[age.keys[0]])
+    vault.ship()
+    (note,) = (each for each in vault.world.heard.notes if "there in clear" in each)
+    assert record.run in note
+    assert "remove them there" in note
+
+
 def forget(vault, record):
     """As after a rebuild from another replica."""
     shutil.rmtree(vault.spool(record))
