@@ -22,6 +22,7 @@ from snaporch.bundle.manifest import (
 )
 from snaporch.bundle.store import COPY_NAME, BundleError
 from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.model import BundleState, SnapshotRecord
 from snaporch.replication.interface import Destination, ReplicaError
 from snaporch.zfs_names import quoted
@@ -191,6 +192,7 @@ class BundleCopies:
 
         Raises:
             ReplicaError: the transfer failed, or a file here differs from its manifest's SHA-256.
+            SnaporchError: it cannot be encrypted.
         """
         store, reference = self._context.store, f"{record.uuid}/{record.run}"
         state, manifest = store.state(reference)
@@ -200,10 +202,14 @@ class BundleCopies:
             return True
         try:
             damaged = self._store(record, manifest)
-        except ReplicaError:
-            if store.path(reference).is_dir():
-                raise
-            return False
+        except InterruptedRunError:
+            raise
+        except SnaporchError:
+            if not store.path(reference).is_dir():
+                return False
+            if store.state(reference)[1] != manifest:
+                return True
+            raise
         if not damaged:
             self._read.add(record.run)
             return True

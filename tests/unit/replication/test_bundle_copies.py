@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -376,6 +377,28 @@ def test_without_recipients_what_is_damaged_is_replaced_in_clear(vault, damage):
     assert "ram.save" in files(vault.copy(record))
     assert not vault.spool(record).exists()
     assert vault.ship(recheck=True).damaged == ()
+
+
+def test_a_bundle_that_is_pruned_while_it_is_encrypted_is_missing(vault, age):
+    record = vault.take()
+    vault.take("s2")
+    command = age.place / "age"
+    text = command.read_text()
+    prune = f"import shutil; shutil.rmtree({record.bundle!r}, ignore_errors=True)\nmain("
+    command.write_text(text.replace("\nmain(", f"\n{prune}"))
+    shipped = vault.ship()
+    assert [each.snapshot for each in shipped.missing] == ["s1"]
+    assert [each.snapshot for each in shipped.arrived] == ["s2"]
+
+
+def test_an_age_that_writes_less_is_not_believed(vault, age):
+    record = vault.take()
+    command = age.place / "age"
+    command.write_text(f"#!{sys.executable} -I\nimport sys\nsys.stdin.buffer.read()\nprint('x')")
+    with pytest.raises(ReplicaError, match="is not whole when it is encrypted"):
+        vault.ship()
+    assert not vault.copy(record).exists()
+    assert not vault.spool(record).exists()
 
 
 @pytest.mark.parametrize("lost", ["bundle", "snapshot"])
