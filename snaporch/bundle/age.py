@@ -26,6 +26,8 @@ _MAX_IDENTITY = 1 << 16
 """Bytes of a file of identities; one has about 200."""
 _PROTECTED = (b"age-encryption.org/", b"-----BEGIN AGE ENCRYPTED FILE-----")
 _ERROR = "age: error: "
+_CHUNK, _TAG = 1 << 16, 16
+"""``age`` adds a tag to each chunk (https://c2sp.org/age)."""
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -86,7 +88,10 @@ def encrypt(
                 done += len(block)
                 on_block(done)
         os.fsync(output.fileno())
-    return Digest(done, digest.hexdigest()), Digest(target.stat().st_size, sha256_of(target))
+    size = target.stat().st_size
+    if size < done + _TAG * max(-(-done // _CHUNK), 1):
+        raise AgeError(source.name, "is not whole when it is encrypted")
+    return Digest(done, digest.hexdigest()), Digest(size, sha256_of(target))
 
 
 class Identity:

@@ -146,6 +146,8 @@ class EncryptedBundles:
     ) -> Path:
         """Encrypt a bundle, unless that was done and it has not arrived yet.
 
+        Only one waits for a replica: the encrypted parts of all others are removed first.
+
         Args:
             reference: ``uuid/run``.
             manifest: of the bundle, which is whole.
@@ -169,7 +171,7 @@ class EncryptedBundles:
         with store_errors(self.root):
             private_directory(directory.parent)
             partial = directory.with_name(f".{directory.name}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
+            self._drop_waiting()
             self._check_room(reference, manifest)
             partial.mkdir(mode=0o700)
             try:
@@ -185,11 +187,24 @@ class EncryptedBundles:
             sync_directory(directory.parent)
         return directory
 
+    def _drop_waiting(self) -> None:
+        """Remove all encrypted parts for the replica; the records stay."""
+        for domain in subdirectories(self.root):
+            for each in subdirectories(domain):
+                if each.name.startswith("."):
+                    shutil.rmtree(each)
+                else:
+                    _keep_record(each)
+
     def _check_room(self, reference: str, manifest: Manifest) -> None:
-        needed = int(sum(part.bytes for part in manifest.parts) * _OVERHEAD) + _MIB
+        """Check for room, with as much left as the guest's next snapshot with RAM needs."""
+        needed = 2 * (int(sum(part.bytes for part in manifest.parts) * _OVERHEAD) + _MIB)
         free = shutil.disk_usage(self._store.root).free
         if needed > free:
-            figures = f"{needed // _MIB} MiB are needed to encrypt it, and {free // _MIB} are free"
+            figures = (
+                f"{needed // _MIB} MiB are needed to encrypt it, of which half is for the next "
+                f"snapshot, and {free // _MIB} are free"
+            )
             raise RefusedError(reference, figures, f"make room in {self._store.root}")
 
     def _encrypt(
@@ -216,12 +231,10 @@ class EncryptedBundles:
         return found
 
     def arrived(self, reference: str) -> None:
-        """Remove the encrypted parts of a bundle, and keep their manifest as the record."""
+        """Remove the encrypted parts of a bundle, if any, and keep their manifest as the record."""
         directory = self.path(reference)
-        with store_errors(directory):
-            for path in directory.iterdir():
-                if path.name != MANIFEST_NAME:
-                    path.unlink()
+        with store_errors(directory), suppress(FileNotFoundError):
+            _keep_record(directory)
 
     def write_record(self, reference: str, text: bytes) -> None:
         """Record what a replica has, by the content of its manifest; nothing else is kept here.
@@ -280,14 +293,20 @@ class EncryptedBundles:
         self.arrived(reference)
 
 
+def _keep_record(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.name != MANIFEST_NAME:
+            path.unlink()
+
+
 def sweep(store: BundleStore, replicas: Collection[str], trashed: Collection[str]) -> None:
     """Remove what is encrypted of bundles that the store does not have any more.
 
-    Of a replica that is not configured any more, only the records stay.
+    Of a replica that gets no encrypted bundles any more, only the records stay.
 
     Args:
         store: the bundle store.
-        replicas: the names of those in the configuration.
+        replicas: the names of those that get encrypted bundles.
         trashed: references of bundles in the trash, which may come back.
 
     Raises:

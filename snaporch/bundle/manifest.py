@@ -12,7 +12,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 
 from snaporch.bundle.compression_tuning import RamSaveTimes
 from snaporch.errors import SnaporchError
@@ -257,6 +265,13 @@ class Manifest(_Frozen):
     recipients: tuple[str, ...] | None = Field(
         default=None, description="only of an encrypted bundle: the public keys of age"
     )
+
+    @field_validator("parts")
+    @classmethod
+    def _names_differ(cls, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+        if len({part.name for part in parts}) < len(parts):
+            raise ValueError("two parts have the same name")
+        return parts
 
     def part(self, role: Role) -> Part | None:
         """The first part with this role."""

@@ -48,7 +48,16 @@ class BundlePrivacy(StrEnum):
     """This host encrypts them."""
     ENCRYPTED_DATASET = "encrypted-dataset"
     """They are in clear, on an encrypted dataset of the replica."""
+    ALL = "all"
+    """The replica has all encrypted, the disks, too."""
     CLEAR = "clear"
+    NOT_ASKED = "not-asked"
+    """They count as in clear: an append-only replica is not asked about that."""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether they are in clear, or count as such."""
+        return self in (BundlePrivacy.CLEAR, BundlePrivacy.NOT_ASKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,10 @@ class GuestFacts:
     """Policies whose level it cannot have."""
     replicas: tuple[str, ...] = ()
     """The replicas of its policies."""
+    has_ram: bool = True
+    """Whether any of its policies may save its RAM, or takes no snapshots itself."""
+    left_out: tuple[str, ...] = ()
+    """The datasets of disks that are left out: its RAM has what was read of them."""
     nested: Mapping[str, str] = field(default_factory=dict)
     """Replicas of its policies that refuse its datasets, each with the reason."""
 

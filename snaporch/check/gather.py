@@ -39,10 +39,11 @@ from snaporch.journal import (
 )
 from snaporch.known_faults import Component, FaultCondition, loads_from_pipes_only
 from snaporch.locks import lock_holder
-from snaporch.model import DatasetKind, Domain
+from snaporch.model import DatasetKind, Domain, LeftOutCode
 from snaporch.remote_host import Host
 from snaporch.replication.destination import (
     has_encrypted_bundles,
+    has_encrypted_copies,
     unavailable_reason,
     weakness_of,
 )
@@ -236,6 +237,11 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         if out.matters and out.disk.target in settings.exclude_disks
         if out.disk.source and dataset_under(context.resolver, Path(out.disk.source)) in datasets
     )
+    read = (
+        dataset_under(context.resolver, Path(out.disk.source))
+        for out in left_out
+        if out.code in (LeftOutCode.EXCLUDED, LeftOutCode.READ_ONLY) and out.disk.source
+    )
     found = GuestFacts(
         domain.name,
         settings.level,
@@ -243,6 +249,7 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         off_zfs,
         on_unavailable=settings.on_unavailable,
         excluded=excluded,
+        left_out=_sorted({each for each in read if each is not None}),
     )
     try:
         by_snaporch = make_plan(context, domain)
@@ -344,14 +351,23 @@ def _bundle_privacy(config: Config, reasons: Mapping[str, str]) -> dict[str, Bun
     """How the bundles on the replicas that can be reached are protected from being read."""
 
     def privacy_of(replica: AnyReplica) -> BundlePrivacy:
-        if isinstance(replica, ResticReplica) or replica.encrypt_to:
+        if isinstance(replica, ResticReplica):
+            return BundlePrivacy.ALL
+        if replica.encrypt_to:
             return BundlePrivacy.ENCRYPTED
-        if not replica.append_only and has_encrypted_bundles(replica, Host(replica.host)):
-            return BundlePrivacy.ENCRYPTED_DATASET
-        return BundlePrivacy.CLEAR
+        if replica.append_only:
+            return BundlePrivacy.NOT_ASKED
+        host = Host(replica.host)
+        if not has_encrypted_bundles(replica, host):
+            return BundlePrivacy.CLEAR
+        copies = has_encrypted_copies(replica, host)
+        return BundlePrivacy.ALL if copies else BundlePrivacy.ENCRYPTED_DATASET
 
-    reached = [name for name, reason in reasons.items() if not reason]
-    return {name: privacy_of(config.replica[name]) for name in reached}
+    found = {}
+    for name in (name for name, reason in reasons.items() if not reason):
+        with suppress(SnaporchError):  # it does not answer any more
+            found[name] = privacy_of(config.replica[name])
+    return found
 
 
 def _weak_replicas(config: Config, reasons: Mapping[str, str]) -> dict[str, str]:

@@ -43,6 +43,7 @@ def with_policies(
                 unmet=tuple(unmet),
                 replicas=tuple(replicas_of(context.config, given)),
                 nested=nested,
+                has_ram=any(_may_save_ram(config[name]) for name in given.policies),
             )
         )
     return tuple(found)
@@ -51,6 +52,11 @@ def with_policies(
 def takes_snapshots(policy: Policy) -> bool:
     """Whether the policy takes snapshots on a schedule."""
     return bool(policy.every or policy.cron)
+
+
+def _may_save_ram(policy: Policy) -> bool:
+    """Whether a policy replicates RAM: one without a schedule replicates whatever is there."""
+    return policy.level in ("auto", "ram") or not takes_snapshots(policy)
 
 
 def _unmet(context: Context, domain: Domain, policy: str) -> UnmetPolicy | None:

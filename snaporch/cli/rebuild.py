@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -224,9 +225,11 @@ class Rebuild:
             restores=options.restores,
             identity=self._identity,
         )
-        self._print(plan, shown, rebuilt)
+        self._print(plan, shown, rebuilt, is_closed=is_closed)
 
-    def _print(self, plan: RebuildPlan, shown: _Shown, rebuilt: Rebuilt) -> None:
+    def _print(
+        self, plan: RebuildPlan, shown: _Shown, rebuilt: Rebuilt, *, is_closed: bool
+    ) -> None:
         for note in rebuilt.notes:
             self._context.progress.note(plan.thing, note)
         document = shown.document | {"notes": list(rebuilt.notes)}
@@ -237,8 +240,14 @@ class Rebuild:
             how = how if restored.state != "off" else "as it was"
             self._outcomes.add(document, f"{plan.thing}  rebuilt, {restored.state}, {how}")
         elif not self._options.restores:
-            line = f"{plan.thing}  came back; snaporch restore {plan.thing} starts it"
-            self._outcomes.add(document, line)
+            words = shlex.join(["snaporch", "restore", plan.thing])
+            line = f"{plan.thing}  came back; {words} starts it"
+            if is_closed:
+                words = shlex.join(
+                    ["snaporch", "rebuild", "--from", self._source.name, plan.thing, "--identity"]
+                )
+                line = f"{plan.thing}  its disks came back; with the key: {words} FILE"
+            self._outcomes.add(document | {"needs_identity": is_closed}, line)
         else:
             self._outcomes.documents.append(document | {"state": None, "resumed": False})
         for error in rebuilt.failures:

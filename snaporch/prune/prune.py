@@ -152,7 +152,8 @@ def _sweep_encrypted(config: Config, done: PruneResult) -> None:
         with domain_lock(
             config.paths.runtime, REPLICATION, REPLICATION, PRUNING, wait=0, interrupt=Interrupt()
         ):
-            sweep(BundleStore(config.paths.bundles), config.replica, trashed)
+            encrypted = [name for name, each in config.replica.items() if each.encrypt_to]
+            sweep(BundleStore(config.paths.bundles), encrypted, trashed)
     except BusyError:
         return  # it may be encrypting, or a rebuild decrypting; the next prune does it
     except SnaporchError as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snaporch.bundle.age import AgeError
-from snaporch.bundle.encrypted_bundles import EncryptedBundles, plain_manifest
+from snaporch.bundle.encrypted_bundles import SUFFIX, EncryptedBundles, plain_manifest
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -22,13 +22,17 @@ from snaporch.bundle.manifest import (
 )
 from snaporch.bundle.store import COPY_NAME, BundleError
 from snaporch.context import Context
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.model import BundleState, SnapshotRecord
 from snaporch.replication.interface import Destination, ReplicaError
+from snaporch.zfs_names import quoted
 
 READ_AGAIN_SECONDS = 7 * 86_400
 """A bundle on a replica is read again when it was last read so long ago."""
 _SPREAD_SECONDS = 86_400
 """At each replication the bundle that was read longest ago is read again, if so long ago."""
+_SHOWN = 3
+"""Runs that a note names."""
 
 
 class BundleFile(NamedTuple):
@@ -71,14 +75,23 @@ class BundleCopies:
     def _expected(self, manifest: Manifest | None) -> dict[str, BundleFile] | None:
         """The files that the replica should have of a bundle; None without a manifest.
 
-        What was encrypted once is expected, for whichever recipients.
+        What was encrypted once is expected, for whichever recipients; also for none, as long as the
+        replica has it.
         """
         if manifest is None:
             return None
         reference = f"{manifest.uuid}/{manifest.run}"
-        if not self._recipients:
-            return _files(self._context.store.path(reference), manifest)
         sent = self._encrypted.record_of(reference, manifest)
+        if not self._recipients:
+            encrypted = _files(self._encrypted.path(reference), sent) if sent is not None else None
+            copy = self._copies.get(manifest.run)
+            if (
+                encrypted
+                and copy
+                and all(copy.sizes.get(e) == encrypted[e].bytes for e in encrypted)
+            ):
+                return encrypted
+            return _files(self._context.store.path(reference), manifest)
         if sent is None and self._context.config.replica[self._replica].append_only:
             sent = self._adopted(reference, manifest)
         found = _files(self._encrypted.path(reference), sent) if sent is not None else None
@@ -154,6 +167,7 @@ class BundleCopies:
         damaged = self._destination.damaged(reference, sums)
         if not damaged:
             self._read.add(record.run)
+            self._encrypted.arrived(reference)  # its parts may wait here: the end was not noted
         return tuple(damaged)
 
     def _sums_there(self, record: SnapshotRecord) -> dict[str, str]:
@@ -178,6 +192,7 @@ class BundleCopies:
 
         Raises:
             ReplicaError: the transfer failed, or a file here differs from its manifest's SHA-256.
+            SnaporchError: it cannot be encrypted.
         """
         store, reference = self._context.store, f"{record.uuid}/{record.run}"
         state, manifest = store.state(reference)
@@ -187,10 +202,14 @@ class BundleCopies:
             return True
         try:
             damaged = self._store(record, manifest)
-        except ReplicaError:
-            if store.path(reference).is_dir():
-                raise
-            return False
+        except InterruptedRunError:
+            raise
+        except SnaporchError:
+            if not store.path(reference).is_dir():
+                return False
+            if store.state(reference)[1] != manifest:
+                return True
+            raise
         if not damaged:
             self._read.add(record.run)
             return True
@@ -204,6 +223,9 @@ class BundleCopies:
         directory = self._context.store.path(reference)
         if self._recipients:
             directory = self._encrypt(record, manifest)
+        else:
+            self._encrypted.discard(reference)  # what was sent encrypted is not there any more
+            self._files[record.run] = _files(directory, manifest)
         self._context.progress.step(self._replica, f"copying the bundle of @{record.snapshot}")
         sums = {name: file.sha256 for name, file in (self._files[record.run] or {}).items()}
         damaged = self._destination.store(directory, reference, sums)
@@ -220,9 +242,17 @@ class BundleCopies:
         """Encrypt a bundle, unless that was done; return the directory of the encrypted files.
 
         Raises:
-            ReplicaError: it is damaged, or changed meanwhile.
+            ReplicaError: it is damaged, or changed meanwhile. Or an append-only replica has it in
+                clear: it would not replace it.
             SnaporchError: it cannot be encrypted.
         """
+        if self._context.config.replica[self._replica].append_only and self._is_clear(record.run):
+            raise ReplicaError(
+                f"{self._replica}: {record.domain}",
+                "bundles are there in clear, and an append-only replica replaces none",
+                f"move these away there, below its bundles/{record.uuid}: "
+                "docs/how-to/replication.md, 'Encrypt bundles'",
+            )
         context, reference = self._context, f"{record.uuid}/{record.run}"
 
         def report(done: int, total: int) -> None:
@@ -241,6 +271,32 @@ class BundleCopies:
             raise self._damaged(record, error.thing) from error
         self._files[record.run] = self._expected(manifest)
         return directory
+
+    def note_clear(self, domain: str) -> None:
+        """Note what is there in clear though bundles are sent encrypted, and cannot be replaced.
+
+        Args:
+            domain: the guest's name.
+        """
+        if not self._recipients:
+            return
+        lost = [run for run in self._copies if self._manifests.get(run) is None]
+        if clear := sorted(filter(self._has_clear_parts, lost)):
+            more = f" and {len(clear) - _SHOWN} more" if len(clear) > _SHOWN else ""
+            self._context.progress.note(
+                f"{self._replica}: {domain}",
+                "bundles that this host has no longer are there in clear; remove them there: "
+                f"{', '.join(map(quoted, clear[:_SHOWN]))}{more}",
+            )
+
+    def _has_clear_parts(self, run: str) -> bool:
+        names = self._copies[run].sizes.keys() - {MANIFEST_NAME, COPY_NAME}
+        return any(not name.endswith(SUFFIX) for name in names)
+
+    def _is_clear(self, run: str) -> bool:
+        """Whether the replica has a bundle, and none of its files is encrypted."""
+        copy = self._copies.get(run)
+        return copy is not None and not any(name.endswith(SUFFIX) for name in copy.sizes)
 
     def _damaged(self, record: SnapshotRecord, files: str) -> ReplicaError:
         return ReplicaError(

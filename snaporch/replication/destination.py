@@ -22,7 +22,7 @@ from snaporch.errors import SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed
+from snaporch.remote_host import CommandError, Host, check_installed
 from snaporch.replication.append_only import AppendOnlyDestination, check_append_only
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
 from snaporch.replication.replica_bundles import ReplicaBundles
@@ -223,16 +223,40 @@ def unavailable_reason(replica: AnyReplica, open_host: Callable[[str], Host] = H
 
 
 def has_encrypted_bundles(replica: Replica, host: Host) -> bool:
-    """Whether a replica's bundles are on an encrypted dataset; False if that is not known.
+    """Whether a replica's bundles are on an encrypted dataset.
 
     Args:
         replica: its section; it is not append-only.
         host: its machine.
+
+    Raises:
+        CommandError, UnavailableError: the machine cannot be reached.
     """
-    words = ("zfs", "get", "-H", "-o", "value", "encryption", str(replica.bundles))
+    return _is_encrypted(host, str(replica.bundles))
+
+
+def has_encrypted_copies(replica: Replica, host: Host) -> bool:
+    """Whether the dataset of a replica's copies is encrypted, or will be when it is created.
+
+    Args:
+        replica: its section; it is not append-only.
+        host: its machine.
+
+    Raises:
+        CommandError, UnavailableError: the machine cannot be reached.
+    """
+    name = replica.dataset
+    return _is_encrypted(host, name) or (
+        "/" in name and _is_encrypted(host, name.rpartition("/")[0])
+    )
+
+
+def _is_encrypted(host: Host, name: str) -> bool:
+    words = ("zfs", "get", "-H", "-o", "value", "encryption", name)
     try:
         found = host.run(*words, limit=_CHECK_SECONDS).strip()
-    except SnaporchError:  # of another kind of file system
+    except CommandError:
+        host.run("true", limit=_CHECK_SECONDS)  # else its path is of another file system
         return False
     return found.startswith("aes-")
 

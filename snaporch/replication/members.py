@@ -60,9 +60,15 @@ class Originals:
         Args:
             present: the datasets that exist.
         """
-        disks = {dataset for record in self._records for dataset in self.of(record)}
-        disks |= self._named & set(present)  # the last snapshot here may be destroyed
+        disks = self._with_snapshots() | self._named & set(present)  # the last one may be destroyed
         return [*sorted(disks), *sorted((self.pages() & set(present)) - disks)]
+
+    def _with_snapshots(self) -> set[str]:
+        return {dataset for record in self._records for dataset in self.of(record)}
+
+    def disks(self) -> set[str]:
+        """The datasets of the guest's disks, also those whose snapshots were destroyed here."""
+        return self._with_snapshots() | self._named
 
     def pages(self) -> set[str]:
         """The datasets of the guest's pages of RAM."""

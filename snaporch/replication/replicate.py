@@ -33,6 +33,7 @@ from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.remote_host import check_installed
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
+from snaporch.replication.encrypted_disks import encrypted_disks
 from snaporch.replication.interface import Destination, ReplicaError
 from snaporch.replication.marks import (
     COPIED,
@@ -174,6 +175,7 @@ class _Transfer:
             self._set_policies({dataset for dataset, _ in theirs})
         whole = [r for r in self._records if self._members[r] and not self._lacking(r, theirs)]
         marked, missing = self._copy_bundles(whole, recheck=recheck)
+        self._bundles.note_clear(self._records[-1].domain)
         self._mark_dropped(by_dataset(arrived), theirs)
         self._require_newest(whole, missing)
         self._raise_failures()
@@ -330,10 +332,9 @@ class _Transfer:
         self._context.progress.step(self._name, f"sending {dataset}")
         with self._collect_failure():
             # Asked now: hours after the first one, another dataset may have this name.
-            encrypted = self._context.pool.encrypted()
-            raw = dataset in encrypted
+            raw = dataset in self._context.pool.encrypted()
             if not raw and dataset in self._originals.pages():
-                self._refuse_clear_pages(dataset, encrypted)
+                self._refuse_clear_pages(dataset)
             self._destination.send(dataset, raw=raw, until=found[-1].createtxg)
         return True
 
@@ -529,7 +530,7 @@ class _Transfer:
             return
         if not any(part.role in (Role.RAM, Role.TPM) for part in manifest.parts):
             return
-        locked = self._originals.of(record) & self._context.pool.encrypted()
+        locked = self._encrypted_disks()
         if not locked:
             return
         if self._has_encrypted_bundles is None:
@@ -537,20 +538,21 @@ class _Transfer:
         if not self._has_encrypted_bundles:
             raise ReplicaError(
                 f"{self._name}: {record.domain}",
-                f"{min(locked)} is encrypted, and its RAM would be there in clear: the bundles are "
-                "not sent",
+                f"{locked[0]}, and its RAM would be there in clear: the bundles are not sent",
                 f"set encrypt_to in [replica.{self._name}], or have its bundles on an encrypted "
                 "dataset: docs/how-to/replication.md, 'Encrypt bundles'",
             )
 
-    def _refuse_clear_pages(self, dataset: str, encrypted: Collection[str]) -> None:
+    def _encrypted_disks(self) -> list[str]:
+        return encrypted_disks(self._context, self._originals.disks(), self._manifests.values())
+
+    def _refuse_clear_pages(self, dataset: str) -> None:
         """Refuse to send pages of RAM in clear where the RAM in a bundle would not be.
 
         Raises:
             ReplicaError: with the ways to send it.
         """
-        disks = {each for record in self._records for each in self._originals.of(record)}
-        if not self._encrypts and not disks & set(encrypted):
+        if not self._encrypts and not self._encrypted_disks():
             return
         if self._encrypts or not self._destination.is_encrypted():
             raise ReplicaError(

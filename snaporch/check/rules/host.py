@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 
-from snaporch.check.facts import BundlePrivacy, HostFacts
+from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity, error, hint, listed, warning
 from snaporch.known_faults import known_faults, parse_release
 
@@ -56,9 +56,11 @@ def ram_in_clear(facts: HostFacts) -> Iterator[Finding]:
         guests = [
             guest.name
             for guest in facts.guests
-            if name in guest.replicas and not facts.encrypted & set(guest.datasets)
+            if name in guest.replicas
+            and guest.has_ram
+            and not facts.encrypted & {*guest.datasets, *guest.left_out}
         ]
-        if guests and privacy is BundlePrivacy.CLEAR:
+        if guests and privacy.is_clear:
             yield hint(
                 f"replica {name}",
                 f"the RAM of {listed(guests)} is there in clear, as the disks are",

@@ -126,6 +126,12 @@ def test_an_impossible_value_is_refused_with_its_field(tmp_path, document, path,
     assert ".".join(map(str, path)) in str(caught.value)
 
 
+def test_two_parts_with_one_name_are_refused(tmp_path, document):
+    document["parts"].append(document["parts"][0])
+    with pytest.raises(ManifestError, match=r"parts: .*two parts have the same name"):
+        read(stored(tmp_path, document))
+
+
 def test_a_later_format_is_reported_even_with_more_fields(tmp_path, document):
     document |= {"format": 2, "novelty": True}
     with pytest.raises(ManifestError, match="format: "):

@@ -600,6 +600,41 @@ def test_ram_in_clear_beside_encrypted_disks_is_not_sent(facts):
     assert apply_rules(facts(guests=[copied("nas")], **encrypted)) == []
 
 
+@pytest.mark.parametrize(
+    ("guest", "codes"),
+    [
+        (copied("nas"), {("ram-not-replicated", "error")}),
+        (replace(copied("nas"), has_ram=False), set()),
+        (
+            replace(copied("nas"), datasets=("tank/db",), left_out=("tank/web",)),
+            {("ram-not-replicated", "error")},
+        ),
+    ],
+)
+def test_only_ram_that_has_encrypted_data_counts(facts, guest, codes):
+    store = StoreFacts(Path("/store"), encrypted=True)
+    more = {"store": store, "encrypted": frozenset({"tank/web"}), "bundle_privacy": PRIVACY}
+    assert codes_in(facts(guests=[guest], **more)) == codes
+
+
+def test_an_append_only_replica_is_not_advised_to_encrypt_its_dataset(facts):
+    more = {"store": StoreFacts(Path("/store"), encrypted=True)}
+    more |= {"encrypted": frozenset({"tank/web"})}
+    for privacy, is_advised in ((BundlePrivacy.CLEAR, True), (BundlePrivacy.NOT_ASKED, False)):
+        finding = only(facts(guests=[copied("nas")], bundle_privacy={"nas": privacy}, **more))
+        assert ("on an encrypted dataset" in finding.fix) is is_advised
+
+
+@pytest.mark.parametrize(("privacy", "refused"), [("encrypted-dataset", True), ("all", False)])
+def test_pages_in_clear_beside_encrypted_disks_need_an_encrypted_replica(facts, privacy, refused):
+    pages = PageStoreFacts("tank/ram", ("web",), encrypted=False)
+    more = {"store": StoreFacts(Path("/store"), encrypted=True), "pages": pages}
+    more |= {"encrypted": frozenset({"tank/web"})}
+    more |= {"bundle_privacy": {"nas": BundlePrivacy(privacy)}}
+    codes = {code for code, _ in codes_in(facts(guests=[copied("nas")], **more))}
+    assert ("ram-not-replicated" in codes) is refused
+
+
 def test_ram_in_clear_beside_disks_in_clear_is_a_hint(facts):
     finding = only(facts(guests=[copied("nas", "usb")], bundle_privacy=PRIVACY))
     assert (finding.code, finding.severity) == ("ram-in-clear", Severity.HINT)

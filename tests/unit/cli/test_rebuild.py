@@ -511,7 +511,9 @@ def test_the_disks_come_back_without_it_and_the_rest_later(closed, snaporch, age
     assert "its bundle is encrypted, and does not come back without --identity" in answer.err
     assert closed.pool.names() == ["tank/web@s1"]
     assert not closed.hypervisor.find(closed.lost_uuid)
-    answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right), "--json")
+    next_step = "with the key: snaporch rebuild --from nas web@s1 --identity FILE"
+    assert (next_step in answer.out, "restore" in answer.out) == (True, False)
+    answer = rebuild(snaporch, "web@s1", "--yes", "--quiet", "--identity", str(age.right), "--json")
     assert (answer.code, answer.json[0]["resumed"]) == (0, True), answer.err
 
 

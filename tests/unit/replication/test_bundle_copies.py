@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,47 @@ def test_ram_in_clear_of_a_guest_with_encrypted_disks_is_not_sent(locked):
     assert locked.replicated() == {"s1": ()}
 
 
+class Mixed:
+    """A guest with a second, encrypted disk; the replica has its bundles in clear."""
+
+    def __init__(self, vault, **settings):
+        vault.configure()
+        document = vault.context.config.model_dump() | {"domain": {"db": settings}}
+        vault.context.config = Config.model_validate(document)
+        self.vault, self.pool = vault, vault.world.pool
+        vault.world.add_guest(name="db", disks={"vda": "tank/db", "vdb": "tank/secret"})
+        self.pool.create("tank/secret", encrypted=True)
+
+    def take(self):
+        domain = self.vault.context.hypervisor.domain("db")
+        return take_snapshot(self.vault.context, domain, SnapshotRequest("s1"))
+
+    def refused(self, record, reason):
+        with pytest.raises(ReplicaError, match=f"{reason}, and its RAM would be there in clear"):
+            self.vault.ship()
+        assert not self.vault.copy(record).exists()
+
+
+def test_it_is_not_sent_either_once_the_snapshot_of_the_encrypted_disk_is_gone(vault):
+    mixed = Mixed(vault)
+    record = mixed.take()
+    mixed.refused(record, "tank/secret is encrypted")
+    mixed.pool.destroy_snapshots(["tank/secret@s1"])
+    mixed.refused(record, "tank/secret is encrypted")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_ram_has_what_was_read_of_an_encrypted_disk_that_is_left_out(vault, gone):
+    mixed = Mixed(vault, exclude_disks=["vdb"])
+    record = mixed.take()
+    reason = "tank/secret is encrypted"
+    if gone:
+        path = next(d.source for d in read_manifest(Path(record.bundle)).disks if d.left_out)
+        Path(path).unlink()
+        reason = r"vdb \(.*\) cannot be read, and may be encrypted"
+    mixed.refused(record, reason)
+
+
 def test_it_is_sent_to_an_encrypted_dataset(locked):
     locked.there.has_vault = True
     asked = []
@@ -250,9 +292,130 @@ def test_without_room_it_is_refused(vault, monkeypatch):
     record = vault.take()
     usage = type("Usage", (), {"free": 0})
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
-    with pytest.raises(RefusedError, match="needed to encrypt it, and 0 are free; make room"):
+    with pytest.raises(RefusedError, match=r"needed to encrypt it, .* and 0 are free; make room"):
         vault.ship()
     assert not vault.spool(record).exists()
+
+
+def test_one_bundle_at_most_waits_encrypted(vault):
+    def full():
+        raise ReplicaError("nas", "No space left on device")
+
+    vault.there.hooks.at["replica.stored"] = full
+    for name in ("s1", "s2", "s3"):
+        vault.take(name)
+        with pytest.raises(ReplicaError, match="No space"):
+            vault.ship()
+    root = EncryptedBundles(vault.context.store, "nas").root
+    assert len({path.parent for path in root.rglob("*.age")}) == 1
+    del vault.there.hooks.at["replica.stored"]
+    assert len(vault.ship().arrived) == 3
+
+
+def test_what_has_arrived_does_not_wait_after_a_crash(vault):
+    record = vault.take()
+    store = vault.there.store
+
+    def crash(*args):
+        store(*args)
+        raise ReplicaError("nas", "power loss")
+
+    vault.there.store = crash
+    with pytest.raises(ReplicaError, match="power loss"):
+        vault.ship()
+    vault.there.store = store
+    assert "ram.save.age" in files(vault.spool(record))
+    assert len(vault.ship().arrived) == 1
+    assert files(vault.spool(record)) == {MANIFEST_NAME}
+
+
+def test_room_for_the_next_snapshot_is_left(vault, monkeypatch):
+    record = vault.take()
+    size = sum(part.bytes for part in read_manifest(Path(record.bundle)).parts)
+    usage = type("Usage", (), {"free": size + (1 << 20) + size // 10})
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: usage)
+    with pytest.raises(RefusedError, match="half is for the next snapshot"):
+        vault.ship()
+
+
+def test_what_an_append_only_replica_has_in_clear_is_not_encrypted(vault, age):
+    vault.configure(append_only=True)
+    vault.take(), vault.take("s2")
+    vault.ship()
+    vault.configure(append_only=True, encrypt_to=[age.keys[0]])
+    with pytest.raises(ReplicaError, match="are there in clear, and an append-only replica"):
+        vault.ship()
+    assert not EncryptedBundles(vault.context.store, "nas").root.exists()
+    later = vault.take("s3")
+    with pytest.raises(ReplicaError, match="move these away there"):
+        vault.ship()
+    assert "ram.save.age" in files(vault.copy(later))
+
+
+def test_without_recipients_what_is_there_encrypted_stays(vault):
+    record = vault.take()
+    vault.ship()
+    before = files(vault.copy(record))
+    vault.configure()
+    later = vault.take("s2")
+    assert [each.snapshot for each in vault.ship(recheck=True).arrived] == ["s2"]
+    assert files(vault.copy(record)) == before
+    assert "ram.save" in files(vault.copy(later))
+
+
+@pytest.mark.parametrize("damage", ["lost", "changed"])
+def test_without_recipients_what_is_damaged_is_replaced_in_clear(vault, damage):
+    record = vault.take()
+    vault.ship()
+    vault.configure()
+    path = vault.copy(record) / "ram.save.age"
+    if damage == "lost":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(path.stat().st_size))
+    assert [each.snapshot for each in vault.ship(recheck=True).damaged] == ["s1"]
+    assert "ram.save" in files(vault.copy(record))
+    assert not vault.spool(record).exists()
+    assert vault.ship(recheck=True).damaged == ()
+
+
+def test_a_bundle_that_is_pruned_while_it_is_encrypted_is_missing(vault, age):
+    record = vault.take()
+    vault.take("s2")
+    command = age.place / "age"
+    text = command.read_text()
+    prune = f"import shutil; shutil.rmtree({record.bundle!r}, ignore_errors=True)\nmain("
+    command.write_text(text.replace("\nmain(", f"\n{prune}"))
+    shipped = vault.ship()
+    assert [each.snapshot for each in shipped.missing] == ["s1"]
+    assert [each.snapshot for each in shipped.arrived] == ["s2"]
+
+
+def test_an_age_that_writes_less_is_not_believed(vault, age):
+    record = vault.take()
+    command = age.place / "age"
+    command.write_text(f"#!{sys.executable} -I\nimport sys\nsys.stdin.buffer.read()\nprint('x')")
+    with pytest.raises(ReplicaError, match="is not whole when it is encrypted"):
+        vault.ship()
+    assert not vault.copy(record).exists()
+    assert not vault.spool(record).exists()
+
+
+@pytest.mark.parametrize("lost", ["bundle", "snapshot"])
+def test_what_is_there_in_clear_and_not_here_is_said(vault, age, lost):
+    vault.configure()
+    record = vault.take()
+    vault.take("s2")
+    vault.ship()
+    shutil.rmtree(record.bundle)
+    if lost == "snapshot":
+        vault.world.pool.destroy_snapshots(["tank/web@s1"])
+    vault.world.heard.notes.clear()
+    vault.configure(encrypt_to=[age.keys[0]])
+    vault.ship()
+    (note,) = (each for each in vault.world.heard.notes if "there in clear" in each)
+    assert record.run in note
+    assert "remove them there" in note
 
 
 def forget(vault, record):

@@ -24,6 +24,7 @@ from snaporch.replication import destination
 from snaporch.replication.destination import (
     ReplicaDestination,
     has_encrypted_bundles,
+    has_encrypted_copies,
     open_replica,
     unavailable_reason,
 )
@@ -1066,6 +1067,8 @@ def test_bundles_on_an_encrypted_dataset(answer, expected):
 
     class Answers(Host):
         def run(self, *words, limit=None):
+            if words == ("true",):
+                return ""
             asked.append(words)
             if answer is None:
                 raise CommandError("zfs get", "not a ZFS filesystem")
@@ -1074,6 +1077,32 @@ def test_bundles_on_an_encrypted_dataset(answer, expected):
     replica = Replica(host="nas", dataset="backup/kvm", bundles="/backup/bundles")
     assert has_encrypted_bundles(replica, Answers("nas")) is expected
     assert asked == [("zfs", "get", "-H", "-o", "value", "encryption", "/backup/bundles")]
+
+
+def test_a_machine_that_is_away_is_not_one_with_bundles_in_clear():
+    class Away(Host):
+        def run(self, *words, limit=None):
+            raise CommandError("nas", "cannot be reached: timed out")
+
+    replica = Replica(host="nas", dataset="backup/kvm", bundles="/backup/bundles")
+    with pytest.raises(CommandError, match="cannot be reached"):
+        has_encrypted_bundles(replica, Away("nas"))
+
+
+@pytest.mark.parametrize(
+    ("encrypted", "expected"), [("backup/kvm", True), ("backup", True), ("other", False)]
+)
+def test_copies_in_an_encrypted_dataset(encrypted, expected):
+    class Answers(Host):
+        def run(self, *words, limit=None):
+            if words == ("true",):
+                return ""
+            if words[-1] != encrypted:
+                raise CommandError("zfs get", "dataset does not exist")
+            return "aes-256-gcm\n"
+
+    replica = Replica(host="nas", dataset="backup/kvm", bundles="/backup/bundles")
+    assert has_encrypted_copies(replica, Answers("nas")) is expected
 
 
 def test_without_age_the_package_is_named(tmp_path, tools, monkeypatch):

@@ -1,0 +1,64 @@
+"""Why a guest's RAM must not be on a replica in clear: its disks are encrypted on this host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from snaporch.bundle.manifest import Manifest
+from snaporch.context import Context
+from snaporch.model import LeftOutCode
+from snaporch.zfs.resolver import NotOnZfsError
+
+_COUNTED = (LeftOutCode.EXCLUDED, LeftOutCode.READ_ONLY, LeftOutCode.NOT_ROLLED_BACK)
+"""Disks that are left out for these reasons may be on ZFS; RAM has what was read of them."""
+
+
+def encrypted_disks(
+    context: Context, datasets: Iterable[str], manifests: Iterable[Manifest | None]
+) -> list[str]:
+    """What is encrypted of a guest, one text each, such as ``tank/web is encrypted``.
+
+    A dataset that does not exist any more counts, too, unless a manifest has it as not encrypted.
+    So does a disk that is left out of the snapshots and cannot be found now. Removable disks do not
+    count.
+
+    Args:
+        context: the pools and the resolver of this host.
+        datasets: those of the guest's disks, the present ones and those of its older snapshots.
+        manifests: of its bundles.
+
+    Raises:
+        PoolError: ZFS cannot be asked.
+    """
+    known = [each for each in manifests if each is not None]
+    encrypted = context.pool.encrypted()
+    present = {each.name for each in context.pool.datasets()}
+    listed = [e for m in known if m.surroundings is not None for e in m.surroundings.datasets]
+    clear = {each.dataset for each in listed} - {e.dataset for e in listed if e.encryption_root}
+    found = {
+        f"{each} is encrypted" if each in present else f"{each} is gone, and may be encrypted"
+        for each in datasets
+        if each in encrypted or each not in present | clear
+    }
+    return sorted(found | set(_left_out(context, known, encrypted)))
+
+
+def _left_out(
+    context: Context, manifests: Iterable[Manifest], encrypted: frozenset[str]
+) -> Iterator[str]:
+    paths = {
+        disk.source: disk.target
+        for manifest in manifests
+        for disk in manifest.disks
+        if disk.left_out in _COUNTED and disk.source is not None and disk.source.startswith("/")
+    }
+    for path, target in paths.items():
+        try:
+            dataset = context.resolver.resolve(path).name
+        except NotOnZfsError:
+            continue
+        except OSError:
+            yield f"{target} ({path}) cannot be read, and may be encrypted"
+            continue
+        if dataset in encrypted:
+            yield f"{dataset} is encrypted"
