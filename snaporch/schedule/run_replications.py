@@ -14,7 +14,7 @@ from snaporch.model import Level, SnapshotRecord
 from snaporch.replication.interface import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.schedule.bulk_queue import due_items
-from snaporch.schedule.failed_attempts import REPLICATIONS, STOPPED, record_attempt
+from snaporch.schedule.failed_attempts import COMPLETED, REPLICATIONS, STOPPED, record_attempt
 from snaporch.schedule.replication_due import PendingReplication
 
 Opened = Callable[[Context, str], Destination]
@@ -73,6 +73,7 @@ def _send(
         return ReplicationOutcome(pending, error)
     record_attempt(context, pending.key, None, REPLICATIONS)
     record_attempt(context, pending.key, None, STOPPED)
+    record_attempt(context, pending.key, "", COMPLETED)
     return ReplicationOutcome(pending, outcome)
 
 
