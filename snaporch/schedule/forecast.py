@@ -41,6 +41,7 @@ from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_t
 from snaporch.schedule.replication_due import (
     PendingReplication,
     next_replication,
+    start_window,
     waiting_since,
 )
 from snaporch.schedule.retention import (
@@ -257,7 +258,7 @@ def _forecast(
             memory.replications,
             retry,
             now,
-            config.replica[name].start_window,
+            start_window(config.replica[name]),
             memory.stopped,
             memory.completed,
             memory.waited,

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from snaporch.config import AnyReplica, Replica
 from snaporch.config.window import ALWAYS, Windows
 from snaporch.model import Level, SnapshotRecord, iso
+from snaporch.replication.transfer import limits_rate
 from snaporch.schedule.failed_attempts import FailedAttempt
 
 
@@ -129,6 +131,20 @@ def next_replication(
         return found
     reason = f"{found.reason}; waits for its window {window} since {found.since:%Y-%m-%d %H:%M} UTC"
     return replace(found, at=window.opens(found.at), reason=reason)
+
+
+def start_window(replica: AnyReplica) -> Windows:
+    """When a replication may start by itself, and continue.
+
+    Without ``mbuffer`` nothing limits ``zfs send``, so ``rate_outside`` counts as not set.
+    """
+    return replica.window if lacks_mbuffer(replica) else replica.start_window
+
+
+def lacks_mbuffer(replica: AnyReplica) -> bool:
+    """Whether ``rate_outside`` is set, and has no effect here."""
+    is_set = isinstance(replica, Replica) and replica.rate_outside is not None
+    return is_set and not limits_rate()
 
 
 def waiting_since(pending: Iterable[PendingReplication]) -> dict[str, FailedAttempt]:

@@ -6,13 +6,14 @@ import pytest
 from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
-from snaporch.config.window import parse_windows
+from snaporch.config import ResticReplica
+from snaporch.config.window import ALWAYS, parse_windows
 from snaporch.errors import WindowClosedError
 from snaporch.model import BundleState, Level
 from snaporch.schedule.failed_attempts import STOPPED, FailedAttempt, read_failed, write_failed
 from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
-from snaporch.schedule.replication_due import next_replication, waiting_since
+from snaporch.schedule.replication_due import next_replication, start_window, waiting_since
 from snaporch.schedule.run_replications import replicate_due
 
 NOW = datetime.now(UTC)
@@ -84,10 +85,28 @@ def test_nothing_starts_outside_of_the_window_and_the_waiting_is_known(site):
     assert site.run() == [("web", False)]
 
 
-def test_with_a_rate_outside_it_starts_there_too(site):
+@pytest.mark.parametrize("has_mbuffer", [True, False])
+def test_with_a_rate_outside_it_starts_there_too_if_mbuffer_limits_it(
+    site, has_mbuffer, tmp_path, monkeypatch
+):
+    if has_mbuffer:
+        (tmp_path / "mbuffer").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     site.take("web")
     site.configure(window(2, 4), rate_outside=3)
-    assert site.run() == [("web", False)]
+    assert site.run() == ([("web", False)] if has_mbuffer else [])
+    site.configure(window(-1, 2), rate_outside=3)
+    assert site.run() == ([] if has_mbuffer else [("web", False)])
+    notes = str(site.scheduled.context.progress.notes)
+    assert ("apt install mbuffer" in notes) == (not has_mbuffer)
+
+
+def test_restic_needs_no_mbuffer_for_a_rate_outside(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    replica = ResticReplica(
+        engine="restic", repository="/x", password_file="/y", window="22:00-06:00", rate_outside=1
+    )
+    assert start_window(replica) == ALWAYS
 
 
 def test_by_hand_there_is_no_window_and_that_is_said(site):
