@@ -18,7 +18,7 @@ from snaporch.bundle.age import check_recipients
 from snaporch.bundle.store import copy_name
 from snaporch.config import AnyReplica, Replica, ResticReplica
 from snaporch.context import Context
-from snaporch.errors import SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
@@ -232,6 +232,8 @@ def has_encrypted_bundles(replica: Replica, host: Host) -> bool:
     words = ("zfs", "get", "-H", "-o", "value", "encryption", str(replica.bundles))
     try:
         found = host.run(*words, limit=_CHECK_SECONDS).strip()
+    except InterruptedRunError:
+        raise
     except SnaporchError:  # of another kind of file system
         return False
     return found.startswith("aes-")
