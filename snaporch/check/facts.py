@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -205,6 +205,8 @@ class HostFacts:
     """Of the replicas that can be reached: how their bundles are protected from being read."""
     weak_replicas: Mapping[str, str] = field(default_factory=dict)
     """Append-only replicas that only ``snaporch receive`` protects, each with the reason."""
+    unlimited: Sequence[str] = ()
+    """Replicas that policies name and that have a rate, which nothing limits here."""
     volatile: Mapping[Path, str] = field(default_factory=dict)
     """Directories that a power loss empties, and the type of their file system."""
     start_hook_problem: StartHookProblem | None = None

@@ -25,7 +25,7 @@ from snaporch.check.facts import (
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.check.gather_sanoid import gather_sanoid, own_command
 from snaporch.check.host_files import HostFiles
-from snaporch.config import AnyReplica, Config, Paths, ResticReplica
+from snaporch.config import AnyReplica, Config, Paths, Replica, ResticReplica
 from snaporch.context import Context
 from snaporch.disks.overlay_files import QUARANTINE
 from snaporch.errors import SnaporchError
@@ -47,6 +47,7 @@ from snaporch.replication.destination import (
     unavailable_reason,
     weakness_of,
 )
+from snaporch.replication.transfer import limits_rate
 from snaporch.restore.other_files import describe_other_files, guest_files
 from snaporch.sanoid.config.frozen_datasets import frozen_datasets, unfrozen_section
 from snaporch.sanoid.hold.snapshotter import estimate_freeze
@@ -114,6 +115,7 @@ def gather(
         replicas=replicas,
         bundle_privacy=_bundle_privacy(context.config, replicas),
         weak_replicas=_weak_replicas(context.config, replicas),
+        unlimited=_unlimited(context.config, replicas),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
         encrypted=encrypted,
@@ -368,6 +370,16 @@ def _bundle_privacy(config: Config, reasons: Mapping[str, str]) -> dict[str, Bun
         with suppress(SnaporchError):  # it does not answer any more
             found[name] = privacy_of(config.replica[name])
     return found
+
+
+def _unlimited(config: Config, names: Iterable[str]) -> list[str]:
+    """The replicas with a rate that needs mbuffer, if it is missing."""
+    found = {name: config.replica[name] for name in names}
+    return [
+        name
+        for name, each in found.items()
+        if isinstance(each, Replica) and (each.rate or each.rate_outside) and not limits_rate()
+    ]
 
 
 def _weak_replicas(config: Config, reasons: Mapping[str, str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ from snaporch.config.schema import (
     Schedule,
 )
 from snaporch.config.source import Source
+from snaporch.config.window import Windows
 
 _HEAD = f"""# Configuration
 
@@ -126,13 +127,16 @@ def _type(field: FieldInfo) -> str:
         return "one of " + ", ".join(f"`{json.dumps(choice)}`" for choice in get_args(annotation))
     if origin in (tuple, list, types.GenericAlias):
         return "list of strings"
-    if origin is types.UnionType and types.NoneType in get_args(annotation):
-        return "integer"
-    if origin is types.UnionType:
+    if annotation is Windows:
+        return "string, or list of strings"
+    is_optional = origin is types.UnionType and types.NoneType in get_args(annotation)
+    if origin is types.UnionType and not is_optional:
         return "integer or string" if int in get_args(annotation) else "true, false or string"
-    if annotation is int:
+    if annotation is int or is_optional:
         bounds = {type(m).__name__: m for m in field.metadata}
         low, high = bounds.get("Ge"), bounds.get("Le")
+        if is_optional and not low and not high:
+            return "integer"
         return f"integer, {getattr(low, 'ge', '…')} to {getattr(high, 'le', '…')}"
     if annotation is bool:
         return "true or false"

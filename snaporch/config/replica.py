@@ -142,7 +142,7 @@ class Replica(BaseModel, Paced):
         ge=1,
         le=1 << 20,
         description="Most MiB a second outside of `window`: then a replication starts and "
-        "continues there, too. Needs `mbuffer` on this host.",
+        "continues there, too. Needs `mbuffer` on this host; without it, this counts as not set.",
     )
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from typing import IO, Any, NamedTuple
 
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.config import Source
-from snaporch.errors import SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
@@ -178,9 +178,7 @@ class PullSource:
         try:
             with readable(thing, self._host.label):
                 yield
-        except ReplicaError:
-            raise
-        except CommandError:
+        except (CommandError, InterruptedRunError, ReplicaError):
             raise
         except SnaporchError as error:
             raise ReplicaError(f"{self._name}: {error.thing}", error.reason, error.step) from error

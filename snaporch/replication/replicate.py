@@ -163,6 +163,8 @@ class _Transfer:
             self._destination.create()
         arrived = self._destination.snapshots(datasets)
         self._members = self._originals.members(pool.snapshots(datasets))
+        # First, in one step: sending may be stopped, and what was pruned there does not wait here.
+        self._mark_dropped(by_dataset(arrived), _by_guid(arrived))
         self._remove_false_marks(_by_guid(arrived))
         if self._send_all(datasets, by_dataset(arrived)):
             arrived = self._destination.snapshots(datasets)

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 
 from snaporch.config import ResticReplica
-from snaporch.errors import SnaporchError, UnavailableError
+from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
 from snaporch.remote_host import Host, check_installed
@@ -114,7 +114,7 @@ class ResticRepository:
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
                 raise ReplicaError(self.name, "its listing cannot be read", SEE) from error
             except SnaporchError as error:
-                if isinstance(error, UnavailableError):
+                if isinstance(error, (UnavailableError, InterruptedRunError)):
                     raise
                 reason = restic_reason(error.reason.splitlines())
                 step = f"{self.by_hand('snapshots')}; {SEE}"

@@ -31,7 +31,7 @@ from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import PruneResult, prune
 from snaporch.replication.bookmarks import bookmark_prefix
 from snaporch.restore.start_bar import may_be_barred
-from snaporch.schedule.forecast import Forecast, make_forecasts
+from snaporch.schedule.forecast import Forecast, make_forecasts, replicas_of
 from snaporch.schedule.prune_copies import is_a_day_old, prune_copies_daily
 from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
@@ -186,7 +186,8 @@ def runs_not_needed(context: Context, forecast: Forecast) -> set[str]:
     """The runs of a domain that no replication under way needs: every replica has all of them.
 
     A replication needs the snapshots from the newest one that the replica has, which it bookmarks
-    before it sends anything. So older ones than the bookmarks of all replicas are not needed.
+    before it sends anything. So older ones than the bookmarks of all replicas are not needed. Each
+    replica of the domain's policies must have bookmarks: making them may have failed.
 
     Args:
         context: the configuration, and the pools.
@@ -203,6 +204,7 @@ def runs_not_needed(context: Context, forecast: Forecast) -> set[str]:
             if txgs:
                 replicas.setdefault(dataset, set()).add(replica)
                 oldest[dataset] = min([oldest.get(dataset, txgs[0]), *txgs])
+    wanted = replicas_of(context.config, forecast.assignment).keys()
     births = {each.full_name: each.createtxg for each in context.pool.snapshots(datasets)}
     found = set()
     for record in forecast.records:
@@ -210,7 +212,7 @@ def runs_not_needed(context: Context, forecast: Forecast) -> set[str]:
         names = [(dataset, f"{dataset}@{record.snapshot}") for dataset in record.datasets]
         if all(
             replicas.get(dataset)
-            and replicas[dataset] <= there
+            and wanted <= replicas[dataset] <= there
             and name in births
             and births[name] < oldest[dataset]
             for dataset, name in names

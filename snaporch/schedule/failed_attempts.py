@@ -23,6 +23,10 @@ VERIFICATIONS = "unverified.json"
 REPLICATIONS = "unreplicated.json"
 STOPPED = "stopped.json"
 """Replications that ended with their window, and are to be continued."""
+COMPLETED = "completed.json"
+"""When the last replication that had no failure ended; the reason is empty."""
+WAITING = "waiting.json"
+"""Since when a replica lacks a snapshot; the reason is the time of ``COMPLETED`` before that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,17 +25,25 @@ from snaporch.model import (
 )
 from snaporch.schedule.carried_out_since import read_first_runs, record_first_runs
 from snaporch.schedule.failed_attempts import (
+    COMPLETED,
     REPLICATIONS,
     SNAPSHOTS,
     STOPPED,
     VERIFICATIONS,
+    WAITING,
     FailedAttempt,
     read_failed,
+    write_failed,
 )
 from snaporch.schedule.own_or_copied import came_back, without_copies
 from snaporch.schedule.policy_assignment import Assignment, assign, datasets
 from snaporch.schedule.recurrence import Times, read_zone_again, times, verify_times, zone_of
-from snaporch.schedule.replication_due import PendingReplication, next_replication
+from snaporch.schedule.replication_due import (
+    PendingReplication,
+    next_replication,
+    start_window,
+    waiting_since,
+)
 from snaporch.schedule.retention import (
     RetentionDecision,
     RetentionSnapshot,
@@ -146,18 +154,24 @@ def _members_with(snapshots: Mapping[str, Sequence[PoolSnapshot]], uuid: str) ->
     return {other for other, groups in instants.items() if groups & own}
 
 
-def record_carried_out(context: Context, forecasts: Iterable[Forecast], now: datetime) -> None:
+def record_carried_out(context: Context, forecasts: Sequence[Forecast], now: datetime) -> None:
     """Record which policies are carried out for which domains, by the daemon or ``run-due``.
 
+    Also since when replicas lack snapshots.
+
     Raises:
-        UnavailableError: the file is not writable.
+        UnavailableError: a file is not writable.
     """
     keys = [
         f"{each.domain.uuid}/{coming.policy}"
         for each in forecasts
         for coming in each.next_snapshots
     ]
-    record_first_runs(context.config.paths.schedule, keys, now)
+    paths = context.config.paths
+    record_first_runs(paths.schedule, keys, now)
+    waiting = waiting_since(each for forecast in forecasts for each in forecast.replications)
+    if waiting != read_failed(paths.schedule, WAITING, spare=paths.runtime):
+        write_failed(paths.schedule, waiting, WAITING, spare=paths.runtime)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +183,8 @@ class _Memory:
     verifications: Mapping[str, FailedAttempt]
     replications: Mapping[str, FailedAttempt]
     stopped: Mapping[str, FailedAttempt]
+    completed: Mapping[str, FailedAttempt]
+    waited: Mapping[str, FailedAttempt]
     under_way: frozenset[str]
     """Runs that have a journal: their snapshots are not finished."""
 
@@ -176,12 +192,12 @@ class _Memory:
     def of(cls, context: Context) -> _Memory:
         paths = context.config.paths
         runs = frozenset(journal.facts.run for journal in read_journals(paths.journal))
-        snapshots, verifications, replications, stopped = (
+        snapshots, verifications, replications, stopped, completed, waited = (
             read_failed(paths.schedule, name, spare=paths.runtime)
-            for name in (SNAPSHOTS, VERIFICATIONS, REPLICATIONS, STOPPED)
+            for name in (SNAPSHOTS, VERIFICATIONS, REPLICATIONS, STOPPED, COMPLETED, WAITING)
         )
         first = read_first_runs(paths.schedule)
-        return cls(first, snapshots, verifications, replications, stopped, runs)
+        return cls(first, snapshots, verifications, replications, stopped, completed, waited, runs)
 
 
 def _forecast(
@@ -242,8 +258,10 @@ def _forecast(
             memory.replications,
             retry,
             now,
-            config.replica[name].start_window,
+            start_window(config.replica[name]),
             memory.stopped,
+            memory.completed,
+            memory.waited,
         )
         for name, policies in replicas_of(config, assignment).items()
     ]

@@ -17,7 +17,7 @@ from snaporch.locks import REPLICATION
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import ReplicationResult, replicate
-from snaporch.schedule.failed_attempts import REPLICATIONS, STOPPED, record_attempt
+from snaporch.schedule.failed_attempts import COMPLETED, REPLICATIONS, STOPPED, record_attempt
 from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.own_or_copied import without_copies
 from snaporch.schedule.policy_assignment import assign
@@ -118,6 +118,7 @@ def replicate_domains(
                 continue
             record_attempt(context, key, None, REPLICATIONS)
             record_attempt(context, key, None, STOPPED)
+            record_attempt(context, key, "", COMPLETED)
             yield domain.name, name, shipped
 
 

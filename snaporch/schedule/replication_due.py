@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from snaporch.config import AnyReplica, Replica
 from snaporch.config.window import ALWAYS, Windows
-from snaporch.model import Level, SnapshotRecord
+from snaporch.model import Level, SnapshotRecord, iso
+from snaporch.replication.transfer import limits_rate
 from snaporch.schedule.failed_attempts import FailedAttempt
 
 
@@ -23,13 +25,15 @@ class PendingReplication:
     last: datetime | None
     """When the newest snapshot that the replica has was taken; ``None`` without one."""
     since: datetime
-    """When the oldest snapshot that the replica lacks was taken."""
+    """When the oldest snapshot that the replica lacks was taken; that one may be deleted since."""
     failed: FailedAttempt | None = None
     """The last attempt, if it failed."""
     window: Windows = ALWAYS
     """When it may start by itself."""
     stopped: datetime | None = None
     """When the last attempt was stopped, because its window had ended."""
+    completed: str = ""
+    """When the last one without a failure ended, in ISO 8601; empty if that is not known."""
 
     @property
     def turn(self) -> tuple[datetime, datetime, datetime]:
@@ -70,6 +74,8 @@ def next_replication(
     now: datetime,
     window: Windows = ALWAYS,
     stopped: Mapping[str, FailedAttempt] | None = None,
+    completed: Mapping[str, FailedAttempt] | None = None,
+    waited: Mapping[str, FailedAttempt] | None = None,
 ) -> PendingReplication | None:
     """When to replicate to a replica next.
 
@@ -85,6 +91,9 @@ def next_replication(
         now: the time.
         window: when it may start by itself.
         stopped: attempts that the end of a window stopped, by ``UUID/REPLICA``.
+        completed: the last ones without a failure, by ``UUID/REPLICA``.
+        waited: since when each has waited, as :func:`waiting_since` found earlier: retention may
+            have deleted the snapshot of that time.
 
     Returns:
         ``None`` if the replica lacks no snapshot.
@@ -105,6 +114,11 @@ def next_replication(
     found = PendingReplication(
         newest.domain, newest.uuid, replica, now, reason, last, min(waiting), window=window
     )
+    if end := (completed or {}).get(found.key):
+        found = replace(found, completed=iso(end.at))
+    waits = (waited or {}).get(found.key)
+    if waits is not None and waits.reason == found.completed:  # nothing was completed meanwhile
+        found = replace(found, since=min(found.since, waits.at))
     if stop := (stopped or {}).get(found.key):
         found = replace(found, stopped=stop.at)
     before = failed.get(found.key)
@@ -117,6 +131,28 @@ def next_replication(
         return found
     reason = f"{found.reason}; waits for its window {window} since {found.since:%Y-%m-%d %H:%M} UTC"
     return replace(found, at=window.opens(found.at), reason=reason)
+
+
+def start_window(replica: AnyReplica) -> Windows:
+    """When a replication may start by itself, and continue.
+
+    Without ``mbuffer`` nothing limits ``zfs send``, so ``rate_outside`` counts as not set.
+    """
+    return replica.window if lacks_mbuffer(replica) else replica.start_window
+
+
+def lacks_mbuffer(replica: AnyReplica) -> bool:
+    """Whether ``rate_outside`` is set, and has no effect here."""
+    is_set = isinstance(replica, Replica) and replica.rate_outside is not None
+    return is_set and not limits_rate()
+
+
+def waiting_since(pending: Iterable[PendingReplication]) -> dict[str, FailedAttempt]:
+    """What is to be recorded of those that wait; see :func:`next_replication`."""
+    return {
+        each.key: FailedAttempt(each.since.replace(microsecond=0), each.completed)
+        for each in pending
+    }
 
 
 def last_arrived(replica: str, records: Iterable[SnapshotRecord]) -> datetime | None:

@@ -14,8 +14,8 @@ from snaporch.model import Level, SnapshotRecord
 from snaporch.replication.interface import Destination
 from snaporch.replication.replicate import ReplicationResult, replicate
 from snaporch.schedule.bulk_queue import due_items
-from snaporch.schedule.failed_attempts import REPLICATIONS, STOPPED, record_attempt
-from snaporch.schedule.replication_due import PendingReplication
+from snaporch.schedule.failed_attempts import COMPLETED, REPLICATIONS, STOPPED, record_attempt
+from snaporch.schedule.replication_due import PendingReplication, lacks_mbuffer, start_window
 
 Opened = Callable[[Context, str], Destination]
 """Opens a replica by its name."""
@@ -73,6 +73,7 @@ def _send(
         return ReplicationOutcome(pending, error)
     record_attempt(context, pending.key, None, REPLICATIONS)
     record_attempt(context, pending.key, None, STOPPED)
+    record_attempt(context, pending.key, "", COMPLETED)
     return ReplicationOutcome(pending, outcome)
 
 
@@ -80,7 +81,11 @@ def _open(
     context: Context, opened: Opened, now: Callable[[], datetime], name: str
 ) -> tuple[Context, Destination]:
     """Open a replica; what it is copied with stops at the end of its window, too."""
-    window = context.config.replica[name].start_window
+    replica = context.config.replica[name]
+    window = start_window(replica)
+    if lacks_mbuffer(replica):
+        text = "rate_outside has no effect without mbuffer, so it stops at the end of its window"
+        context.progress.note(name, f"{text}; apt install mbuffer")
     if window:
 
         def closed() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fakes import restic
@@ -19,6 +20,7 @@ case "$*" in
 send\\ -nP*) printf 'size\\t99\\n' ;;
 send\\ *)
     echo "$*" >>{place}/sent
+    test ! -p {place}/under-way || {{ echo >{place}/under-way; exec sleep 600; }}
     test ! -e {place}/cut || {{ head -c 400 {place}/streams/"$(echo "$last" | tr / :)"; exit 1; }}
     cat {place}/streams/"$(echo "$last" | tr / :)" ;;
 esac
@@ -46,12 +48,19 @@ class Cloud:
         given = {"engine": "restic", "repository": str(self.place / "repository")}
         return ResticReplica.model_validate({**given, "password_file": self.secret, **more})
 
-    def destination(self, **more: object) -> ResticDestination:
+    def destination(self, interrupt: Interrupt | None = None, **more: object) -> ResticDestination:
         """The repository, as a new command sees it."""
         cache = self.place / "cache"
+        interrupt = interrupt or Interrupt()
         return ResticDestination(
-            "cloud", self.section(**more), self.pool, Interrupt(), self.heard, cache=cache
+            "cloud", self.section(**more), self.pool, interrupt, self.heard, cache=cache
         )
+
+    def slow(self) -> Path:
+        """Let streams take as long as this named pipe is there; reading it awaits the next one."""
+        path = self.place / "under-way"
+        os.mkfifo(path)
+        return path
 
     def source(self) -> ResticSource:
         """The repository, as a new rebuild sees it."""

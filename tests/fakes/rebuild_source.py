@@ -139,7 +139,9 @@ class FakeLocal:
         snapshots = tuple(self._pool.snapshots([dataset]))
         return LocalState(exists, self.tokens.get(dataset, NO_TOKEN), snapshots)
 
-    def receiver(self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool = True) -> list[str]:
+    def receiver(
+        self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool = True
+    ) -> list[str]:
         """See the protocol."""
         mark = f"{REBUILD_PROPERTY}={RECEIVED}"
         return [

@@ -80,6 +80,17 @@ def replica_weak(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
+def rate_unlimited(facts: HostFacts) -> Iterator[Finding]:
+    """A replica has a rate, and mbuffer is missing."""
+    for name in facts.unlimited:
+        yield warning(
+            f"replica {name}",
+            "mbuffer is not installed",
+            "nothing limits zfs send to its rate, and rate_outside counts as not set",
+            "apt install mbuffer",
+        )
+
+
 def no_streaming(facts: HostFacts) -> Iterator[Finding]:
     """RAM cannot be streamed, though the configuration allows or demands it."""
     mode = facts.capture

@@ -536,6 +536,12 @@ def test_a_replica_that_zfs_does_not_protect(facts):
     assert (finding.subject, finding.what) == ("replica nas", "OpenZFS 2.2 is too old")
 
 
+def test_a_rate_that_nothing_limits(facts):
+    finding = only(facts(replicas={"nas": "", "usb": ""}, unlimited=("nas",)))
+    assert (finding.code, finding.severity) == ("rate-unlimited", Severity.WARNING)
+    assert (finding.subject, finding.what) == ("replica nas", "mbuffer is not installed")
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.code)
 def test_a_known_fault_is_reported_where_it_matters(facts, fault):
     version = ".".join(map(str, fault.since or (1, 0, 0)))

@@ -566,6 +566,20 @@ def test_a_replica_around_a_guest_or_inside_it(sound, check, configure, dataset)
     assert found["replica-nested"]["what"].startswith("replica disk: tank")
 
 
+@pytest.mark.parametrize("option", ["rate = 5", 'window = "22:00-06:00"\nrate_outside = 5', ""])
+def test_a_rate_needs_mbuffer(sound, check, configure, tmp_path, monkeypatch, option):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    configure(
+        *("[policy.hourly]", 'every = "1h"', 'domains = ["web"]', 'replicate = ["disk"]'),
+        *("[replica.disk]", 'dataset = "backup/kvm"', 'bundles = "/backup/disk"', option),
+    )
+    assert ("rate-unlimited" in check()[1]) == bool(option)
+    (tools / "mbuffer").touch(0o755)
+    assert "rate-unlimited" not in check()[1]
+
+
 def test_a_guest_with_a_policy_needs_no_section(sound, check, configure):
     sound.add_guest("new")
     assert set(check()[1]) == {"unscheduled"}

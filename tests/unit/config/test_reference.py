@@ -66,6 +66,8 @@ def test_every_default_and_type_is_on_the_page():
     [
         'Type: one of `"auto"`, `"zstd"`, `"gzip"`, `"none"`. Default: `"auto"`.',
         "Type: integer, 0 to 256. Default: `0`.",
+        "Type: integer, 1 to 1048576. No default.",
+        'Type: string, or list of strings. Default: `""`.',
         'Type: integer or string. Default: `"auto"`.',
         "Type: list of strings. Default: `[]`.",
         'Type: absolute path. Default: `"/run/snaporch"`.',

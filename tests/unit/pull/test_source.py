@@ -6,9 +6,14 @@ import re
 import pytest
 from fakes.pull_case import ROOT, UUID
 from fakes.pulled import header
+from fakes.world import Heard
 
 from snaporch.bundle.manifest import MANIFEST_NAME, Part, Role, manifest_bytes, read_manifest
-from snaporch.errors import SnaporchError
+from snaporch.config import Source
+from snaporch.errors import SnaporchError, WindowClosedError
+from snaporch.interrupt import WindowInterrupt
+from snaporch.pull.source import PullSource
+from snaporch.remote_host import Host
 from snaporch.replication.interface import ReplicaError
 
 WEB = f"{ROOT}/tank:web"
@@ -117,6 +122,14 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_the_source(case, answer):
     source, _, _ = case.open()
     with pytest.raises(ReplicaError):
         source.guests()
+
+
+def test_the_end_of_the_window_is_no_failure_of_the_source():
+    window = WindowInterrupt(closed=lambda: "its window has ended")
+    section = Source(host="nas", dataset="backup/a", bundles="/backup/a")
+    host = Host("", lambda: window.check("a"))
+    with pytest.raises(WindowClosedError):
+        PullSource("a", section, window, Heard(), host).guests()
 
 
 def test_an_error_of_the_source_is_repeated_as_it_is(case):

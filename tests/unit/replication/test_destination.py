@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import tempfile
 import time
 from contextlib import suppress
@@ -17,6 +18,7 @@ from fakes.world import Heard
 
 from snaporch.bundle.store import COPY_NAME
 from snaporch.config import Config, Replica
+from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.remote_host import CommandError, Host, ssh_words
@@ -1103,6 +1105,13 @@ def test_copies_in_an_encrypted_dataset(encrypted, expected):
 
     replica = Replica(host="nas", dataset="backup/kvm", bundles="/backup/bundles")
     assert has_encrypted_copies(replica, Answers("nas")) is expected
+
+
+def test_a_signal_is_no_answer_about_encryption():
+    signals = Interrupt(signum=signal.SIGTERM)
+    replica = Replica(host="nas", dataset="backup/kvm", bundles="/backup/bundles")
+    with pytest.raises(InterruptedRunError):
+        has_encrypted_bundles(replica, Host("", lambda: signals.check("nas")))
 
 
 def test_without_age_the_package_is_named(tmp_path, tools, monkeypatch):

@@ -14,7 +14,7 @@ from snaporch import default_paths
 from snaporch.bundle.store import COPY_NAME
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
-from snaporch.errors import BusyError, InterruptedRunError, RefusedError
+from snaporch.errors import BusyError, InterruptedRunError, RefusedError, WindowClosedError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal, RunFacts
 from snaporch.locks import domain_lock, held_by, readers_lock, replication_lock_name
@@ -1119,6 +1119,19 @@ def test_a_snapshot_that_the_replica_dropped_is_not_sent_again_and_no_failure(sh
     shop.there.drop("tank/web@s1")
     shop.take("s3")
     assert names(shop.ship()) == ["s3"]
+
+
+def test_what_the_replica_dropped_is_known_before_anything_is_sent(shop):
+    """A window may end while it is sent, each night: what was pruned there does not wait here."""
+    shop.take("s1", "s2", "s3")
+    shop.ship()
+    shop.there.drop("tank/web@s1")
+    shop.take("s4")
+    shop.there.hooks.at["replica.send"] = failing(WindowClosedError("nas", "has ended", 15))
+    with pytest.raises(WindowClosedError):
+        shop.ship()
+    assert dropped(shop) == {"s1": ("nas",), "s2": (), "s3": (), "s4": ()}
+    assert shop.replicated()["s1"] == ()
 
 
 def test_the_newest_that_the_replica_dropped_before_it_was_marked_is_no_failure(shop):

@@ -1,12 +1,13 @@
 import os
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes import restic as fake
 from fakes.world import Heard
 
 from snaporch.config import ResticReplica
-from snaporch.errors import UnavailableError
-from snaporch.interrupt import Interrupt
+from snaporch.errors import UnavailableError, WindowClosedError
+from snaporch.interrupt import Interrupt, WindowInterrupt
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.restic import (
     ResticRepository,
@@ -139,6 +140,32 @@ def test_a_failure_is_one_reason_with_a_next_step(place, secret, tmp_path):
     assert "snapshots" in caught.value.step
     with pytest.raises(ReplicaError, match="a record was not stored: unable to open"):
         repository.record(["snaporch"])
+
+
+def test_the_end_of_the_window_is_no_failure_of_the_listing(place, secret, tmp_path):
+    make(place)
+    window = WindowInterrupt(closed=lambda: "its window has ended")
+    repository = ResticRepository(
+        "cloud", section(place, secret), window, Heard(), cache=tmp_path / "cache"
+    )
+    with pytest.raises(WindowClosedError):
+        repository.contents()
+
+
+@pytest.mark.parametrize(("is_open", "limit"), [(True, 2), (False, 1)])
+def test_the_rate_is_that_of_the_moment_at_which_a_stream_begins(
+    place, secret, tmp_path, is_open, limit
+):
+    hours = (-1, 2) if is_open else (2, 4)
+    now = datetime.now(UTC).astimezone()
+    window = "-".join(f"{now + timedelta(hours=each):%H:%M}" for each in hours)
+    replica = section(place, secret, window=window, rate=2, rate_outside=1)
+    words = opened(replica, tmp_path).backup(["t"], "/x")
+    assert words[words.index("--limit-upload") + 1] == str(limit << 10)  # KiB/s
+
+
+def test_without_a_rate_there_is_no_limit(place, secret, tmp_path):
+    assert "--limit-upload" not in opened(section(place, secret), tmp_path).backup(["t"], "/x")
 
 
 def test_an_answer_that_is_no_listing_is_an_error(place, secret, tmp_path):

@@ -1,4 +1,6 @@
 import hashlib
+import signal
+from threading import Thread
 
 import pytest
 from fakes.cloud import Cloud
@@ -7,6 +9,8 @@ from fakes.pool import FakePool
 from snaporch.bundle.store import COPY_NAME
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
+from snaporch.errors import InterruptedRunError, WindowClosedError
+from snaporch.interrupt import Interrupt, WindowInterrupt
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
@@ -96,6 +100,51 @@ def test_a_stream_that_was_cut_does_not_count_and_is_sent_again(cloud):
     (cloud.place / "cut").unlink()
     cloud.destination().send(WEB, raw=False, until=ALL)
     assert names(cloud) == [f"{WEB}@a"]
+
+
+class Ending:
+    """What ends a transfer as soon as its stream is under way."""
+
+    def __init__(self, cloud, way):
+        self.under_way, self.way, self.has_ended = cloud.slow(), way, False
+        signals = Interrupt()
+        self.interrupt = WindowInterrupt(outer=signals, closed=self.closed)
+        self.await_stream = Thread(target=self.end, args=(signals,))
+        self.await_stream.start()
+
+    def end(self, signals):
+        self.under_way.read_bytes()
+        self.has_ended = True
+        if self.way == "signal":
+            signals.signum = signal.SIGTERM
+
+    def closed(self):
+        return "its window has ended" if self.has_ended and self.way == "window" else ""
+
+
+@pytest.mark.parametrize(
+    ("way", "error"), [("window", WindowClosedError), ("signal", InterruptedRunError)]
+)
+def test_a_stream_ends_with_its_window_or_by_a_signal_and_is_sent_again(cloud, way, error):
+    cloud.take(f"{WEB}@a", f"{WEB}@b")
+    cloud.destination().send(WEB, raw=False, until=cloud.pool.snapshots([WEB])[0].createtxg)
+    ending = Ending(cloud, way)
+    with pytest.raises(error) as caught:
+        cloud.destination(ending.interrupt).send(WEB, raw=False, until=ALL)
+    ending.await_stream.join()
+    assert type(caught.value) is error
+    assert names(cloud) == [f"{WEB}@a"]
+    ending.under_way.unlink()
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == [f"{WEB}@a", f"{WEB}@b"]
+    assert cloud.sent()[1:] == [f"send -Lc -i {WEB}@a {WEB}@b"] * 2
+
+
+def test_the_end_of_the_window_also_ends_a_bundle(cloud, bundle):
+    window = WindowInterrupt(closed=lambda: "its window has ended")
+    with pytest.raises(WindowClosedError):
+        cloud.destination(window).store(bundle, f"{UUID}/r-1", sums(bundle))
+    assert cloud.destination().bundles(UUID) == {}
 
 
 def test_a_name_that_was_used_again_meanwhile_is_not_taken_for_the_snapshot(cloud):

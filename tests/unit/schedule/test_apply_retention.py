@@ -109,6 +109,28 @@ def test_what_no_replication_needs_is_deleted_while_one_runs(scheduled):
         assert clean_up(scheduled).deleted == []
 
 
+def test_a_replica_without_bookmarks_needs_all_while_a_replication_runs(scheduled):
+    """Its first replication may be under way, although nothing could be bookmarked for it."""
+    old, middle, *_ = scheduled.hours_ago(4, 3, 2, 1)
+    places = {
+        name: {"host": name, "dataset": "backup", "bundles": f"/backup/{name}"}
+        for name in ("nas", "new")
+    }
+    pool = scheduled.world.pool
+    pool.set_properties([f"tank/web@{old.snapshot}"], {"snaporch:replicated": "nas"})
+    pool.bookmark(f"tank/web@{middle.snapshot}", f"snaporch-nas-{middle.run}")
+    runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
+    for replicas, runs in ((["nas", "new"], []), (["nas"], [old.run])):
+        hourly = {"every": "1h", "keep": {"last": 1}, "replicate": replicas}
+        scheduled.configure(
+            policy={"hourly": hourly}, defaults={"policies": ["hourly"]}, replica=places
+        )
+        with domain_lock(runtime, "web", name, "replicate", wait=0, interrupt=Interrupt()):
+            done = clean_up(scheduled)
+        assert [verdict.taken.run for _, verdict in done.deleted] == runs
+        assert done.busy == ["web"]
+
+
 def test_kept_snapshots_stay_even_without_their_hold(scheduled):
     old, *_ = scheduled.hours_ago(3, 2, 1)
     pool = scheduled.world.pool

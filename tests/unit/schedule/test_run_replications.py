@@ -6,13 +6,14 @@ import pytest
 from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
-from snaporch.config.window import parse_windows
+from snaporch.config import ResticReplica
+from snaporch.config.window import ALWAYS, parse_windows
 from snaporch.errors import WindowClosedError
 from snaporch.model import BundleState, Level
 from snaporch.schedule.failed_attempts import STOPPED, FailedAttempt, read_failed, write_failed
-from snaporch.schedule.forecast import make_forecasts
+from snaporch.schedule.forecast import make_forecasts, record_carried_out
 from snaporch.schedule.replicate_domains import choose_targets, replicate_domains
-from snaporch.schedule.replication_due import next_replication
+from snaporch.schedule.replication_due import next_replication, start_window, waiting_since
 from snaporch.schedule.run_replications import replicate_due
 
 NOW = datetime.now(UTC)
@@ -84,10 +85,28 @@ def test_nothing_starts_outside_of_the_window_and_the_waiting_is_known(site):
     assert site.run() == [("web", False)]
 
 
-def test_with_a_rate_outside_it_starts_there_too(site):
+@pytest.mark.parametrize("has_mbuffer", [True, False])
+def test_with_a_rate_outside_it_starts_there_too_if_mbuffer_limits_it(
+    site, has_mbuffer, tmp_path, monkeypatch
+):
+    if has_mbuffer:
+        (tmp_path / "mbuffer").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
     site.take("web")
     site.configure(window(2, 4), rate_outside=3)
-    assert site.run() == [("web", False)]
+    assert site.run() == ([("web", False)] if has_mbuffer else [])
+    site.configure(window(-1, 2), rate_outside=3)
+    assert site.run() == ([] if has_mbuffer else [("web", False)])
+    notes = str(site.scheduled.context.progress.notes)
+    assert ("apt install mbuffer" in notes) == (not has_mbuffer)
+
+
+def test_restic_needs_no_mbuffer_for_a_rate_outside(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    replica = ResticReplica(
+        engine="restic", repository="/x", password_file="/y", window="22:00-06:00", rate_outside=1
+    )
+    assert start_window(replica) == ALWAYS
 
 
 def test_by_hand_there_is_no_window_and_that_is_said(site):
@@ -134,6 +153,46 @@ def test_late_means_that_a_whole_window_has_passed():
     now = by_day + 23 * HOUR
     assert pending(by_day, now).is_late(4 * HOUR, now.astimezone(UTC))
     assert not pending(by_day, now).is_late(24 * HOUR, now.astimezone(UTC))
+
+
+@pytest.mark.parametrize("times", ["22:00-06:00", "06:00-05:00", "00:00-23:59"])
+@pytest.mark.parametrize(("kept", "late"), [(13, 6), (25, 24), (13, 24)])
+def test_that_it_is_late_does_not_end_when_retention_deletes_what_waited(times, kept, late):
+    """Each hour a snapshot is taken and the oldest is deleted, and nothing is replicated."""
+    begin, waited, found = datetime(2026, 6, 8, tzinfo=UTC), {}, []
+    for hour in range(24 * 5):
+        now = begin + hour * HOUR
+        records = [Record(now - age * HOUR) for age in range(min(kept, hour), -1, -1)]
+        done = {"web/nas": FailedAttempt(begin, "")}
+        pending = next_replication(
+            "nas", ["p"], records, {}, HOUR, now, parse_windows(times), {}, done, waited
+        )
+        waited = waiting_since([pending])
+        found.append(pending.is_late(late * HOUR, now))
+    assert found[0] is False
+    assert all(found[60:])
+    assert found == sorted(found)
+
+
+def test_what_waited_before_a_replication_was_complete_does_not_count(site):
+    for hours in (5, 4):
+        site.take("web", hours)
+    context, now = site.scheduled.context, datetime.now(UTC)
+
+    def tick():
+        record_carried_out(context, make_forecasts(context, now), now)
+
+    tick()
+    first = site.waiting().since
+    oldest = min(site.world.pool.snapshots(["tank/web"]), key=lambda each: each.createtxg)
+    site.world.pool.destroy_snapshots([oldest.full_name])
+    tick()
+    assert site.waiting().since == first.replace(microsecond=0)
+    assert site.run() == [("web", False)]
+    site.take("web", 1)
+    assert site.waiting().since > first
+    tick()
+    assert site.waiting().since > first
 
 
 def test_the_order_starves_no_guest():
