@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import BundleStore, copy_name
 from snaporch.catalog.records import COPY, by_dataset, genuine, is_marked
 from snaporch.catalog.torn import is_torn
@@ -304,8 +305,10 @@ def _run(
         members=tuple(members),
         is_whole=is_whole and not any(map(is_torn, members)),
         by_policy=bool(disks) and all(map(_is_of_policy, disks)),
+        received=_received(item.path),
         good_ram=is_whole and manifest is not None and manifest.level is Level.RAM,
         passed=_passed(disks, result),
+        passed_here=_is_result(result),
         pinned=_pin(members, pinned),
         group_run=next((g for each in disks if (g := each.properties.get("group", ""))), ""),
     )
@@ -317,11 +320,27 @@ def _is_of_policy(member: PoolSnapshot) -> bool:
 
 def _passed(members: Iterable[PoolSnapshot], result: CopyResult | None) -> bool | None:
     """Whether the last verification passed: of the copy itself, or else that of the original."""
-    if result is not None and result.absent is None:
+    if result is not None and _is_result(result):
         return result.passed
     texts = {each.properties.get("verified") for each in members}
     verified = VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
     return verified.passed if verified else None
+
+
+def _is_result(result: CopyResult | None) -> bool:
+    return result is not None and result.absent is None
+
+
+def _received(bundle: Path) -> datetime:
+    """When a bundle got its name here, or its manifest later: the ctime, which no program sets.
+
+    Not that of ``copy.json``, which a replication touches each week. The latest time if it went.
+    """
+    try:
+        times = [each.lstat().st_ctime for each in (bundle, bundle / MANIFEST_NAME)]
+    except OSError:
+        return datetime.max.replace(tzinfo=UTC)
+    return datetime.fromtimestamp(max(times), UTC)
 
 
 def _pin(members: Iterable[PoolSnapshot], pinned: Mapping[str, str]) -> str:

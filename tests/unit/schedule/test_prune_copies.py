@@ -20,7 +20,7 @@ from snaporch.bundle.manifest import (
     manifest_bytes,
 )
 from snaporch.config import Config
-from snaporch.model import Level
+from snaporch.model import Level, VerificationResult, VerifyDepth
 from snaporch.prune.decision import ItemKind, PruneAction
 from snaporch.schedule.prune_copies import prune_copies, prune_copies_daily
 from snaporch.verify.copy_decision import Source
@@ -29,6 +29,7 @@ from snaporch.verify.copy_results import CopyResult, CopyResults
 ROOT = "backup/kvm"
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 NOW = datetime.now(UTC).replace(microsecond=0)
+PASSED = VerificationResult(NOW, passed=True, reached=VerifyDepth.CHECKED).as_text()
 
 
 class Holder:
@@ -215,6 +216,58 @@ def test_the_copy_that_passed_its_verification_here_stays(holder):
         CopyResult("nas", "web", UUID, run, name, NOW, passed=True, source=Source.REPLICA)
     )
     assert holder.deleted() == ["0002"]
+
+
+def test_keep_all_counts_from_when_the_bundle_came_and_no_time_of_a_file_changes_that(holder):
+    holder.options["keep_all"] = "7d"
+    for number in range(1, 5):
+        holder.take(number)
+        bundle = holder.bundles / UUID / holder.run(number)
+        for each in (bundle, *bundle.iterdir()):
+            os.utime(each, (0, 0))
+    assert holder.deleted() == []
+    soon = time.time() + 7 * 86_400
+    assert holder.deleted(now=lambda: datetime.fromtimestamp(soon - 60, UTC)) == []
+    assert len(holder.deleted(now=lambda: datetime.fromtimestamp(soon + 60, UTC))) == 2
+
+
+def test_a_bundle_that_a_replication_read_again_did_not_come_again(holder):
+    holder.options["keep_all"] = "7d"
+    for number in range(1, 5):
+        holder.take(number)
+    bundles = [*(holder.bundles / UUID).iterdir()]
+    came = max(each.lstat().st_ctime for each in bundles)
+    for each in bundles:
+        while (each / "copy.json").stat().st_ctime <= came + 0.02:
+            os.utime(each / "copy.json")
+    after = datetime.fromtimestamp(came + 7 * 86_400 + 0.01, UTC)
+    assert len(holder.deleted(now=lambda: after)) == 2
+
+
+def test_a_bundle_whose_manifest_was_replaced_came_then(holder):
+    holder.options["keep_all"] = "7d"
+    for number in range(1, 5):
+        holder.take(number)
+    bundles = [*(holder.bundles / UUID).iterdir()]
+    came = max(each.lstat().st_ctime for each in bundles)
+    for each in bundles:
+        while (each / MANIFEST_NAME).stat().st_ctime <= came + 0.02:
+            (each / MANIFEST_NAME).write_bytes((each / MANIFEST_NAME).read_bytes())
+    after = datetime.fromtimestamp(came + 7 * 86_400 + 0.01, UTC)
+    assert holder.deleted(now=lambda: after) == []
+
+
+def test_the_one_that_passed_here_stays_although_marks_say_that_later_ones_passed(holder):
+    for number in range(1, 7):
+        names = holder.take(number)
+        if number == 3:  # forged
+            for each in names:
+                holder.pool.set_properties([each], {"snaporch:verified": PASSED})
+    run, name = holder.run(1), "snaporch_1_hourly"
+    CopyResults(holder.place / "schedule").record(
+        CopyResult("nas", "web", UUID, run, name, NOW, passed=True, source=Source.REPLICA)
+    )
+    assert holder.deleted() == ["0002", "0004"]
 
 
 def test_a_bundle_of_other_copies_decides_nothing(holder):
