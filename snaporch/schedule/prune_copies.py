@@ -39,7 +39,7 @@ from snaporch.schedule.copies_retention import (
 from snaporch.schedule.recurrence import read_zone_again, zone_of
 from snaporch.schedule.retention import FUTURE
 from snaporch.verify.copy_results import CopyResult, CopyResults
-from snaporch.zfs import MountedError, Pool
+from snaporch.zfs import MountedError, Pool, PoolError
 
 _MARK = "pruned-copies"
 """A file whose mtime is the time of the last daily prune of copies."""
@@ -132,7 +132,7 @@ class _Pruning:
         decisions = self._decide()
         if not dry_run and any(each.delete for each in decisions):
             decisions = self._agreed(decisions)
-        sizes = self.pool.sizes([m.full_name for each in decisions for m in each.run.members])
+        sizes = self._sizes([m.full_name for each in decisions for m in each.run.members])
         for decision in decisions:
             if self.domain not in (None, decision.run.domain, decision.run.uuid):
                 continue
@@ -175,8 +175,35 @@ class _Pruning:
             view.pinned,
             lambda uuid: results.of_domain(self.name, uuid),
         )
+        self._check_bundles(items, there)
         zone, keep = zone_of(self.config), self.copies
         return decide_copies(runs, there, keep.keep, keep.keep_all, self.now(), zone)
+
+    def _check_bundles(self, items: Iterable[StoreItem], there: Iterable[PoolSnapshot]) -> None:
+        """Copies without a single bundle are no reason to be silent: nothing can be pruned."""
+        root = self.copies.dataset
+        has_bundle = any(
+            item.kind is ItemKind.BUNDLE
+            and (item.problem or any(e.dataset.rpartition("/")[0] == root for e in item.references))
+            for item in items
+        )
+        has_copies = any("bundle" in each.properties for each in there)
+        if has_copies and not has_bundle:
+            raise UnavailableError(
+                f"{self.name}: {self.copies.bundles}",
+                f"has no bundle of the snapshots below {root}",
+                "is it the directory of their bundles, and is its file system mounted? Of copies "
+                "that arrive for the first time, wait for the end of the replication",
+            )
+
+    def _sizes(self, names: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+        """Their sizes, for the output; without those that went meanwhile."""
+        with suppress(PoolError):
+            return self.pool.sizes(names)
+        there = {each.full_name for each in self.pool.snapshots()}
+        with suppress(PoolError):
+            return self.pool.sizes([each for each in names if each in there])
+        return {}
 
     def _agreed(self, decisions: Sequence[CopyDecision]) -> list[CopyDecision]:
         """Decide again: only copies on which two listings agree are destroyed."""

@@ -25,6 +25,7 @@ from snaporch.prune.decision import ItemKind, PruneAction
 from snaporch.schedule.prune_copies import prune_copies, prune_copies_daily
 from snaporch.verify.copy_decision import Source
 from snaporch.verify.copy_results import CopyResult, CopyResults
+from snaporch.zfs import PoolError
 
 ROOT = "backup/kvm"
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
@@ -330,6 +331,34 @@ def test_a_place_that_is_not_there_is_an_error(holder):
     (failure,) = prune_copies(holder.config, holder.pool).failures
     assert "no such dataset" in failure.line()
     assert len(holder.pool.names()) == 8
+
+
+def test_a_place_without_any_bundle_of_the_copies_is_an_error(holder):
+    (holder.bundles / "lost+found").mkdir()
+    assert prune_copies(holder.config, holder.pool).failures == []
+    for number in range(1, 5):
+        holder.take(number)
+    holder.bundles.rename(holder.place / "away")
+    holder.bundles.mkdir()
+    (failure,) = prune_copies(holder.config, holder.pool).failures
+    assert "has no bundle of the snapshots below backup/kvm" in failure.line()
+    assert len(holder.pool.names()) == 8
+
+
+def test_a_copy_that_went_meanwhile_does_not_stop_the_prune(holder):
+    for number in range(1, 5):
+        holder.take(number)
+    sizes = holder.pool.sizes
+    first = f"{ROOT}/tank:web@snaporch_1_hourly"
+
+    def went(names):
+        if holder.pool.names().count(first):
+            holder.pool.destroy_snapshots([first])
+            raise PoolError(first, "dataset does not exist")
+        return sizes(names)
+
+    holder.pool.sizes = went
+    assert "0002" in holder.deleted()
 
 
 def test_once_a_day(holder):
