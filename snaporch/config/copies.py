@@ -13,7 +13,7 @@ from snaporch.config.policy import Keep
 from snaporch.config.replica import Dataset, Directory, Replica
 
 KeepAll = Annotated[timedelta, Duration("0s")]
-"""The age before which no copy is deleted."""
+"""Copies that were received less long ago are not deleted, and displace none."""
 KEEP_ALL = timedelta(days=7)
 
 
@@ -21,8 +21,9 @@ def keep_all_field() -> timedelta:
     """The option ``keep_all`` of both kinds of sections."""
     field: timedelta = Field(
         default=KEEP_ALL,
-        description="No copy younger than this is deleted, whatever `keep` says: so a host that "
-        "was taken over cannot displace its good copies in a day, by sending many new ones.",
+        description="No copy that was received less long ago is deleted, and it does not count "
+        "for `keep`: so a host that was taken over cannot displace its good copies before, by "
+        "sending many new ones.",
     )
     return field
 

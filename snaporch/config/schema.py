@@ -461,6 +461,12 @@ class Config(_Section):
                 raise ValueError(
                     f"copies.{name} and source.{name} have the same name: set source.{name}.keep"
                 )
+            for other, here in self.zfs_replicas.items():
+                is_there = not here.host and here.dataset == copies.dataset
+                if is_there and here.bundles != Path(copies.bundles):
+                    raise ValueError(
+                        f"copies.{name} has the dataset of replica.{other}, and other bundles"
+                    )
         places = [(f"copies.{name}", each.as_replica()) for name, each in self.copies.items()]
         sources = [(f"source.{name}", each.as_replica()) for name, each in self.source.items()]
         pairs = [*combinations(places, 2), *product(places, sources)]

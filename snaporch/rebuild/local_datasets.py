@@ -37,6 +37,8 @@ _NOT_YET = {DatasetKind.FILESYSTEM: "canmount=noauto", DatasetKind.VOLUME: "volm
 """Until all is here: no boot mounts a file system, and no guest finds a volume."""
 RECEIVED = "transfer"
 """The value of ``snaporch:rebuild`` of a dataset that is being received."""
+ARRIVED = "restore"
+"""Its value once all is here, and until the guest is restored."""
 
 
 class LocalState(NamedTuple):
@@ -48,6 +50,8 @@ class LocalState(NamedTuple):
     without one."""
     snapshots: tuple[PoolSnapshot, ...]
     """Oldest first."""
+    stage: str = ""
+    """The value of its ``snaporch:rebuild``; empty without."""
 
     @property
     def guids(self) -> list[int]:
@@ -127,7 +131,9 @@ class LocalDatasets:
         if dataset not in self._names():
             return LocalState(exists=False, token=NO_TOKEN, snapshots=())
         token = self._value("receive_resume_token", dataset)
-        return LocalState(True, token, tuple(self._pool.snapshots([dataset])))
+        marks = self._pool.local_properties([REBUILD_PROPERTY], [dataset])
+        stage = marks.get(dataset, {}).get(REBUILD_PROPERTY, "")
+        return LocalState(True, token, tuple(self._pool.snapshots([dataset])), stage)
 
     def receiver(
         self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool = True

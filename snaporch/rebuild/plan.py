@@ -18,7 +18,7 @@ from snaporch.catalog.records import COPY, one_per_dataset
 from snaporch.catalog.torn import is_torn
 from snaporch.errors import NotFoundError, RefusedError, UnavailableError
 from snaporch.model import DatasetKind, Level, PoolSnapshot
-from snaporch.rebuild.local_datasets import Local, LocalState
+from snaporch.rebuild.local_datasets import ARRIVED, RECEIVED, Local, LocalState
 from snaporch.rebuild.replica_source import Source
 from snaporch.replication.interface import BundleCopy
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -294,6 +294,9 @@ def _mountpoint(manifest: Manifest, dataset: str) -> str:
 def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[PoolSnapshot, str]]:
     """The snapshots of a dataset that have yet to come, each with the name of its base.
 
+    The replica may have pruned older ones since an interrupted rebuild received them, but not the
+    newest one here: the next one begins at it.
+
     Args:
         each: the dataset.
         state: what this host has of it.
@@ -313,8 +316,17 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
     )
     if came_back and has == guids[: len(has)] and (has or state.token != NO_TOKEN):
         return list(_with_bases(each.snapshots))[len(has) :]
+    is_rebuild = state.stage in (RECEIVED, ARRIVED)
+    common = [guid for guid in has if guid in guids]
+    fits = bool(common) and common[-1] == has[-1] and common == guids[: len(common)]
+    if came_back and is_rebuild and fits:
+        return list(_with_bases(each.snapshots))[len(common) :]
     away = shlex.join(["zfs", "rename", each.dataset, f"{each.dataset}-before"])
     step = f"to bring the guest back beside its data: {away}"
+    if is_rebuild and came_back and has and has[-1] not in guids:
+        last = f"its newest snapshot, @{state.snapshots[-1].name}"
+        reason = f"exists on this host, and {last}, is none of those that come from {replica}"
+        raise RefusedError(each.dataset, reason, f"to begin again: {away}")
     if not has:
         step = f"if it is still being received, wait for its end; {step}"
     raise RefusedError(each.dataset, "exists on this host, and is not received into", step)

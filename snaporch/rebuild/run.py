@@ -30,7 +30,7 @@ from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import BundleState, PoolSnapshot
 from snaporch.private_files import private_directory, store_errors
 from snaporch.rebuild.dataset_settings import Settings
-from snaporch.rebuild.local_datasets import RECEIVED, Local
+from snaporch.rebuild.local_datasets import ARRIVED, RECEIVED, Local
 from snaporch.rebuild.plan import (
     Copies,
     Incoming,
@@ -186,7 +186,7 @@ class Stage(StrEnum):
     """What has yet to be done for a guest whose data came back: a property of its datasets."""
 
     TRANSFER = RECEIVED
-    RESTORE = "restore"
+    RESTORE = ARRIVED
     FINISH = "finish"
     """It was restored; policies and autostart are to be set."""
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import BundleStore, copy_name
 from snaporch.catalog.records import COPY, by_dataset, genuine, is_marked
 from snaporch.catalog.torn import is_torn
@@ -38,7 +39,7 @@ from snaporch.schedule.copies_retention import (
 from snaporch.schedule.recurrence import read_zone_again, zone_of
 from snaporch.schedule.retention import FUTURE
 from snaporch.verify.copy_results import CopyResult, CopyResults
-from snaporch.zfs import MountedError, Pool
+from snaporch.zfs import MountedError, Pool, PoolError
 
 _MARK = "pruned-copies"
 """A file whose mtime is the time of the last daily prune of copies."""
@@ -131,7 +132,7 @@ class _Pruning:
         decisions = self._decide()
         if not dry_run and any(each.delete for each in decisions):
             decisions = self._agreed(decisions)
-        sizes = self.pool.sizes([m.full_name for each in decisions for m in each.run.members])
+        sizes = self._sizes([m.full_name for each in decisions for m in each.run.members])
         for decision in decisions:
             if self.domain not in (None, decision.run.domain, decision.run.uuid):
                 continue
@@ -174,8 +175,35 @@ class _Pruning:
             view.pinned,
             lambda uuid: results.of_domain(self.name, uuid),
         )
+        self._check_bundles(items, there)
         zone, keep = zone_of(self.config), self.copies
         return decide_copies(runs, there, keep.keep, keep.keep_all, self.now(), zone)
+
+    def _check_bundles(self, items: Iterable[StoreItem], there: Iterable[PoolSnapshot]) -> None:
+        """Copies without a single bundle are no reason to be silent: nothing can be pruned."""
+        root = self.copies.dataset
+        has_bundle = any(
+            item.kind is ItemKind.BUNDLE
+            and (item.problem or any(e.dataset.rpartition("/")[0] == root for e in item.references))
+            for item in items
+        )
+        has_copies = any("bundle" in each.properties for each in there)
+        if has_copies and not has_bundle:
+            raise UnavailableError(
+                f"{self.name}: {self.copies.bundles}",
+                f"has no bundle of the snapshots below {root}",
+                "is it the directory of their bundles, and is its file system mounted? Of copies "
+                "that arrive for the first time, wait for the end of the replication",
+            )
+
+    def _sizes(self, names: Sequence[str]) -> Mapping[str, tuple[int, int]]:
+        """Their sizes, for the output; without those that went meanwhile."""
+        with suppress(PoolError):
+            return self.pool.sizes(names)
+        there = {each.full_name for each in self.pool.snapshots()}
+        with suppress(PoolError):
+            return self.pool.sizes([each for each in names if each in there])
+        return {}
 
     def _agreed(self, decisions: Sequence[CopyDecision]) -> list[CopyDecision]:
         """Decide again: only copies on which two listings agree are destroyed."""
@@ -304,8 +332,10 @@ def _run(
         members=tuple(members),
         is_whole=is_whole and not any(map(is_torn, members)),
         by_policy=bool(disks) and all(map(_is_of_policy, disks)),
+        received=_received(item.path),
         good_ram=is_whole and manifest is not None and manifest.level is Level.RAM,
         passed=_passed(disks, result),
+        passed_here=_is_result(result),
         pinned=_pin(members, pinned),
         group_run=next((g for each in disks if (g := each.properties.get("group", ""))), ""),
     )
@@ -317,11 +347,27 @@ def _is_of_policy(member: PoolSnapshot) -> bool:
 
 def _passed(members: Iterable[PoolSnapshot], result: CopyResult | None) -> bool | None:
     """Whether the last verification passed: of the copy itself, or else that of the original."""
-    if result is not None and result.absent is None:
+    if result is not None and _is_result(result):
         return result.passed
     texts = {each.properties.get("verified") for each in members}
     verified = VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
     return verified.passed if verified else None
+
+
+def _is_result(result: CopyResult | None) -> bool:
+    return result is not None and result.absent is None
+
+
+def _received(bundle: Path) -> datetime:
+    """When a bundle got its name here, or its manifest later: the ctime, which no program sets.
+
+    Not that of ``copy.json``, which a replication touches each week. The latest time if it went.
+    """
+    try:
+        times = [each.lstat().st_ctime for each in (bundle, bundle / MANIFEST_NAME)]
+    except OSError:
+        return datetime.max.replace(tzinfo=UTC)
+    return datetime.fromtimestamp(max(times), UTC)
 
 
 def _pin(members: Iterable[PoolSnapshot], pinned: Mapping[str, str]) -> str:

@@ -137,7 +137,9 @@ class FakeLocal:
         """See the protocol."""
         exists = dataset in {each.name for each in self._pool.datasets()}
         snapshots = tuple(self._pool.snapshots([dataset]))
-        return LocalState(exists, self.tokens.get(dataset, NO_TOKEN), snapshots)
+        marks = self._pool.local_properties([REBUILD_PROPERTY])
+        stage = marks.get(dataset, {}).get(REBUILD_PROPERTY, "")
+        return LocalState(exists, self.tokens.get(dataset, NO_TOKEN), snapshots, stage)
 
     def receiver(
         self, dataset: str, name: str, kind: DatasetKind, *, resumable: bool = True

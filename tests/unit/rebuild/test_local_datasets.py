@@ -167,7 +167,7 @@ def test_missing_parents_are_created_and_never_mounted(local, asked):
 def test_the_state_of_a_dataset(local, asked):
     asked.values["receive_resume_token"] = "1-abc"
     assert local.state("tank/none").exists is False
-    assert local.state("tank/web") == (True, "1-abc", ())
+    assert local.state("tank/web") == (True, "1-abc", (), "")
     words = local.receiver("tank/web", "s1", FILESYSTEM)
     marks = ["-o", "canmount=noauto", "-o", "snaporch:rebuild=transfer"]
     assert words == ["zfs", "receive", "-s", "-u", *marks, "tank/web@s1"]

@@ -570,6 +570,68 @@ def test_what_was_interrupted_goes_on(loss, act):
     assert [str(each.level) for each in loss.records()] == ["ram", "ram"][not history :]
 
 
+def cut_at(loss, name):
+    """A rebuild with the history is interrupted before a snapshot of tank/web is received."""
+    with pytest.MonkeyPatch.context() as patch:
+        receive = loss.source.receive
+
+        def cut(snapshot, *words, **more):
+            if snapshot.full_name == f"tank:web@{name}":
+                raise ReplicaError("nas", "the line was cut")
+            receive(snapshot, *words, **more)
+
+        patch.setattr(loss.source, "receive", cut)
+        with pytest.raises(ReplicaError, match="was cut"):
+            loss.rebuild(history=True)
+
+
+@pytest.fixture
+def three(world):
+    made = Loss(world)
+    made.take("s1"), made.take("s2"), made.take("s3")
+    made.ship()
+    made.lose()
+    return made
+
+
+def test_what_was_interrupted_goes_on_although_the_replica_pruned_what_is_here(three):
+    cut_at(three, "s3")
+    for dataset in DATASETS:
+        three.replica.drop(f"{dataset}@s1")
+    three.rebuild(history=True)
+    for dataset in DATASETS:
+        names = [each.name for each in three.world.pool.snapshots([dataset])]
+        assert names == ["s1", "s2", "s3"]
+
+
+def test_what_came_back_and_was_pruned_there_is_still_to_be_restored(three):
+    three.rebuild(history=True)
+    for dataset in DATASETS:
+        three.replica.drop(f"{dataset}@s2")
+    before = three.world.pool.names()
+    three.rebuild(history=True)
+    assert three.world.pool.names() == before
+
+
+def test_a_replica_that_pruned_the_newest_that_is_here_is_named(three):
+    cut_at(three, "s2")
+    three.replica.drop("tank/web@s1")
+    before = three.world.pool.names()
+    with pytest.raises(RefusedError, match="its newest snapshot, @s1, is none of those") as raised:
+        three.plan(history=True)
+    assert raised.value.step == "to begin again: zfs rename tank/web tank/web-before"
+    assert three.world.pool.names() == before
+
+
+def test_what_no_rebuild_left_must_be_what_the_replica_has(three):
+    plan = three.rebuild(history=True)
+    set_stage(three.context, plan, None)
+    for dataset in DATASETS:
+        three.replica.drop(f"{dataset}@s1")
+    with pytest.raises(RefusedError, match="exists on this host"):
+        three.plan(history=True)
+
+
 def test_a_part_of_a_stream_is_continued_by_its_token(loss):
     loss.local.tokens["flash/web"] = "1-abc-1-def"
     loss.world.pool.create("flash/web")

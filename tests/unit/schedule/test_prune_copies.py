@@ -20,15 +20,17 @@ from snaporch.bundle.manifest import (
     manifest_bytes,
 )
 from snaporch.config import Config
-from snaporch.model import Level
+from snaporch.model import Level, VerificationResult, VerifyDepth
 from snaporch.prune.decision import ItemKind, PruneAction
 from snaporch.schedule.prune_copies import prune_copies, prune_copies_daily
 from snaporch.verify.copy_decision import Source
 from snaporch.verify.copy_results import CopyResult, CopyResults
+from snaporch.zfs import PoolError
 
 ROOT = "backup/kvm"
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 NOW = datetime.now(UTC).replace(microsecond=0)
+PASSED = VerificationResult(NOW, passed=True, reached=VerifyDepth.CHECKED).as_text()
 
 
 class Holder:
@@ -217,6 +219,58 @@ def test_the_copy_that_passed_its_verification_here_stays(holder):
     assert holder.deleted() == ["0002"]
 
 
+def test_keep_all_counts_from_when_the_bundle_came_and_no_time_of_a_file_changes_that(holder):
+    holder.options["keep_all"] = "7d"
+    for number in range(1, 5):
+        holder.take(number)
+        bundle = holder.bundles / UUID / holder.run(number)
+        for each in (bundle, *bundle.iterdir()):
+            os.utime(each, (0, 0))
+    assert holder.deleted() == []
+    soon = time.time() + 7 * 86_400
+    assert holder.deleted(now=lambda: datetime.fromtimestamp(soon - 60, UTC)) == []
+    assert len(holder.deleted(now=lambda: datetime.fromtimestamp(soon + 60, UTC))) == 2
+
+
+def test_a_bundle_that_a_replication_read_again_did_not_come_again(holder):
+    holder.options["keep_all"] = "7d"
+    for number in range(1, 5):
+        holder.take(number)
+    bundles = [*(holder.bundles / UUID).iterdir()]
+    came = max(each.lstat().st_ctime for each in bundles)
+    for each in bundles:
+        while (each / "copy.json").stat().st_ctime <= came + 0.02:
+            os.utime(each / "copy.json")
+    after = datetime.fromtimestamp(came + 7 * 86_400 + 0.01, UTC)
+    assert len(holder.deleted(now=lambda: after)) == 2
+
+
+def test_a_bundle_whose_manifest_was_replaced_came_then(holder):
+    holder.options["keep_all"] = "7d"
+    for number in range(1, 5):
+        holder.take(number)
+    bundles = [*(holder.bundles / UUID).iterdir()]
+    came = max(each.lstat().st_ctime for each in bundles)
+    for each in bundles:
+        while (each / MANIFEST_NAME).stat().st_ctime <= came + 0.02:
+            (each / MANIFEST_NAME).write_bytes((each / MANIFEST_NAME).read_bytes())
+    after = datetime.fromtimestamp(came + 7 * 86_400 + 0.01, UTC)
+    assert holder.deleted(now=lambda: after) == []
+
+
+def test_the_one_that_passed_here_stays_although_marks_say_that_later_ones_passed(holder):
+    for number in range(1, 7):
+        names = holder.take(number)
+        if number == 3:  # forged
+            for each in names:
+                holder.pool.set_properties([each], {"snaporch:verified": PASSED})
+    run, name = holder.run(1), "snaporch_1_hourly"
+    CopyResults(holder.place / "schedule").record(
+        CopyResult("nas", "web", UUID, run, name, NOW, passed=True, source=Source.REPLICA)
+    )
+    assert holder.deleted() == ["0002", "0004"]
+
+
 def test_a_bundle_of_other_copies_decides_nothing(holder):
     holder.take(1, root="backup/other")
     for number in range(2, 5):
@@ -277,6 +331,34 @@ def test_a_place_that_is_not_there_is_an_error(holder):
     (failure,) = prune_copies(holder.config, holder.pool).failures
     assert "no such dataset" in failure.line()
     assert len(holder.pool.names()) == 8
+
+
+def test_a_place_without_any_bundle_of_the_copies_is_an_error(holder):
+    (holder.bundles / "lost+found").mkdir()
+    assert prune_copies(holder.config, holder.pool).failures == []
+    for number in range(1, 5):
+        holder.take(number)
+    holder.bundles.rename(holder.place / "away")
+    holder.bundles.mkdir()
+    (failure,) = prune_copies(holder.config, holder.pool).failures
+    assert "has no bundle of the snapshots below backup/kvm" in failure.line()
+    assert len(holder.pool.names()) == 8
+
+
+def test_a_copy_that_went_meanwhile_does_not_stop_the_prune(holder):
+    for number in range(1, 5):
+        holder.take(number)
+    sizes = holder.pool.sizes
+    first = f"{ROOT}/tank:web@snaporch_1_hourly"
+
+    def went(names):
+        if holder.pool.names().count(first):
+            holder.pool.destroy_snapshots([first])
+            raise PoolError(first, "dataset does not exist")
+        return sizes(names)
+
+    holder.pool.sizes = went
+    assert "0002" in holder.deleted()
 
 
 def test_once_a_day(holder):
