@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.hypervisor.pause_clock import Pause
 from snaporch.known_faults import Component
-from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
+from snaporch.model import Domain, DomainState, Strategy, Versions
 
 Tick = Callable[[], None]
 """Called several times a second during a long operation. If it raises, the operation is aborted."""
