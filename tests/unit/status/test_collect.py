@@ -211,18 +211,23 @@ def test_overlays_of_no_run(scheduled, standing, opened):
     overlays = scheduled.context.config.paths.overlays
     (overlays / journal.path.stem).mkdir(parents=True)
     (overlays / "20200101T000000Z-0badcafe").mkdir()
+    assert standing().overlays_without_journal == ()  # an empty one is no problem
+    (overlays / "20200101T000000Z-0badcafe" / "vda.qcow2").touch()
     assert standing().overlays_without_journal == (str(overlays / "20200101T000000Z-0badcafe"),)
 
 
 def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypatch):
     directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
     directory.mkdir(parents=True)
+    overlay = directory / "vda.qcow2"
+    overlay.touch()
 
     journals, real = scheduled.context.config.paths.journal, os.listdir
     journals.mkdir(parents=True, exist_ok=True)
 
     def listdir(path):
         if path == journals and directory.exists():  # its run ends before journals are listed
+            overlay.unlink()
             directory.rmdir()
         return real(path)
 
@@ -281,6 +286,8 @@ def test_overlays_in_quarantine_are_no_unknown_ones(scheduled, standing):
     quarantine.mkdir(parents=True)
     assert standing().quarantined == ()
     (quarantine / "run").mkdir()
+    assert standing().quarantined == ()  # its overlay was deleted
+    (quarantine / "run" / "vda.qcow2").touch()
     status = standing()
     assert (status.quarantined, status.overlays_without_journal) == ((str(quarantine / "run"),), ())
     assert status.as_json()["quarantined"] == [str(quarantine / "run")]
