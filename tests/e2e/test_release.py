@@ -278,7 +278,7 @@ def test_a_guest_on_an_overlay_without_a_journal_is_returned_as_the_page_says(pr
             run.kill()
             run.close()
     (journal,) = JOURNAL.glob("*.jsonl")
-    moved = journal.rename(tmp_path / journal.name)
+    moved = journal.rename(JOURNAL.parent / journal.name)
     try:
         overlays = probe.sources()
         section = '"On an overlay of no known run"'
