@@ -289,8 +289,9 @@ def test_a_guest_on_an_overlay_without_a_journal_is_returned_as_the_page_says(pr
         assert f"{section}  [on-overlay]" in snaporch("status").out
         one_line_error(snaporch("snapshot", probe.name), 5, "an overlay of no known run", section)
         for target in overlays:
-            words = ("--shallow", "--active", "--pivot", "--wait")
-            must("virsh", "blockcommit", probe.name, target, *words)
+            must("virsh", "blockcommit", probe.name, target, "--shallow", "--active", "--wait")
+        for target in overlays:
+            must("virsh", "blockjob", probe.name, target, "--pivot")
         for inactive in (False, True):
             assert not set(probe.sources(inactive=inactive).values()) & set(overlays.values())
         for overlay in overlays.values():
