@@ -36,6 +36,7 @@ from snaporch.model import BundleState, DomainState, SnapshotRecord
 from snaporch.private_files import subdirectories
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.pull.record import choose_guests, read_records, record_key
+from snaporch.recovery.start_guardian import is_guarded
 from snaporch.recovery.unknown_overlays import overlays_in_use
 from snaporch.restore.undo_command import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
@@ -319,13 +320,22 @@ def _runs(config: Config, paused: Container[str]) -> list[OpenRun]:
         # a recovery that holds the lock has not released the guest yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, UnreadableJournal):
-            reason = journal.error.reason
+            reason, step = journal.error.reason, journal.error.step
+            path = str(journal.path)
             found.append(
-                OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
+                OpenRun(uuid or "?", uuid, "", reason, False, since, held, path, step=step)
             )
         else:
-            found.append(replace(_run(journal, since, held=held), guest_may_be_frozen=guest_held))
+            run = replace(_run(journal, since, held=held), guest_may_be_frozen=guest_held)
+            found.append(replace(run, guarded=guest_held and _is_guarded(journal.path)))
     return found
+
+
+def _is_guarded(journal: Path) -> bool:
+    try:
+        return is_guarded(journal)
+    except OSError:  # the run has just ended
+        return False
 
 
 def _run(journal: SnapshotJournal | OtherJournal, since: datetime, *, held: bool) -> OpenRun:

@@ -283,12 +283,13 @@ def _utc(moment: datetime | None) -> str:
 
 def _run(run: OpenRun) -> Iterator[Problem]:
     if not run.kind:
-        text = f"{run.path} {run.phase}"
+        text = "; ".join(filter(None, (f"{run.path} {run.phase}", run.step)))
         yield Problem("unreadable-journal", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.locked and run.guest_may_be_frozen:
+        step = "its guardian keeps trying, or run" if run.guarded else "run"
         text = (
             f"a {run.kind} was interrupted while {run.phase}, and the guest may still be paused or "
-            f"frozen; its guardian keeps trying, or run: snaporch recover {run.uuid}"
+            f"frozen; {step}: snaporch recover {run.uuid}"
         )
         yield Problem("held", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.locked:

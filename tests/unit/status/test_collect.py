@@ -1,3 +1,4 @@
+import fcntl
 import os
 import re
 import shutil
@@ -169,6 +170,7 @@ def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opene
     run, other = standing().runs
     assert not run.locked
     assert (other.kind, other.path) == ("", str(strange))
+    assert other.step in ("use the snaporch that wrote it", "see docs/how-to/recovery.md")
 
 
 @pytest.mark.parametrize("doing", [None, "recover", "snapshot"])
@@ -178,6 +180,15 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     with held(scheduled, doing) if doing else nullcontext():
         (run,) = standing().runs
     assert (run.guest_may_be_frozen, run.locked) == (True, doing == "snapshot")
+
+
+def test_a_guardian_is_known_by_its_lock_on_the_journal(standing, opened):
+    journal = opened(Step.PREPARE)
+    journal.note(Note.SUSPENDED)
+    assert not standing().runs[0].guarded
+    with journal.path.open("rb") as guardian:
+        fcntl.flock(guardian, fcntl.LOCK_SH)
+        assert standing().runs[0].guarded
 
 
 def test_a_paused_guest_may_be_held_if_its_journal_is_damaged(scheduled, standing, opened):
