@@ -398,6 +398,13 @@ def test_the_admin_chooses_the_overlay(world):
     assert_settled(world)
 
 
+def test_a_choice_without_an_undecided_disk_is_reported(world):
+    run = Killed(world).switched()
+    said = run.settle(take=UserDecision.OVERLAY)
+    assert said[0] == "no disk was undecided, so --take had no effect"
+    assert_settled(world)
+
+
 def test_the_admin_decides_at_recovery(world):
     run = Killed(world).switched()
     off(run)
@@ -1549,7 +1556,7 @@ def test_last_writes_are_quarantined_when_a_process_has_the_base(linked):
 def test_last_writes_are_left_alone_when_a_process_has_the_overlay(world):
     run = Killed(world).switched()
     gone(run)
-    with open(run.overlay()), pytest.raises(AttentionError, match="the process"):
+    with open(run.overlay()), pytest.raises(AttentionError, match=r"\(process \d+\) still uses"):
         run.settle(alive=True)
     assert run.overlay().exists()
     assert "overlays.commit_offline" not in world.hooks.acts()
