@@ -124,8 +124,11 @@ class Host:
             return out.decode("utf-8", "surrogateescape")
         said = err.decode("utf-8", "replace").strip()
         if self.name and status == _SSH_FAILED:
-            step = f"see: ssh -o BatchMode=yes {shlex.quote(self.name)} true"
-            raise CommandError(self.name, f"cannot be reached: {_last(said)}", step)
+            name = shlex.quote(self.name)
+            asks = _UNKNOWN_KEY in said  # only at a terminal, and without BatchMode
+            step = f"see: ssh {name}" if asks else f"see: ssh -o BatchMode=yes {name} true"
+            reason = f"cannot be reached: {_last(said).removesuffix('.')}"
+            raise CommandError(self.name, reason, step)
         raise CommandError(self._where(what), said or f"exit status {status}")
 
     @property
@@ -227,6 +230,10 @@ def check_installed(command: str) -> None:
     if shutil.which(command, path=search_path()) is None:
         package = packages.get(command, command)
         raise UnavailableError(command, "is not installed", f"apt install {package}")
+
+
+_UNKNOWN_KEY = "Host key verification failed"
+"""In ssh's errors for a host that is not in known_hosts, or has another key there."""
 
 
 def _last(text: str) -> str:

@@ -27,7 +27,7 @@ from snaporch.check.gather_sanoid import gather_sanoid, own_command
 from snaporch.check.host_files import HostFiles
 from snaporch.config import AnyReplica, Config, Paths, Replica, ResticReplica
 from snaporch.context import Context
-from snaporch.disks.overlay_files import QUARANTINE
+from snaporch.disks.overlay_files import QUARANTINE, is_empty
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import (
@@ -413,6 +413,8 @@ def _overlays(context: Context, runs: set[str]) -> OverlayFacts:
         free_mib=free_mib(existing_part(directory)),
         reserve_mib=paths.overlay_reserve_mib,
         dataset=dataset_under(context.resolver, directory),
-        unknown=tuple(p.name for p in found if p.name not in runs and p.name != QUARANTINE),
+        unknown=tuple(
+            p.name for p in found if p.name not in runs and p.name != QUARANTINE and not is_empty(p)
+        ),
         quarantined=tuple(str(path.relative_to(quarantine)) for path in quarantined),
     )

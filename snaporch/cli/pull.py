@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from snaporch.pull.pull import Pulled
     from snaporch.pull.pull_guest import GuestResult
 
+_NAMED = 3
+"""Snapshots that are named in the line of a guest."""
+
 
 def pull_command(
     context: typer.Context,
@@ -136,11 +139,13 @@ def _line(source: str, result: GuestResult) -> str:
     count = len(result.arrived)
     text = f"{count} snapshot{'' if count == 1 else 's'} pulled" if count else "up to date"
     if result.failures and not count:
-        text = "nothing pulled"
+        text = "no whole snapshot pulled" if result.skipped else "nothing pulled"
     if count:
         text += f", up to @{result.arrived[-1]}"
     if result.waiting:
         text += f"; {len(result.waiting)} wait for a run on the source to end"
     if result.skipped:
-        text += f"; {len(result.skipped)} skipped"
+        names = ", ".join(f"@{name}" for name in result.skipped[:_NAMED])
+        more = f" and {len(result.skipped) - _NAMED} more" if len(result.skipped) > _NAMED else ""
+        text += f"; not whole: {names}{more}"
     return f"{result.domain}  {source}  {text}"

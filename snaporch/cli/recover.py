@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, parse_wait
-from snaporch.errors import SnaporchError, UsageError
+from snaporch.errors import NotFoundError, SnaporchError, UsageError
 from snaporch.output.terminal import print_error, print_json, print_result
 from snaporch.recovery.decision import UserDecision
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from snaporch.context import Context
+    from snaporch.errors import AttentionError
     from snaporch.recovery.recover_domains import RecoverRequest
     from snaporch.recovery.result import RecoveryResult
 
@@ -63,7 +64,8 @@ def recover_command(
 ) -> int:
     """Return guests to their base images after a killed run.
 
-    Without a domain, also removes leftovers of killed clone, verify and extract.
+    Without a domain, also removes leftovers of killed clone, verify and extract, and empty
+    directories of overlays.
 
     Every command that changes a domain recovers it first. An interrupted restore is finished, or
     undone if the guest had not been stopped yet.
@@ -97,7 +99,6 @@ def _recover(
     """Recover all domains or one; the first error's exit code."""
     from snaporch.recovery.recover_domains import recover_domain, unfinished
     from snaporch.recovery.start_guardian import guard_leftovers
-    from snaporch.restore.undo_command import guests_left_barred
 
     names, unreadable = unfinished(context, domain)
     for each in unreadable:
@@ -111,11 +112,11 @@ def _recover(
             report(error)
     if not request.dry_run:
         guard_leftovers(context)  # a guardian retries each run that is still unfinished
-    for barred in guests_left_barred(context):
-        if domain in (None, barred.thing):
-            output.fail(barred)
+    for left in _left_without_run(context, domain):
+        output.fail(left)
+        report(left)
     if domain is None:
-        _sweep_clones(context, output, dry_run=request.dry_run)
+        _sweep(context, output, dry_run=request.dry_run)
     if not output.lines and not output.errors:
         context.progress.step(domain or "snaporch", "nothing to recover")
     return output.end()
@@ -153,10 +154,28 @@ class _Output:
         return int(self.errors[0].exit_code) if self.errors else 0
 
 
-def _sweep_clones(context: Context, output: _Output, *, dry_run: bool) -> None:
-    """Remove what killed clones and verifications left."""
-    from snaporch.clone.find_clones import remove_unfinished
+def _left_without_run(context: Context, domain: str | None) -> list[AttentionError]:
+    """The errors for guests that need the admin although no run of them is unfinished."""
+    from snaporch.recovery.unknown_overlays import guests_on_unknown_overlays
+    from snaporch.restore.undo_command import guests_left_barred
 
+    found = [*guests_left_barred(context), *guests_on_unknown_overlays(context)]
+    if domain is None or not found:
+        return found
+    try:
+        name = context.hypervisor.domain(domain).name
+    except NotFoundError:  # only its journal was left
+        return []
+    return [each for each in found if each.thing == name]
+
+
+def _sweep(context: Context, output: _Output, *, dry_run: bool) -> None:
+    """Remove empty directories, and what killed clones and verifications left."""
+    from snaporch.clone.find_clones import remove_unfinished
+    from snaporch.recovery.unknown_overlays import remove_empty_directories
+
+    for text in remove_empty_directories(context, dry_run=dry_run):
+        output.add(text)
     try:
         for text in remove_unfinished(context, dry_run=dry_run):
             output.add(text)

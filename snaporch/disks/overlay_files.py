@@ -158,6 +158,17 @@ def remove(directory: Path, overlays: Sequence[OverlayDisk]) -> None:
         directory.rmdir()
 
 
+def is_empty(directory: Path) -> bool:
+    """Whether a directory holds nothing, or is gone; one that cannot be read may hold something."""
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is None
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class OverlayImages:
     """What qemu-img does with overlays."""

@@ -15,12 +15,11 @@ from snaporch.hypervisor.interface import (
     OnCommitStage,
     OpenFile,
     OverlayDisk,
-    Pause,
     Screenshot,
     StartHookProblem,
     Vitals,
-    milliseconds,
 )
+from snaporch.hypervisor.pause_clock import Pause, milliseconds
 
 __all__ = [
     "BackingImage",

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
+from snaporch.hypervisor.pause_clock import Pause
 from snaporch.known_faults import Component
-from snaporch.model import Domain, DomainState, PauseParts, Strategy, Versions
+from snaporch.model import Domain, DomainState, Strategy, Versions
 
 Tick = Callable[[], None]
 """Called several times a second during a long operation. If it raises, the operation is aborted."""
@@ -132,39 +132,6 @@ class Blocker:
     step: str
     target: str = ""
     """The disk that the admin can exclude to remove the blocker; empty if there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pause:
-    """How long the guest was paused, according to libvirt's events."""
-
-    began: datetime | None
-    milliseconds: float
-    since: float | None = None
-    """``time.monotonic()`` at its beginning, if the guest is still paused."""
-    parts: PauseParts = field(default_factory=PauseParts)
-    asked_for: bool = False
-    """Another program suspended the guest while its RAM was saved."""
-
-    def over(self, released: float, now: float) -> Pause:
-        """The pause when it has ended.
-
-        Args:
-            released: when the release of the guest began, as ``time.monotonic()``.
-            now: when the guest ran again, as ``time.monotonic()``.
-        """
-        if self.since is None:
-            return self
-        still = self.since + ((self.parts.downtime or 0.0) + (self.parts.switch or 0.0)) / 1000
-        parts = replace(
-            self.parts, snapshot=milliseconds(released - still), resume=milliseconds(now - released)
-        )
-        return replace(self, milliseconds=milliseconds(now - self.since), parts=parts)
-
-
-def milliseconds(seconds: float) -> float:
-    """Seconds as milliseconds, rounded to a tenth, and never negative."""
-    return max(round(seconds * 1000, 1), 0.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from snaporch.hypervisor.interface import (
     HypervisorError,
     OnCommitStage,
     OverlayDisk,
-    Pause,
     Tick,
     no_tick,
 )
@@ -30,6 +29,7 @@ from snaporch.hypervisor.libvirt_connection import NO_DOMAIN
 from snaporch.hypervisor.libvirt_queries import LibvirtQueries
 from snaporch.hypervisor.logged_calls import log_calls
 from snaporch.hypervisor.memory_snapshot import capture
+from snaporch.hypervisor.pause_clock import Pause
 from snaporch.known_faults import needs_pipe
 
 _AGENT_SECONDS = 5

@@ -24,10 +24,9 @@ from snaporch.hypervisor.interface import (
     CancelledError,
     CaptureRequest,
     HypervisorError,
-    Pause,
     Tick,
-    milliseconds,
 )
+from snaporch.hypervisor.pause_clock import Pause, milliseconds
 from snaporch.model import PauseParts
 
 _FLAGS = (

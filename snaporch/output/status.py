@@ -75,6 +75,10 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
     for source in status.sources:
         lines += _source(source, status.at)
     for run in status.runs:
+        if not run.kind:
+            written = f"last written {age(run.since, status.at)} ago"
+            lines.append(f"run       {run.domain}: its journal {run.phase}, {written}")
+            continue
         state = "under way" if run.locked else "interrupted"
         window = ", window open" if run.in_window else ""
         since = age(run.since, status.at)

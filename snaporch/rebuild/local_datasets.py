@@ -16,8 +16,8 @@ from snaporch.errors import RefusedError, UnavailableError
 from snaporch.hypervisor import HostObject
 from snaporch.interrupt import Interrupt
 from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.rebuild.allowed_networks import HostNetworks
-from snaporch.rebuild.host_networks import read_host_networks
+from snaporch.rebuild.missing_networks import HostNetworks
+from snaporch.rebuild.reached_addresses import read_host_networks
 from snaporch.remote_host import CommandError, Host
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs import REBUILD_PROPERTY, Pool

@@ -414,6 +414,7 @@ def plan_guest(
     manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = make_plan(source, copies, manifest, name, history=history)
     check_guest(context, plan)
+    check_store(context.store, context.pool, context.hypervisor)
     present = context.pool.datasets()
     here = {each.name for each in present}
     has_disks = all(each.dataset in here or each.is_pages for each in plan.incoming)

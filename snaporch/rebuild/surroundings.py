@@ -18,11 +18,11 @@ from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import DatasetKind
-from snaporch.rebuild.allowed_networks import AllowedNetwork, HostNetworks, allowed_network
-from snaporch.rebuild.allowed_pools import AllowedPool, Created, allowed_pool
 from snaporch.rebuild.dataset_settings import RESERVED, Settings, allowed_settings
 from snaporch.rebuild.host_object_xml import NotAllowedError
 from snaporch.rebuild.local_datasets import Local
+from snaporch.rebuild.missing_networks import AllowedNetwork, HostNetworks, allowed_network
+from snaporch.rebuild.missing_pools import AllowedPool, Created, allowed_pool
 from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import quoted

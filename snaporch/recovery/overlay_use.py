@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape
 
 from snaporch.context import Context
 from snaporch.disks import overlay_files
-from snaporch.errors import AttentionError
+from snaporch.errors import AttentionError, one_line
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import RunFacts
 from snaporch.recovery.images_above import check_nothing_above
@@ -42,7 +42,8 @@ def check_unused(context: Context, facts: RunFacts) -> None:
             raise _still_used(facts, named, f"the domain {domain.name}")
     opened = overlay_files.open_somewhere([Path(disk.overlay) for disk in there])
     if opened:
-        raise _still_used(facts, there, f"the process {opened}")
+        end = f"end that process (ps -fp {opened}), then "
+        raise _still_used(facts, there, f"{_program(opened)} (process {opened})", end)
 
 
 def is_unused(context: Context, disk: OverlayDisk) -> bool:
@@ -57,12 +58,22 @@ def is_unused(context: Context, disk: OverlayDisk) -> bool:
     return not overlay_files.open_somewhere([Path(base), Path(disk.overlay)])
 
 
-def _still_used(facts: RunFacts, disks: list[OverlayDisk], by: str) -> AttentionError:
+def _still_used(
+    facts: RunFacts, disks: list[OverlayDisk], by: str, first: str = ""
+) -> AttentionError:
     return AttentionError(
         facts.domain,
         f"{by} still uses {paths_of(disks)}",
-        f"nothing was removed; run: snaporch recover {facts.uuid}",
+        f"nothing was removed; {first}run: snaporch recover {facts.uuid}",
     )
+
+
+def _program(process: int) -> str:
+    """The name of a process's program, which it can set itself, for a message."""
+    try:
+        return one_line(Path(f"/proc/{process}/comm").read_text("utf-8", "replace")) or "a program"
+    except OSError:  # it has just ended
+        return "a program"
 
 
 def paths_of(disks: list[OverlayDisk]) -> str:

@@ -43,8 +43,10 @@ def recover_disks(
     """
     domain = find_domain(context, facts)  # it may have been shut off since its release
     actions: dict[Action, list[OverlayDisk]] = {}
+    taken = False
     for disk in facts.overlays:
         observation = observe(context, domain, facts, disk, notes, alive=alive)
+        taken = taken or decide(observation) is Action.UNDECIDED
         actions.setdefault(decide(observation, take), []).append(disk)
     if missing := actions.get(Action.ATTENTION):
         raise AttentionError(
@@ -64,7 +66,7 @@ def recover_disks(
             f"{facts.uuid} --take overlay|base",
         )
     _check_saved_ram(context, domain, facts, actions.get(Action.QUARANTINE, []))
-    done: list[RecoveryResult] = []
+    done = [Effect.NOT_UNDECIDED.of()] if take is not None and not taken else []
     online, offline = actions.get(Action.COMMIT, []), actions.get(Action.COMMIT_OFFLINE, [])
     full = bool(online) and context.hypervisor.paused_by(facts.uuid) == FULL
     if online and not full and domain is not None and context.hypervisor.is_confined(facts.uuid):

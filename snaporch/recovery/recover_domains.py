@@ -84,7 +84,8 @@ def needs_attention(name: str, result: RecoveryResult) -> AttentionError | None:
     """The error to report for a result that leaves work for the admin, if it does."""
     if result.effect is not Effect.QUARANTINED:
         return None
-    return AttentionError(name, str(result), QUARANTINE_STEP)
+    reason = "the overlay in quarantine has writes that its base may lack"
+    return AttentionError(name, reason, QUARANTINE_STEP)
 
 
 def _start_at_boot(context: Context, uuid: str) -> bool:

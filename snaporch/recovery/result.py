@@ -17,6 +17,7 @@ class Effect(StrEnum):
     COMMITTED_OFFLINE = "committed {} while the guest is off"
     SAVED_REBASED = "pointed the RAM that libvirt saved at the base images"
     QUARANTINED = "quarantined {}, which may hold writes of {}"
+    NOT_UNDECIDED = "no disk was undecided, so --take had no effect"
     COMPLETED = "completed {} snapshot @{}"
     DESTROYED = "destroyed {}"
     TORN = "{} was taken while overlays were committed: recorded as torn"

@@ -11,6 +11,7 @@ import fcntl
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from snaporch import default_paths
@@ -56,13 +57,19 @@ def guard_leftovers(context: Context) -> None:
     for journal in read_journals(context.config.paths.journal):
         if not journal.held or held_by(default_paths.LOCKS, journal.uuid) is not None:
             continue  # the lock's holder works on the domain, and its run has a guardian
-        try:
-            with journal.path.open("r+b") as stream:
-                guarded = _is_locked(stream.fileno())
-        except OSError:  # recovered meanwhile
-            continue
-        if not guarded:
-            start_guardian(context, journal.facts, journal.path, process=0)
+        with suppress(OSError):  # recovered meanwhile
+            if not is_guarded(journal.path):
+                start_guardian(context, journal.facts, journal.path, process=0)
+
+
+def is_guarded(journal: Path) -> bool:
+    """Whether a guardian watches a run.
+
+    Raises:
+        OSError: its journal is gone, or cannot be opened.
+    """
+    with journal.open("r+b") as stream:
+        return _is_locked(stream.fileno())
 
 
 def await_guardian(

@@ -334,11 +334,10 @@ def _next(
     for snapshot in snapshots:
         pool = snapshot.dataset.split("/", 1)[0]
         newest[pool] = max(newest.get(pool, snapshot), snapshot, key=lambda s: s.createtxg)
-    past = [moment for each in newest.values() for moment in _met(each, now)]
-    if not past:
+    at = when.next_due(moment for each in newest.values() for moment in _met(each, now))
+    if at is None:
         reason = "the clock was set back" if newest else "no snapshot yet"
         return NextSnapshot(policy, now, reason)
-    at = when.after(max(past))
     return NextSnapshot(policy, at, when.rule, scheduled=at)
 
 

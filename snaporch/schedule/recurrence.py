@@ -1,9 +1,13 @@
-"""The times of a policy on a domain, from ``every`` or ``cron`` and ``stagger``."""
+"""The times of a policy on a domain, from ``every`` or ``cron`` and ``stagger``.
+
+:meth:`Times.next_due` has the rule for times that were missed, as while the host was off.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
@@ -58,6 +62,20 @@ class Times:
     def after(self, moment: datetime) -> datetime:
         """The first time after ``moment``."""
         return self._slot_after(moment - self.offset) + self.offset
+
+    def next_due(self, met: Iterable[datetime]) -> datetime | None:
+        """When the next snapshot is due: the first time after the policy was last met.
+
+        If that has passed, it is due at once. However many times were missed since, as while the
+        host was off, the one snapshot makes up for all.
+
+        Args:
+            met: when snapshots met the policy, none of them in the future.
+
+        Returns: ``None`` if none did: then it is due at once, too.
+        """
+        last = max(met, default=None)
+        return None if last is None else self.after(last)
 
     def _slot_after(self, moment: datetime) -> datetime:
         if self.every:

@@ -1,4 +1,7 @@
-"""Choose the strategy of a run: the requested one, or the best that is possible and allowed."""
+"""Choose the strategy of a run: the requested one, or the best that is possible and allowed.
+
+:func:`lower_level` decides whether a run that cannot reach its level fails, or takes a lower one.
+"""
 
 from __future__ import annotations
 
@@ -55,10 +58,9 @@ def choose_strategy(
     if found is not None:
         return StrategyChoice(found)
     reasons = _reasons(_ways(domain, settings, asked, short=short), blockers)
-    if settings.on_unavailable != "fail":
-        lower = Level(settings.on_unavailable)
+    if (lower := lower_level(settings, asked)) is not None:
         found = _first_free(_ways(domain, settings, lower, short=short), blockers)
-        if found is not None and is_lower(lower, asked):
+        if found is not None:
             return StrategyChoice(found, f"no {asked} snapshot ({reasons}): taking {lower} instead")
     step = _first_step(_ways(domain, settings, asked, short=short), blockers)
     raise RefusedError(domain.name, f"no {asked} snapshot is possible: {reasons}", step)
@@ -69,6 +71,20 @@ def may_take_overlays(domain: Domain, settings: DomainSettings, level: str | Non
     if not domain.active or (level or settings.level) not in ("auto", Level.RAM):
         return False
     return Strategy.OVERLAY in _ways(domain, settings, Level.RAM, short=True)
+
+
+def lower_level(settings: DomainSettings, level: Level) -> Level | None:
+    """The level to take if ``level`` cannot be reached, as ``quiesced`` if no agent answers.
+
+    It is known when the run is planned (a blocker), or when the guest cannot be frozen.
+
+    Returns: the level of ``on_unavailable``; ``None`` if that is ``fail``, or not lower: then the
+        run fails.
+    """
+    if settings.on_unavailable == "fail":
+        return None
+    lower = Level(settings.on_unavailable)
+    return lower if is_lower(lower, level) else None
 
 
 def is_lower(level: Level, than: Level) -> bool:

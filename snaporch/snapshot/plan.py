@@ -24,9 +24,10 @@ from snaporch.disks.backing_chain import BackingFile, find_beneath, shared_disk_
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.hypervisor import BackingImage, OverlayDisk
 from snaporch.hypervisor.domain_xml import disk_xml
-from snaporch.journal import RunFacts
+from snaporch.journal import RunFacts, list_journals
 from snaporch.known_faults import risks_overlays
 from snaporch.model import Dataset, Domain, GroupRun, Level, Strategy
+from snaporch.recovery import unknown_overlays
 from snaporch.snapshot.choose_strategy import choose_strategy, may_take_overlays
 from snaporch.snapshot.firmware_blockers import check_firmware
 from snaporch.snapshot.locate_disks import LeftOut, PlannedDisk, locate_disks
@@ -143,6 +144,7 @@ def make_plan(
     if request.rate is not None:
         settings = settings.model_copy(update={"ram_rate": request.rate})
     check_firmware(domain, context.config.libvirt_uri)
+    _check_overlays(context, domain)
     planned, left_out = locate_disks(context.resolver, domain, settings.exclude_disks)
     if not planned:
         details = "; ".join(out.describe() for out in left_out)
@@ -214,6 +216,22 @@ def make_plan(
             shared_disk_warnings(context.resolver, domain, disks, context.hypervisor.domains, group)
         ),
     )
+
+
+def _check_overlays(context: Context, domain: Domain) -> None:
+    """Check that no disk is on an overlay of a run: a snapshot of its base would be too old.
+
+    Raises:
+        RefusedError: one is.
+    """
+    for disk in domain.disks:
+        if disk.source and Path(disk.source).is_relative_to(context.config.paths.overlays):
+            reason = f"its disk {disk.target} is on {disk.source}, an overlay of"
+            journals = list_journals(context.config.paths.journal, sweep=False)
+            if domain.uuid in {journal.uuid for journal in journals}:
+                step = f"run: snaporch recover {domain.uuid}"
+                raise RefusedError(domain.name, f"{reason} a run that has not ended", step)
+            raise RefusedError(domain.name, f"{reason} no known run", unknown_overlays.STEP)
 
 
 def _choose_name(

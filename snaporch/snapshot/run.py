@@ -32,7 +32,7 @@ from snaporch.recovery.recover_runs import QUARANTINE_STEP, recover, recover_run
 from snaporch.recovery.result import Effect
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
 from snaporch.snapshot.bundle_parts import build_manifest, side_parts
-from snaporch.snapshot.choose_strategy import is_lower
+from snaporch.snapshot.choose_strategy import lower_level
 from snaporch.snapshot.plan import Plan, make_plan
 from snaporch.snapshot.plan_still_valid import check_idle
 from snaporch.snapshot.request import AS_CONFIGURED, SnapshotRequest
@@ -132,9 +132,8 @@ def run_plan(
 def _plan_another_way(
     context: Context, failed: Plan, request: SnapshotRequest, taker: Snapshotter, failure: str
 ) -> Plan | None:
-    lower = failed.settings.on_unavailable
-    may_lower = lower != "fail" and is_lower(Level(lower), failed.level)
-    if not failed.yields_to_other_program and not may_lower:
+    lower = lower_level(failed.settings, failed.level)
+    if not failed.yields_to_other_program and lower is None:
         return None
     now = context.hypervisor.domain(failed.domain.uuid)
     reason = "; ".join(filter(None, (failure, _changed_state(failed.domain, now))))

@@ -14,9 +14,8 @@ from snaporch import default_paths
 from snaporch.bundle.store import RAW_NAME
 from snaporch.config import Config
 from snaporch.context import Context
-from snaporch.disks.overlay_files import QUARANTINE
-from snaporch.errors import NotFoundError, SnaporchError
-from snaporch.hypervisor import domain_xml
+from snaporch.disks.overlay_files import QUARANTINE, is_empty
+from snaporch.errors import NotFoundError
 from snaporch.journal import (
     OtherJournal,
     SnapshotJournal,
@@ -33,10 +32,12 @@ from snaporch.locks import (
     held_by,
     replication_lock_name,
 )
-from snaporch.model import BundleState, Domain, DomainState, SnapshotRecord
+from snaporch.model import BundleState, DomainState, SnapshotRecord
 from snaporch.private_files import subdirectories
 from snaporch.prune.scan import TRASH_NAME
 from snaporch.pull.record import choose_guests, read_records, record_key
+from snaporch.recovery.start_guardian import is_guarded
+from snaporch.recovery.unknown_overlays import overlays_in_use
 from snaporch.restore.undo_command import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
 from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
@@ -125,7 +126,11 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
         domains=domains,
         runs=tuple(runs),
         overlays_without_journal=stray,
-        quarantined=tuple(map(str, _directories(config.paths.overlays / QUARANTINE))),
+        quarantined=tuple(
+            str(path)
+            for path in _directories(config.paths.overlays / QUARANTINE)
+            if not is_empty(path)
+        ),
         exceeded_limits=tuple(each for each in limits if each[1]),
         sources=_sources(config),
         store=usage(config.paths.bundles),
@@ -214,7 +219,7 @@ def _domain(
         last=records[-1] if records else None,
         verified=tuple(sorted(verified, key=_verified_at, reverse=True)),
         replicas=_replicas(config, forecast),
-        unknown_overlays=() if known else _on_overlays(context, domain),
+        unknown_overlays=() if known else overlays_in_use(context, domain),
         lost_policy=_lost(config, forecast, by_groups),
         replicated_by=_replication(domain.uuid),
     )
@@ -315,13 +320,22 @@ def _runs(config: Config, paused: Container[str]) -> list[OpenRun]:
         # a recovery that holds the lock has not released the guest yet
         held = holder is not None and not (guest_held and holder.doing == RECOVERING)
         if isinstance(journal, UnreadableJournal):
-            reason = journal.error.reason
+            reason, step = journal.error.reason, journal.error.step
+            path = str(journal.path)
             found.append(
-                OpenRun(uuid or "?", uuid, "", reason, False, since, held, str(journal.path))
+                OpenRun(uuid or "?", uuid, "", reason, False, since, held, path, step=step)
             )
         else:
-            found.append(replace(_run(journal, since, held=held), guest_may_be_frozen=guest_held))
+            run = replace(_run(journal, since, held=held), guest_may_be_frozen=guest_held)
+            found.append(replace(run, guarded=guest_held and _is_guarded(journal.path)))
     return found
+
+
+def _is_guarded(journal: Path) -> bool:
+    try:
+        return is_guarded(journal)
+    except OSError:  # the run has just ended
+        return False
 
 
 def _run(journal: SnapshotJournal | OtherJournal, since: datetime, *, held: bool) -> OpenRun:
@@ -353,24 +367,7 @@ def _is_watched(run: OpenRun) -> bool:
 def _stray(overlays: Sequence[Path], runs: Sequence[OpenRun]) -> tuple[str, ...]:
     """Directories of overlays without a readable journal; each is named after its run."""
     known = {QUARANTINE, *(Path(run.path).stem for run in runs if _is_watched(run))}
-    return tuple(str(path) for path in overlays if path.name not in known and path.exists())
-
-
-def _on_overlays(context: Context, domain: Domain) -> tuple[str, ...]:
-    """Overlays that a domain uses now; ``domain`` may be older, so libvirt is asked again."""
-    overlays = context.config.paths.overlays
-    xmls = (domain.live_xml, domain.inactive_xml)
-    seen = [disk.source for xml in xmls if xml for disk in domain_xml.disks(domain_xml.parse(xml))]
-    if not any(path and Path(path).is_relative_to(overlays) for path in seen):
-        return ()
-    if held_by(default_paths.LOCKS, domain.uuid) is not None:
-        return ()
-    try:
-        live, inactive = context.hypervisor.sources(domain.uuid)
-    except SnaporchError:  # the domain was undefined meanwhile
-        return ()
-    paths = {path for each in (live, inactive) for path in (each or {}).values()}
-    return tuple(sorted(path for path in paths if Path(path).is_relative_to(overlays)))
+    return tuple(str(path) for path in overlays if path.name not in known and not is_empty(path))
 
 
 # -- the store -----------------------------------------------------------------------------------

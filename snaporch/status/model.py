@@ -146,6 +146,10 @@ class OpenRun:
     path: str
     guest_may_be_frozen: bool = False
     """The guest may still be paused or frozen."""
+    guarded: bool = False
+    """A guardian runs that releases such a guest."""
+    step: str = ""
+    """What to do about a journal that is not readable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions
 from snaporch.model import BundleState, Level, SnapshotRecord, VerifyStep, moment_of
+from snaporch.recovery.unknown_overlays import STEP
 from snaporch.status.model import (
     DomainStatus,
     OpenRun,
@@ -130,7 +131,7 @@ def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
         text = f"had the policy {domain.lost_policy!r} but has none now; if intended, assign 'none'"
         yield Problem("no-policy", ProblemGrade.CRITICAL, domain.name, text)
     if domain.unknown_overlays:
-        text = f"runs on an overlay of no known run: {', '.join(domain.unknown_overlays)}"
+        text = f"runs on an overlay of no known run: {', '.join(domain.unknown_overlays)}; {STEP}"
         yield Problem("on-overlay", ProblemGrade.CRITICAL, domain.name, text)
     last = domain.last
     if last is not None and not last.state.is_there and not has_run:
@@ -282,12 +283,13 @@ def _utc(moment: datetime | None) -> str:
 
 def _run(run: OpenRun) -> Iterator[Problem]:
     if not run.kind:
-        text = f"{run.path} {run.phase}"
+        text = "; ".join(filter(None, (f"{run.path} {run.phase}", run.step)))
         yield Problem("unreadable-journal", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.locked and run.guest_may_be_frozen:
+        step = "its guardian keeps trying, or run" if run.guarded else "run"
         text = (
             f"a {run.kind} was interrupted while {run.phase}, and the guest may still be paused or "
-            f"frozen; its guardian keeps trying, or run: snaporch recover {run.uuid}"
+            f"frozen; {step}: snaporch recover {run.uuid}"
         )
         yield Problem("held", ProblemGrade.CRITICAL, run.domain, text)
     elif not run.locked:

@@ -263,3 +263,44 @@ def test_the_time_that_others_give_the_agent_stays(linux):
     text = Path(f"/run/libvirt/qemu/{linux.name}.xml").read_text()
     assert re.findall(r"<agentTimeout>(.*)</agentTimeout>", text) == ["77"]
     must("virsh", "guest-agent-timeout", linux.name, "--timeout", "-2")
+
+
+# -- without a journal ---------------------------------------------------------------------------
+
+
+def test_a_guest_on_an_overlay_without_a_journal_is_returned_as_the_page_says(probe, tmp_path):
+    probe.wait_count()
+    with config(tmp_path, '[defaults]\nram_strategy = "overlay"\n') as env:
+        run = Run("snapshot", probe.name, point="before:release", guarded=False, env=env)
+        try:
+            run.wait_stopped()
+        finally:
+            run.kill()
+            run.close()
+    (journal,) = JOURNAL.glob("*.jsonl")
+    moved = journal.rename(JOURNAL.parent / journal.name)
+    try:
+        overlays = probe.sources()
+        section = '"On an overlay of no known run"'
+        found = snaporch("recover")
+        assert (found.status, section in found.err) == (9, True), found.err
+        for overlay in overlays.values():
+            assert overlay in found.err
+        assert f"{section}  [on-overlay]" in snaporch("status").out
+        one_line_error(snaporch("snapshot", probe.name), 5, "an overlay of no known run", section)
+        for target in overlays:
+            must("virsh", "blockcommit", probe.name, target, "--shallow", "--active", "--wait")
+        for target in overlays:
+            must("virsh", "blockjob", probe.name, target, "--pivot")
+        for inactive in (False, True):
+            assert not set(probe.sources(inactive=inactive).values()) & set(overlays.values())
+        for overlay in overlays.values():
+            os.unlink(overlay)
+        done = snaporch("recover")
+        assert (done.status, "removed the empty directory" in done.out) == (0, True), done.err
+        assert not re.search("on-overlay|unknown-overlay", snaporch("status").out)
+    finally:
+        moved.rename(journal)
+    assert snaporch("recover").status == 0
+    probe.wait_count()
+    assert_clean(probe)

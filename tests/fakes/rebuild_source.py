@@ -14,8 +14,8 @@ from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
 from snaporch.hypervisor import HostObject
 from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.rebuild.allowed_networks import HostNetworks, subnets_of
 from snaporch.rebuild.local_datasets import RECEIVED, LocalState
+from snaporch.rebuild.missing_networks import HostNetworks, subnets_of
 from snaporch.rebuild.replica_source import up_to
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.received_bundles import ReceivedBundles

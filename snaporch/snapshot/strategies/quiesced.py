@@ -3,7 +3,8 @@
 A freeze is never interrupted: a signal takes effect when the agent has answered. If the agent does
 not answer in time, the guest may be frozen or not, so it is thawed until the agent confirms that.
 File systems that another program has frozen are left to that program, and no snapshot is taken at
-this level. Windows thaws by itself after ten seconds (VSS); after the budget
+this level. ``choose_strategy.py`` (``lower_level``) decides whether a run without an agent fails or
+takes a lower level. Windows thaws by itself after ten seconds (VSS); after the budget
 (``quiesce_budget``) the snapshot is recorded as ``crash``.
 """
 

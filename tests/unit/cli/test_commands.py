@@ -601,6 +601,37 @@ def test_nothing_to_recover(host, snaporch):
     assert "nothing to recover" in answer.err
 
 
+def test_a_guest_on_an_overlay_of_no_known_run_needs_attention(host, snaporch):
+    host.add_guest()
+    guest = host.guest()
+    (base,) = guest.sources()[0].values()
+    overlay = host.paths.overlays / "20200101T000000Z-0badcafe" / "vda.qcow2"
+    guest.live = guest.live.replace(base, str(overlay))
+    for words in ((), ("web",)):
+        answer = snaporch("recover", *words)
+        assert answer.code == ExitCode.ATTENTION
+        assert f"is on an overlay of no known run, and nothing was changed: {overlay}" in answer.err
+        assert '"On an overlay of no known run"' in answer.err
+        assert "nothing to recover" not in answer.err
+    answer = snaporch("snapshot", "web")
+    assert answer.code == ExitCode.REFUSED
+    assert f"its disk vda is on {overlay}, an overlay of no known run; see docs" in answer.err
+
+
+def test_empty_directories_of_overlays_are_removed(host, snaporch):
+    gone = [host.paths.overlays / "a-run", host.paths.overlays / "quarantine" / "a-run"]
+    kept = host.paths.overlays / "another"
+    for each in (*gone, kept):
+        each.mkdir(parents=True)
+    (kept / "vda.qcow2").touch()
+    dry = snaporch("recover", "--dry-run").out.splitlines()
+    assert dry == [f"remove the empty directory {path}" for path in gone]
+    assert all(path.is_dir() for path in gone)
+    done = snaporch("recover").out.splitlines()
+    assert done == [f"removed the empty directory {path}" for path in gone]
+    assert [path.is_dir() for path in (*gone, kept)] == [False, False, True]
+
+
 def test_recovering_a_misspelt_domain_is_not_found(host, snaporch):
     host.add_guest()
     assert snaporch("recover", "wbe").code == ExitCode.NOT_FOUND

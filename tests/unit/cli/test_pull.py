@@ -94,7 +94,7 @@ def test_a_skipped_snapshot_is_in_the_exit_code_and_the_others_are_printed(snapo
     assert answer.err.count("\n") == 1
     assert "is not whole on the source" in answer.err
     assert answer.out.splitlines() == [
-        "web  vm1  nothing pulled; 1 skipped",
+        "web  vm1  no whole snapshot pulled; not whole: @r1",
         "db  vm1  1 snapshot pulled, up to @r2",
     ]
 

@@ -26,7 +26,7 @@ from snaporch.rebuild.open_source import open_source
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.zfs import PoolError
+from snaporch.zfs import PREFIX, PoolError
 
 REPLICA = '[replica.nas]\nhost = "nas"\ndataset = "backup/kvm"\nbundles = "/backup/nas"\n'
 
@@ -344,6 +344,15 @@ def test_what_changes_while_a_question_is_open_is_refused(lost, snaporch, monkey
     assert answer.code == ExitCode.REFUSED
     assert "web@s1: is no longer as it was shown; run this command again" in answer.err
     assert lost.hooks.log == []
+
+
+def test_a_dry_run_refuses_a_store_that_may_not_be_mounted(lost, snaporch):
+    lost.pool.create("tank/mail")
+    uuid = lost.add_guest("mail", {"vda": "tank/mail"}).uuid
+    lost.pool.snapshot(["tank/mail@s"], {f"{PREFIX}uuid": uuid, f"{PREFIX}bundle": f"{uuid}/r"})
+    answer = rebuild(snaporch, "web", "--dry-run")
+    assert answer.code == ExitCode.REFUSED
+    assert "is no bundle store, and snapshots have their bundles in one" in answer.err
 
 
 def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):

@@ -56,6 +56,13 @@ def test_a_guest_that_is_off_shows_its_last_unchanged_check(shown):
     assert "web     hourly  10m, unchanged 4m ago  13:00" in shown(looked)[-1]
 
 
+def test_a_journal_that_cannot_be_read_has_a_line(shown):
+    since = NOW - timedelta(seconds=4)
+    damaged = replace(RUN, domain="?", kind="", phase="cannot be read (x)", since=since)
+    lines = shown(replace(WELL, runs=(damaged,)))
+    assert "run       ?: its journal cannot be read (x), last written 4s ago" in lines
+
+
 def test_problems_fit_80_columns(shown):
     lines = shown(replace(with_policy(missed=2), runs=(replace(RUN, locked=False),)))
     assert max(map(len, lines)) <= 80

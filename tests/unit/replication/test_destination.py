@@ -213,6 +213,13 @@ def test_a_replica_that_cannot_be_reached_is_an_error(tmp_path, tools):
         to(tmp_path, host="nas").snapshots(["tank/web"])
 
 
+def test_an_unknown_host_key_is_shown_by_ssh_without_batch_mode(tmp_path, tools):
+    tools.put("ssh", "echo Host key verification failed. >&2; exit 255")
+    with pytest.raises(PoolError) as raised:
+        to(tmp_path, host="nas").snapshots(["tank/web"])
+    assert raised.value.line().endswith("reached: Host key verification failed; see: ssh nas")
+
+
 def test_properties_are_set_on_the_copies(tmp_path, tools):
     to(tmp_path).mark({"tank/web@s1": {"level": "ram"}})
     assert tools.called("zfs") == [["set", "snaporch:level=ram", "backup/kvm/tank:web@s1"]]

@@ -38,6 +38,18 @@ def test_cron_is_by_the_clock_of_the_zone():
     assert when(cron="0 3 * * *").after(MONDAY) == MONDAY + timedelta(hours=1)
 
 
+def test_all_times_that_were_missed_are_made_up_for_by_one():
+    hourly, back = when(every="1h"), MONDAY + timedelta(days=3, minutes=10)
+    due = hourly.next_due([MONDAY - timedelta(days=2), MONDAY])
+    assert due == MONDAY + timedelta(hours=1)
+    assert due < back  # the host is on again: due at once
+    assert hourly.next_due([MONDAY, back]) > back
+
+
+def test_without_a_snapshot_no_time_is_due():
+    assert when(every="1h").next_due([]) is None
+
+
 def test_a_policy_without_times_has_none():
     assert not when().known
 

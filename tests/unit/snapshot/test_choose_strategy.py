@@ -8,7 +8,7 @@ from snaporch.config import DomainSettings
 from snaporch.errors import ExitCode, RefusedError
 from snaporch.hypervisor import Blocker
 from snaporch.model import Domain, DomainState, Level, Strategy
-from snaporch.snapshot.choose_strategy import StrategyChoice, choose_strategy, is_lower
+from snaporch.snapshot.choose_strategy import StrategyChoice, choose_strategy, is_lower, lower_level
 
 RAM = frozenset({Strategy.OVERLAY, Strategy.MANUAL})
 LEVELS = ["auto", "ram", "quiesced", "paused", "crash", "off"]
@@ -188,3 +188,15 @@ def test_levels_have_an_order():
     assert is_lower(Level.PAUSED, Level.QUIESCED)
     assert not is_lower(Level.RAM, Level.RAM)
     assert not is_lower(Level.QUIESCED, Level.PAUSED)
+
+
+@pytest.mark.parametrize(
+    ("on_unavailable", "level", "found"),
+    [
+        ("crash", Level.QUIESCED, Level.CRASH),
+        ("fail", Level.QUIESCED, None),
+        ("quiesced", Level.QUIESCED, None),
+    ],
+)
+def test_a_guest_that_cannot_be_frozen_goes_lower_or_fails(on_unavailable, level, found):
+    assert lower_level(DomainSettings(on_unavailable=on_unavailable), level) is found

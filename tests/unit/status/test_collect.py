@@ -1,3 +1,4 @@
+import fcntl
 import os
 import re
 import shutil
@@ -169,6 +170,7 @@ def test_an_interrupted_run_and_an_unreadable_journal(scheduled, standing, opene
     run, other = standing().runs
     assert not run.locked
     assert (other.kind, other.path) == ("", str(strange))
+    assert other.step in ("use the snaporch that wrote it", "see docs/how-to/recovery.md")
 
 
 @pytest.mark.parametrize("doing", [None, "recover", "snapshot"])
@@ -178,6 +180,15 @@ def test_a_guest_that_a_run_may_still_hold(scheduled, standing, opened, doing):
     with held(scheduled, doing) if doing else nullcontext():
         (run,) = standing().runs
     assert (run.guest_may_be_frozen, run.locked) == (True, doing == "snapshot")
+
+
+def test_a_guardian_is_known_by_its_lock_on_the_journal(standing, opened):
+    journal = opened(Step.PREPARE)
+    journal.note(Note.SUSPENDED)
+    assert not standing().runs[0].guarded
+    with journal.path.open("rb") as guardian:
+        fcntl.flock(guardian, fcntl.LOCK_SH)
+        assert standing().runs[0].guarded
 
 
 def test_a_paused_guest_may_be_held_if_its_journal_is_damaged(scheduled, standing, opened):
@@ -211,18 +222,23 @@ def test_overlays_of_no_run(scheduled, standing, opened):
     overlays = scheduled.context.config.paths.overlays
     (overlays / journal.path.stem).mkdir(parents=True)
     (overlays / "20200101T000000Z-0badcafe").mkdir()
+    assert standing().overlays_without_journal == ()  # an empty one is no problem
+    (overlays / "20200101T000000Z-0badcafe" / "vda.qcow2").touch()
     assert standing().overlays_without_journal == (str(overlays / "20200101T000000Z-0badcafe"),)
 
 
 def test_overlays_removed_meanwhile_are_no_problem(scheduled, standing, monkeypatch):
     directory = scheduled.context.config.paths.overlays / "20200101T000000Z-0badcafe"
     directory.mkdir(parents=True)
+    overlay = directory / "vda.qcow2"
+    overlay.touch()
 
     journals, real = scheduled.context.config.paths.journal, os.listdir
     journals.mkdir(parents=True, exist_ok=True)
 
     def listdir(path):
         if path == journals and directory.exists():  # its run ends before journals are listed
+            overlay.unlink()
             directory.rmdir()
         return real(path)
 
@@ -281,6 +297,8 @@ def test_overlays_in_quarantine_are_no_unknown_ones(scheduled, standing):
     quarantine.mkdir(parents=True)
     assert standing().quarantined == ()
     (quarantine / "run").mkdir()
+    assert standing().quarantined == ()  # its overlay was deleted
+    (quarantine / "run" / "vda.qcow2").touch()
     status = standing()
     assert (status.quarantined, status.overlays_without_journal) == ((str(quarantine / "run"),), ())
     assert status.as_json()["quarantined"] == [str(quarantine / "run")]

@@ -183,8 +183,19 @@ def test_a_guest_that_a_run_may_still_hold_comes_with_what_to_do():
     assert find_problems(replace(WELL, runs=(held,)), StatusOptions()) == []  # it is just at it
     (problem,) = find_problems(replace(WELL, runs=(replace(held, locked=False),)), StatusOptions())
     assert (problem.code, problem.grade) == ("held", ProblemGrade.CRITICAL)
-    assert "while frozen, and the guest may still be paused or frozen" in problem.text
-    assert problem.text.endswith("run: snaporch recover u")
+    assert problem.text == (
+        "a snapshot was interrupted while frozen, and the guest may still be paused or frozen; "
+        "run: snaporch recover u"
+    )
+    guarded = replace(held, locked=False, guarded=True)
+    (problem,) = find_problems(replace(WELL, runs=(guarded,)), StatusOptions())
+    assert problem.text.endswith("; its guardian keeps trying, or run: snaporch recover u")
+
+
+def test_a_journal_that_cannot_be_read_comes_with_what_to_do():
+    damaged = replace(RUN, kind="", phase="cannot be read", path="/j", step="see the page")
+    (problem,) = find_problems(replace(WELL, runs=(damaged,)), StatusOptions())
+    assert problem.text == "/j cannot be read; see the page"
 
 
 def test_an_interrupted_run_is_not_reported_as_a_missing_bundle():

@@ -1,4 +1,4 @@
-"""Which storage pools of libvirt a rebuild defines: on the datasets that it creates, and no others.
+"""A storage pool that this host lacks: a rebuild defines it only on the datasets that it creates.
 
 The definition comes from a replica. A pool over a dataset that was here before could delete what
 other guests have there (``virsh vol-delete``).

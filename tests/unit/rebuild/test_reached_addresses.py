@@ -5,7 +5,7 @@ import pytest
 from snaporch.default_paths import HostPaths
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HostObject
-from snaporch.rebuild.host_networks import read_host_networks
+from snaporch.rebuild.reached_addresses import read_host_networks
 from snaporch.remote_host import Host
 
 ANSWERS = {

@@ -1,4 +1,7 @@
-"""Which libvirt networks a rebuild defines: isolated ones, those with NAT, and bridges of the host.
+"""A network that this host lacks: whether a rebuild defines it, from what is on the replica.
+
+Those are isolated networks, those with NAT, and bridges of the host. What the host reaches already
+is read by ``reached_addresses.py``.
 
 The definition comes from a replica. So the network is built from values that were checked, and its
 addresses must be private and not overlap anything that this host reaches: otherwise a replica could

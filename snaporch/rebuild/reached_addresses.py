@@ -11,7 +11,7 @@ from typing import Any
 from snaporch.default_paths import HostPaths
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import HostObject
-from snaporch.rebuild.allowed_networks import HostNetworks, IPNetwork, subnets_of
+from snaporch.rebuild.missing_networks import HostNetworks, IPNetwork, subnets_of
 from snaporch.remote_host import Host
 
 _RESOLVERS = (Path("/etc/resolv.conf"), Path("/run/systemd/resolve/resolv.conf"))

@@ -4,8 +4,8 @@ from xml.etree import ElementTree
 import pytest
 
 from snaporch.errors import SnaporchError
-from snaporch.rebuild.allowed_networks import HostNetworks, allowed_network, overlaps, subnets_of
 from snaporch.rebuild.host_object_xml import NotAllowedError
+from snaporch.rebuild.missing_networks import HostNetworks, allowed_network, overlaps, subnets_of
 
 REACHED = (
     ("the host's", "192.168.1.0/24"),
