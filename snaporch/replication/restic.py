@@ -20,7 +20,7 @@ from snaporch.config import ResticReplica
 from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed
+from snaporch.remote_host import CommandError, Host, check_installed
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.restic_records import TAG, Contents, parse_listing
 from snaporch.replication.transfer import Transfers, reason_of_receiver
@@ -122,6 +122,18 @@ class ResticRepository:
                     f"replica {self.name}", f"cannot be listed: {reason}", step
                 ) from error
         return self._contents
+
+    def check_answers(self) -> None:
+        """Check that the repository can be opened now.
+
+        Raises:
+            ReplicaError: it cannot.
+        """
+        try:
+            self.host.run("restic", "cat", "config", "--no-lock", limit=_CHECK_SECONDS)
+        except CommandError as error:
+            reason = f"does not answer: {restic_reason(error.reason.splitlines())}"
+            raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}") from error
 
     def backup(self, tags: Sequence[str], *what: str) -> list[str]:
         """The command line that stores something.
