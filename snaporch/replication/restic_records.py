@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.replication.interface import BundleCopy
 from snaporch.replication.needed_streams import Originals, later
 from snaporch.replication.receive_request import is_mark
+from snaporch.replication.stream_header import CLOCK_SECONDS
 from snaporch.zfs_names import is_dataset, is_snapshot
 
 TAG = "snaporch"
@@ -71,6 +72,11 @@ class StreamRecord:
     def key(self) -> tuple[str, int]:
         """The dataset and the GUID."""
         return self.snapshot.dataset, self.snapshot.guid
+
+    @property
+    def before(self) -> tuple[str, int]:
+        """The dataset and the GUID of the snapshot that an increment follows."""
+        return self.snapshot.dataset, self.base
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,18 +190,25 @@ class _Entry(NamedTuple):
     """Of its tags with ``=``."""
 
 
-def parse_listing(text: str) -> Contents:
+def parse_listing(text: str, now: datetime | None = None) -> Contents:
     """What a repository has, by what ``restic snapshots --json`` prints.
 
-    A record of a form that is not expected does not count.
+    A record of a form that is not expected does not count. Of several of one snapshot, the newest
+    with a whole chain counts. What is dated ahead is taken for the oldest: a clock was wrong, or
+    someone lies.
+
+    Args:
+        text: the listing.
+        now: the present time by default.
 
     Raises:
         ValueError: the text is no listing.
     """
-    entries = sorted(_entries(text))
+    ahead = (now or datetime.now(UTC)) + timedelta(seconds=CLOCK_SECONDS)
+    entries = sorted(_entries(text), key=lambda each: (each.time <= ahead, *each[:2]))
     data: dict[tuple[str, str], str] = {}
     marks: dict[int, dict[str, str]] = {}
-    contents, streams = Contents(), dict[tuple[str, int], StreamRecord]()
+    contents, records = Contents(), dict[tuple[str, int], list[StreamRecord]]()
     for each in entries:
         kind = each.values.get("kind", "")
         if kind in (Kind.STREAM, Kind.BUNDLE):
@@ -214,8 +227,7 @@ def parse_listing(text: str) -> Contents:
             if each.values.get("kind") == Kind.STREAM_RECORD:
                 stored = data[Kind.STREAM, upload]
                 record = _stream_record(each.values, stored)
-                streams.pop(record.key, None)  # the newest one is the last
-                streams[record.key] = record
+                records[record.key] = [*records.pop(record.key, ()), record]
                 named.add(stored)
             elif each.values.get("kind") == Kind.BUNDLE_RECORD:
                 stored = data[Kind.BUNDLE, upload]
@@ -225,10 +237,31 @@ def parse_listing(text: str) -> Contents:
     contents.unrecorded = [each for each in data.values() if each not in named]
     contents.streams = {
         key: _marked(record, marks.get(record.snapshot.guid, {}))
-        for key, record in streams.items()
-        if _chain(streams, key)
+        for key, record in _whole(records).items()
     }
     return contents
+
+
+def _whole(
+    records: dict[tuple[str, int], list[StreamRecord]],
+) -> dict[tuple[str, int], StreamRecord]:
+    """The newest record of each snapshot whose chain is whole.
+
+    Args:
+        records: by dataset and GUID, the newest one last; those without a whole chain are removed.
+    """
+    while True:
+        newest = {key: some[-1] for key, some in records.items()}
+        without = [e for e in newest.values() if e.base and e.before not in newest]
+        if not without:  # each chain has all of its streams, or goes in a circle
+            circles = [e for e in newest.values() if not _chain(newest, e.key)]
+            without = circles[-1:]
+        if not without:
+            return newest
+        for each in without:
+            records[each.key].pop()
+            if not records[each.key]:
+                del records[each.key]
 
 
 def _entries(text: str) -> Iterator[_Entry]:
