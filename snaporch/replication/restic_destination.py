@@ -18,7 +18,7 @@ from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS
-from snaporch.replication.checked_stream import command, read_report
+from snaporch.replication.checked_stream import Digest, command, read_report
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW, Originals
@@ -138,6 +138,8 @@ class ResticDestination:
                 reason = restic_reason(lines)
                 raise ReplicaError(f"{self._name}: {snapshot.full_name}", reason, _AGAIN)
             digest = read_report(counted)
+        if not stream.base:
+            self._read_full_stream(snapshot, upload, digest)
         known = {each.name: each.kind for each in self._here.datasets()}
         _, referenced = self._here.sizes([snapshot.full_name]).get(snapshot.full_name, (0, 0))
         marks = {k: v for k, v in snapshot.properties.items() if k in MARKS and k != COPY}
@@ -151,6 +153,26 @@ class ResticDestination:
             upload=upload,
         )
         self._repository.record([*stream_tags(record), chain])
+
+    def _read_full_stream(self, snapshot: PoolSnapshot, upload: str, digest: Digest) -> None:
+        """Read a full stream that was just stored: restic may have found its data in damaged packs.
+
+        Raises:
+            ReplicaError: it is damaged: the repository must be repaired first.
+        """
+        self._progress.step(self._name, f"reading {snapshot.full_name} back")
+        latest = self._repository.dump("latest", STREAM_FILE)
+        status, lines = self._repository.transfers.run(
+            [*latest, "--tag", f"upload={upload}"],
+            command(snapshot.name, snapshot.guid, "--check", str(digest.bytes), digest.sha256),
+            through=1,
+            size=digest.bytes,
+        )
+        if status != 0:
+            thing = f"{self._name}: {snapshot.full_name}"
+            reason = f"was stored, and cannot be read: {restic_reason(lines, reads=True)}"
+            step = f"see: {self._repository.by_hand('check', '--read-data')}; {SEE}"
+            raise ReplicaError(thing, reason, step)
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
         """See the protocol; :meth:`snapshots` lists none that could diverge."""

@@ -85,6 +85,13 @@ def test_the_command_reports_what_it_passed_on(tmp_path):
     assert read_report(report) == RIGHT
 
 
+@pytest.mark.parametrize("size", [RIGHT.bytes, 1])
+def test_the_command_checks_and_passes_nothing_on(size):
+    words = command("s1", 7, "--check", str(size), RIGHT.sha256)
+    done = subprocess.run(words, input=STREAM, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (int(size != RIGHT.bytes), b"")
+
+
 def test_the_command_fails_in_one_line():
     words = command("s1", 7, "--expect", "1", RIGHT.sha256)
     done = subprocess.run(words, input=STREAM, capture_output=True, check=False, text=False)

@@ -106,6 +106,21 @@ def test_a_name_that_was_used_again_meanwhile_is_not_taken_for_the_snapshot(clou
     assert names(cloud) == [f"{WEB}@a"]
 
 
+def test_a_full_stream_that_restic_finds_in_damaged_data_does_not_count(cloud):
+    """As after a chain was forgotten, and the repository was not repaired."""
+    cloud.take(f"{WEB}@a")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    cloud.damage(cloud.stream(f"{WEB}@a"))
+    cloud.forget("kind=stream")
+    with pytest.raises(ReplicaError, match=r"cannot be read: .*verification failed; see: .*check"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == []
+    for path in (cloud.place / "repository" / "data").iterdir():
+        path.unlink()
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == [f"{WEB}@a"]
+
+
 def test_nothing_can_be_sent_without_snapshots(cloud):
     with pytest.raises(ReplicaError, match="has no snapshots"):
         cloud.destination().send(WEB, raw=False, until=ALL)
