@@ -101,6 +101,8 @@ def main(words: Sequence[str]) -> int:
     try:
         target = os.open(os.devnull, os.O_WRONLY) if option == "--check" else 1
         found = pass_on(0, target, name, int(guid), expected)
+    except BrokenPipeError:
+        return 1  # the next command ended, and says why
     except (SnaporchError, OSError) as error:
         text = error.line() if isinstance(error, SnaporchError) else str(error)
         sys.stderr.write(f"snaporch: {text}\n")

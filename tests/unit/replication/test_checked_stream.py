@@ -92,6 +92,16 @@ def test_the_command_checks_and_passes_nothing_on(size):
     assert (done.returncode, done.stdout) == (int(size != RIGHT.bytes), b"")
 
 
+def test_a_reader_that_ends_says_why_itself(tmp_path):
+    words = command("s1", 7, "--report", str(tmp_path / "report"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(words, input=STREAM, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert not (tmp_path / "report").exists()
+
+
 def test_the_command_fails_in_one_line():
     words = command("s1", 7, "--expect", "1", RIGHT.sha256)
     done = subprocess.run(words, input=STREAM, capture_output=True, check=False, text=False)

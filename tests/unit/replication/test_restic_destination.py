@@ -121,6 +121,15 @@ def test_a_full_stream_that_restic_finds_in_damaged_data_does_not_count(cloud):
     assert names(cloud) == [f"{WEB}@a"]
 
 
+def test_the_reason_of_a_failed_upload_is_what_restic_says(cloud):
+    cloud.take(f"{WEB}@a")
+    path = cloud.place / "streams" / "tank:web@a"
+    path.write_bytes(path.read_bytes() + bytes(3_000_000))
+    cloud.fail("backup", 1)
+    with pytest.raises(ReplicaError, match="tank/web@a: no server; try again"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+
+
 def test_nothing_can_be_sent_without_snapshots(cloud):
     with pytest.raises(ReplicaError, match="has no snapshots"):
         cloud.destination().send(WEB, raw=False, until=ALL)
