@@ -73,10 +73,10 @@ class ResticSource:
         return {(copy_name(each.snapshot.dataset), each.snapshot.guid): each for each in found}
 
     def snapshots(self) -> list[PoolSnapshot]:
-        """See the protocol."""
+        """See the protocol; the repository is listed again."""
         return [
             replace(each.snapshot, dataset=copy_name(each.snapshot.dataset))
-            for each in self._repository.contents().streams.values()
+            for each in self._repository.contents(again=True).streams.values()
         ]
 
     def needed(

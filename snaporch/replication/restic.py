@@ -23,7 +23,7 @@ from snaporch.progress import Progress
 from snaporch.remote_host import CommandError, Host, check_installed
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.restic_records import TAG, Contents, parse_listing
-from snaporch.replication.transfer import Transfers, reason_of_receiver
+from snaporch.replication.transfer import Transfers, reason_of_receiver, text_lines
 
 CACHE = Path("/var/cache/snaporch/restic")
 """Where restic keeps what it would read again, which is encrypted, too."""
@@ -35,6 +35,18 @@ _CHECK_SECONDS = 120
 _RECORD_FILE = "/record"
 _OF_RESTIC = ("Fatal: ", "cannot dump file")
 """With these begins a line of restic that says why it failed."""
+
+_OF_OTHERS = ("subprocess ", "rclone: ")
+"""With these begins what ssh and rclone say to restic, such as a greeting."""
+_LISTING = f"""\
+exec 5>&1
+said=$(restic snapshots --no-lock --json --tag {TAG} 2>&1 >&5) || {{
+    printf '%s' "$said" >&2
+    exit 1
+}}
+printf '\\0%s' "$said"
+"""
+"""The listing, and after a NUL what restic says beside it."""
 
 
 class ResticRepository:
@@ -100,21 +112,29 @@ class ResticRepository:
         variables["RESTIC_PASSWORD_FILE"] = str(self._replica.password_file)
         return variables
 
-    def contents(self) -> Contents:
-        """What the repository has; it is listed again only after it was written to.
+    def contents(self, *, again: bool = False) -> Contents:
+        """What the repository has; it is listed again after it was written to.
+
+        Args:
+            again: list it in any case.
 
         Raises:
-            SnaporchError: the listing failed.
+            SnaporchError: the listing failed, or may lack something: restic leaves out what it
+                cannot read, says so, and succeeds.
         """
-        if self._contents is None:
-            words = ("restic", "snapshots", "--no-lock", "--json", "--tag", TAG)
+        if self._contents is None or again:
+            self._contents = None
             try:
-                text = self.host.run(*words)
+                text, _, said = self.host.script(_LISTING, what="restic snapshots").partition("\0")
+                if lines := [e for e in text_lines(said) if not e.startswith(_OF_OTHERS)]:
+                    step = f"try again, or {self.by_hand('snapshots')}; {SEE}"
+                    reason = f"its listing may not be whole: {lines[-1]}"
+                    raise ReplicaError(f"replica {self.name}", reason, step)
                 self._contents = parse_listing(text)
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
                 raise ReplicaError(self.name, "its listing cannot be read", SEE) from error
             except SnaporchError as error:
-                if isinstance(error, UnavailableError):
+                if not isinstance(error, CommandError):
                     raise
                 reason = restic_reason(error.reason.splitlines())
                 step = f"{self.by_hand('snapshots')}; {SEE}"

@@ -148,6 +148,16 @@ def test_an_answer_that_is_no_listing_is_an_error(place, secret, tmp_path):
         opened(section(place, secret), tmp_path).contents()
 
 
+def test_a_listing_beside_which_restic_says_anything_may_lack_something(place, secret, tmp_path):
+    make(place)
+    tool = place.parent / "tools" / "restic"
+    tool.write_text("#!/bin/sh\necho 'could not load snapshot 12' >&2\necho '[]'\n")
+    with pytest.raises(ReplicaError, match="may not be whole: could not load snapshot 12; try"):
+        opened(section(place, secret), tmp_path).contents()
+    tool.write_text("#!/bin/sh\necho 'subprocess ssh: Welcome' >&2\necho '[]'\n")
+    assert opened(section(place, secret), tmp_path).contents().streams == {}
+
+
 def test_no_command_line_has_a_secret(place, secret, tmp_path):
     variables = tmp_path / "environment"
     variables.write_text("RESTIC_REPOSITORY=rest:http://me:hush@nas/\nKEY=hush\n")
