@@ -123,6 +123,11 @@ class ResticDestination:
         chain = chain_tag(snapshot.dataset, stream.first)
         what = {"dataset": snapshot.dataset, "snapshot": snapshot.name}
         tags = [*upload_tags(Kind.STREAM, upload, what), chain]
+        known = {each.name: each.kind for each in self._here.datasets()}
+        if snapshot.dataset not in known:
+            reason = "was renamed or destroyed meanwhile"
+            raise ReplicaError(f"{self._name}: {snapshot.dataset}", reason, "try again")
+        _, referenced = self._here.sizes([snapshot.full_name]).get(snapshot.full_name, (0, 0))
         transfers = self._repository.transfers
         _, report = transfers.output("zfs", "send", "-nP", *words, limit=LIMIT_SECONDS)
         with transfers.local_errors(), tempfile.TemporaryDirectory() as directory:
@@ -140,8 +145,6 @@ class ResticDestination:
             digest = read_report(counted)
         if not stream.base:
             self._read_full_stream(snapshot, upload, digest)
-        known = {each.name: each.kind for each in self._here.datasets()}
-        _, referenced = self._here.sizes([snapshot.full_name]).get(snapshot.full_name, (0, 0))
         marks = {k: v for k, v in snapshot.properties.items() if k in MARKS and k != COPY}
         record = StreamRecord(
             replace(snapshot, properties=marks),

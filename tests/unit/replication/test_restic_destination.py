@@ -130,6 +130,14 @@ def test_the_reason_of_a_failed_upload_is_what_restic_says(cloud):
         cloud.destination().send(WEB, raw=False, until=ALL)
 
 
+def test_a_dataset_that_is_renamed_meanwhile_is_an_error_in_one_line(cloud):
+    cloud.take(f"{WEB}@a")
+    destination = cloud.destination()
+    cloud.pool.datasets = list
+    with pytest.raises(ReplicaError, match="tank/web: was renamed or destroyed meanwhile"):
+        destination.send(WEB, raw=False, until=ALL)
+
+
 def test_nothing_can_be_sent_without_snapshots(cloud):
     with pytest.raises(ReplicaError, match="has no snapshots"):
         cloud.destination().send(WEB, raw=False, until=ALL)
