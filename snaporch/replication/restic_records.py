@@ -32,6 +32,8 @@ STREAM_FILE = "/stream.zfs"
 """The file in a restic snapshot that is a stream."""
 _SAFE = "/:@.+ -_"
 """Characters that a value in a tag keeps; a comma would end the tag."""
+_CHANGED = frozenset(("repaired", "rewrite"))
+"""The tags that restic adds to what it has changed."""
 _ID = re.compile(r"[0-9a-f]{64}")
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,20}")
@@ -188,6 +190,8 @@ class _Entry(NamedTuple):
     id: str
     values: Mapping[str, str]
     """Of its tags with ``=``."""
+    is_changed: bool
+    """restic has changed its data, as by ``repair snapshots``, which leaves a gap out."""
 
 
 def parse_listing(text: str, now: datetime | None = None) -> Contents:
@@ -211,7 +215,7 @@ def parse_listing(text: str, now: datetime | None = None) -> Contents:
     contents, records = Contents(), dict[tuple[str, int], list[StreamRecord]]()
     for each in entries:
         kind = each.values.get("kind", "")
-        if kind in (Kind.STREAM, Kind.BUNDLE):
+        if kind in (Kind.STREAM, Kind.BUNDLE) and not each.is_changed:
             data[kind, each.values.get("upload", "")] = each.id
     named = set()
     for each in entries:
@@ -279,7 +283,8 @@ def _entries(text: str) -> Iterator[_Entry]:
             key: unquote(value, errors="surrogateescape") for key, found, value in pairs if found
         }
         time = datetime.fromisoformat(each["time"])
-        yield _Entry(time if time.tzinfo else time.replace(tzinfo=UTC), each["id"], values)
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        yield _Entry(time, each["id"], values, is_changed=not _CHANGED.isdisjoint(tags))
 
 
 def _stream_record(values: Mapping[str, str], stream: str) -> StreamRecord:

@@ -118,6 +118,13 @@ def test_the_newest_record_of_a_snapshot_counts(listing):
     assert [each.stream for each in listing.contents().streams.values()] == [stored]
 
 
+@pytest.mark.parametrize("tag", ["repaired", "rewrite"])
+def test_what_restic_has_changed_does_not_count(listing, tag):
+    listing.put(stream(1))
+    listing.entries[0]["tags"].append(tag)
+    assert listing.contents().streams == {}
+
+
 def test_an_older_record_counts_if_the_chain_of_a_newer_one_is_not_whole(listing):
     first = listing.put(stream(1, upload="1" * 32))
     second = listing.put(stream(2, base=1, upload="2" * 32))
