@@ -52,6 +52,8 @@ def pass_on(source: int, target: int, name: str, guid: int, expected: Digest | N
     while True:
         digest.update(held)
         size += len(held)
+        if expected is not None and size > expected.bytes:
+            raise RefusedError("the stream", f"has over {expected.bytes} bytes")
         block = os.read(source, _BLOCK)
         if not block:
             break

@@ -64,6 +64,13 @@ def test_the_end_of_another_stream_is_withheld():
     assert "another SHA-256" in str(error)
 
 
+def test_nothing_comes_through_beyond_the_expected_size():
+    """So that a hostile stream cannot fill a pool."""
+    data, error = passed(STREAM, RIGHT._replace(bytes=1 << 19))
+    assert len(data) <= 1 << 19
+    assert "has over 524288 bytes" in str(error)
+
+
 @pytest.mark.parametrize("other", [("s2", 7), ("s1", 8)])
 def test_nothing_of_another_snapshot_comes_through(other):
     """The name may have been used again since the list was made."""
