@@ -30,7 +30,10 @@ from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.unsent_files import UnsentFiles
 
-_DAMAGED = "name an older snapshot: DOMAIN@SNAPSHOT; see docs/how-to/object-storage.md"
+_DAMAGED = (
+    "name an older snapshot: DOMAIN@SNAPSHOT; before that, rename or destroy the datasets with "
+    "snaporch:rebuild=transfer, if there are any; see docs/how-to/object-storage.md"
+)
 
 
 class ResticSource:

@@ -88,8 +88,9 @@ def test_a_stream_comes_as_it_was_sent(cloud):
 
 def test_the_end_of_a_damaged_stream_never_reaches_zfs(cloud):
     cloud.damage(cloud.stream(f"{WEB}@b"))
-    with pytest.raises(ReplicaError, match="ciphertext verification failed; name an older"):
+    with pytest.raises(ReplicaError, match="ciphertext verification failed; name an older") as seen:
         receive(cloud, "b")
+    assert "rename or destroy the datasets with snaporch:rebuild=transfer" in seen.value.step
     assert len(cloud.got) < len(cloud.stream(f"{WEB}@b"))
 
 
