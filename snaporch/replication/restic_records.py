@@ -30,8 +30,8 @@ TAG = "snaporch"
 """Each snapshot of restic that snaporch makes has this tag."""
 STREAM_FILE = "/stream.zfs"
 """The file in a restic snapshot that is a stream."""
-_SAFE = "/:@.+ -_"
-"""Characters that a value in a tag keeps; a comma would end the tag."""
+_SAFE = "/:@.+-_"
+"""Characters that a value in a tag keeps; a comma would end the tag, and restic removes spaces."""
 _CHANGED = frozenset(("repaired", "rewrite"))
 """The tags that restic adds to what it has changed."""
 _ID = re.compile(r"[0-9a-f]{64}")
@@ -112,8 +112,6 @@ class Contents:
     """By ``uuid/run``."""
     policies: dict[str, str] = field(default_factory=dict)
     """By dataset."""
-    unrecorded: list[str] = field(default_factory=list)
-    """IDs of restic snapshots with data that no record names: of interrupted transfers."""
 
     def chain(self, key: tuple[str, int]) -> list[StreamRecord]:
         """The streams that bring a snapshot back: a full one, and the increments up to it."""
@@ -217,7 +215,6 @@ def parse_listing(text: str, now: datetime | None = None) -> Contents:
         kind = each.values.get("kind", "")
         if kind in (Kind.STREAM, Kind.BUNDLE) and not each.is_changed:
             data[kind, each.values.get("upload", "")] = each.id
-    named = set()
     for each in entries:
         upload = each.values.get("upload", "")
         for key, value in each.values.items():
@@ -232,13 +229,10 @@ def parse_listing(text: str, now: datetime | None = None) -> Contents:
                 stored = data[Kind.STREAM, upload]
                 record = _stream_record(each.values, stored)
                 records[record.key] = [*records.pop(record.key, ()), record]
-                named.add(stored)
             elif each.values.get("kind") == Kind.BUNDLE_RECORD:
                 stored = data[Kind.BUNDLE, upload]
                 bundle = _bundle_record(each.values, stored)
                 contents.bundles[bundle.reference] = bundle
-                named.add(stored)
-    contents.unrecorded = [each for each in data.values() if each not in named]
     contents.streams = {
         key: _marked(record, marks.get(record.snapshot.guid, {}))
         for key, record in _whole(records).items()
