@@ -7,9 +7,10 @@ the server may permit only additions.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from snaporch.catalog.records import COPY
 from snaporch.config import ResticReplica
@@ -41,6 +42,10 @@ from snaporch.replication.restic_records import (
 from snaporch.replication.transfer import expected_bytes
 from snaporch.zfs import Pool
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_AT_ONCE = 500
+"""Snapshots of which one record has the marks: its tags are in a command line."""
 _AGAIN = "try again: what has arrived is not sent again"
 
 
@@ -191,7 +196,8 @@ class ResticDestination:
             for name, values in properties.items()
             if name in guids
         }
-        self._repository.record(marks_tags(marks, {}))
+        for some in _batches(marks):
+            self._repository.record(marks_tags(some, {}))
         return [name for name in properties if name not in guids]
 
     def is_encrypted(self) -> bool:
@@ -206,8 +212,8 @@ class ResticDestination:
         """See the protocol."""
         there = self._repository.contents().policies
         changed = {name: text for name, text in policies.items() if there.get(name, "") != text}
-        if changed:
-            self._repository.record(marks_tags({}, changed))
+        for some in _batches(changed):
+            self._repository.record(marks_tags({}, some))
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """See the protocol; nothing makes it read a bundle again, which could be expensive."""
@@ -272,3 +278,10 @@ def _state(directory: Path, names: Collection[str]) -> dict[str, tuple[int, int]
     """The size and the time of writing of files."""
     found = {name: (directory / name).stat() for name in names}
     return {name: (each.st_size, each.st_mtime_ns) for name, each in found.items()}
+
+
+def _batches(found: Mapping[_Key, _Value]) -> Iterator[dict[_Key, _Value]]:
+    """The items of a mapping, :data:`_AT_ONCE` at a time."""
+    items = list(found.items())
+    for begin in range(0, len(items), _AT_ONCE):
+        yield dict(items[begin : begin + _AT_ONCE])

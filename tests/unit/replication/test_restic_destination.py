@@ -4,7 +4,7 @@ import pytest
 from fakes.cloud import Cloud
 from fakes.pool import FakePool
 
-from snaporch.bundle.store import COPY_NAME
+from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.replication.interface import ReplicaError
@@ -156,6 +156,15 @@ def test_later_properties_and_policies_are_stored(cloud):
     cloud.destination().set_policies({WEB: "hourly"})
     assert len(list((cloud.place / "repository" / "snapshots").iterdir())) == stored
     assert cloud.source().policies(["tank:web"]) == {"tank:web": "hourly"}
+
+
+def test_many_policies_are_stored_in_several_records(cloud):
+    """A command line has a limit."""
+    policies = {f"tank/{number:0200}": "x" * 1000 for number in range(2400)}
+    cloud.destination().set_policies(policies)
+    copies = [copy_name(name) for name in policies]
+    assert len(cloud.source().policies(copies)) == 2400
+    assert len(list((cloud.place / "repository" / "snapshots").iterdir())) == 5
 
 
 @pytest.fixture
