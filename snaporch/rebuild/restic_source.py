@@ -23,7 +23,7 @@ from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.remote_output import remote_output
-from snaporch.replication.restic import CACHE, ResticRepository, restic_reason
+from snaporch.replication.restic import CACHE, ResticRepository
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import STREAM_FILE, StreamRecord
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -145,9 +145,8 @@ class ResticSource:
             size=record.bytes,
         )
         if status != 0:
-            raise ReplicaError(
-                thing, f"did not come back: {restic_reason(lines, reads=True)}", _DAMAGED
-            )
+            reason = f"did not come back: {self._repository.reason(lines, reads=True)}"
+            raise ReplicaError(thing, reason, _DAMAGED)
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See the protocol."""

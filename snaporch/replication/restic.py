@@ -36,6 +36,8 @@ _RECORD_FILE = "/record"
 _OF_RESTIC = ("Fatal: ", "cannot dump file")
 """With these begins a line of restic that says why it failed."""
 
+_SHORT = 2
+"""A part of a secret that has only so many characters is no secret."""
 _OF_OTHERS = ("subprocess ", "rclone: ")
 """With these begins what ssh and rclone say to restic, such as a greeting."""
 _LISTING = f"""\
@@ -128,7 +130,7 @@ class ResticRepository:
                 text, _, said = self.host.script(_LISTING, what="restic snapshots").partition("\0")
                 if lines := [e for e in text_lines(said) if not e.startswith(_OF_OTHERS)]:
                     step = f"try again, or {self.by_hand('snapshots')}; {SEE}"
-                    reason = f"its listing may not be whole: {lines[-1]}"
+                    reason = f"its listing may not be whole: {self.reason(lines[-1:])}"
                     raise ReplicaError(f"replica {self.name}", reason, step)
                 self._contents = parse_listing(text)
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -136,7 +138,7 @@ class ResticRepository:
             except SnaporchError as error:
                 if not isinstance(error, CommandError):
                     raise
-                reason = restic_reason(error.reason.splitlines())
+                reason = self.reason(error.reason.splitlines())
                 step = f"{self.by_hand('snapshots')}; {SEE}"
                 raise ReplicaError(
                     f"replica {self.name}", f"cannot be listed: {reason}", step
@@ -152,7 +154,7 @@ class ResticRepository:
         try:
             self.host.run("restic", "cat", "config", "--no-lock", limit=_CHECK_SECONDS)
         except CommandError as error:
-            reason = f"does not answer: {restic_reason(error.reason.splitlines())}"
+            reason = f"does not answer: {self.reason(error.reason.splitlines())}"
             raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}") from error
 
     def backup(self, tags: Sequence[str], *what: str) -> list[str]:
@@ -190,8 +192,27 @@ class ResticRepository:
             status, lines = self.transfers.run(words, through=0, size=0, source=text)
         self._contents = None
         if status != 0:
-            reason = f"a record was not stored: {restic_reason(lines)}"
+            reason = f"a record was not stored: {self.reason(lines)}"
             raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}")
+
+    def reason(self, lines: Sequence[str], *, reads: bool = False) -> str:
+        """As :func:`restic_reason`, without what the environment file contains."""
+        found = restic_reason(lines, reads=reads)
+        for secret in self._secrets:
+            found = found.replace(secret, "…")
+        return found
+
+    @cached_property
+    def _secrets(self) -> list[str]:
+        """What no message may have, longest first: values, and what addresses have before ``@``."""
+        path = self._replica.environment_file
+        values = read_variables(Path(path)) if path else {}
+        address = values.pop("RESTIC_REPOSITORY", self._replica.repository)
+        before, at, _ = address.rpartition("@")
+        user = before.partition("://")[2] if at else ""
+        # An address that cannot be parsed is quoted in parts.
+        found = [*values.values(), user, *re.split(r"[^\w.+-]", user.partition(":")[2])]
+        return sorted({each for each in found if len(each) > _SHORT}, key=len, reverse=True)
 
     def by_hand(self, *words: str) -> str:
         """A restic command as an admin types it; it contains no secret."""
@@ -288,6 +309,6 @@ def repository_problem(replica: ResticReplica) -> str:
     except UnavailableError as error:
         return error.line()
     except SnaporchError as error:
-        reason = restic_reason(error.reason.splitlines())
+        reason = repository.reason(error.reason.splitlines())
         return f"{reason}; a new repository: {repository.by_hand('init')}"
     return ""

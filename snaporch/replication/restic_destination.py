@@ -23,7 +23,7 @@ from snaporch.replication.checked_stream import Digest, command, read_report
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW, Originals
-from snaporch.replication.restic import CACHE, SEE, ResticRepository, new_upload, restic_reason
+from snaporch.replication.restic import CACHE, SEE, ResticRepository, new_upload
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import (
     STREAM_FILE,
@@ -145,7 +145,7 @@ class ResticDestination:
                 size=expected_bytes(report),
             )
             if status != 0:
-                reason = restic_reason(lines)
+                reason = self._repository.reason(lines)
                 raise ReplicaError(f"{self._name}: {snapshot.full_name}", reason, _AGAIN)
             digest = read_report(counted)
         if not stream.base:
@@ -178,7 +178,7 @@ class ResticDestination:
         )
         if status != 0:
             thing = f"{self._name}: {snapshot.full_name}"
-            reason = f"was stored, and cannot be read: {restic_reason(lines, reads=True)}"
+            reason = f"was stored, and cannot be read: {self._repository.reason(lines, reads=True)}"
             step = f"see: {self._repository.by_hand('check', '--read-data')}; {SEE}"
             raise ReplicaError(thing, reason, step)
 
@@ -247,7 +247,7 @@ class ResticDestination:
             size = sum(size for size, _ in before.values())
             status, lines = transfers.run(words, through=0, size=size)
             if status != 0:
-                reason = restic_reason(lines)
+                reason = self._repository.reason(lines)
                 raise ReplicaError(f"{self._name}: bundle {reference}", reason, _AGAIN)
             if _state(directory, sums) != before:
                 return list(sums)

@@ -169,6 +169,22 @@ def test_no_command_line_has_a_secret(place, secret, tmp_path):
     assert not any("hush" in word or "sesame" in word for word in words)
 
 
+def test_no_error_has_a_secret_or_a_part_of_it(place, secret, tmp_path):
+    variables = tmp_path / "environment"
+    variables.write_text("RESTIC_REPOSITORY=rest:http://me:hu/sh:ing@nas/\nKEY=abcdef\n")
+    variables.chmod(0o600)
+    replica = ResticReplica(engine="restic", environment_file=str(variables), password_file=secret)
+    tool = place.parent / "tools" / "restic"
+    text = 'parse "http://me:hu/sh:ing@nas/": invalid port ":ing" after host; abcdef'
+    tool.write_text(f"#!/bin/sh\necho 'Fatal: {text}' >&2\nexit 1\n")
+    with pytest.raises(ReplicaError) as caught:
+        opened(replica, tmp_path).contents()
+    line = caught.value.line()
+    assert 'parse "http://…@nas/": invalid port ":…" after host; …' in line
+    assert line.count("…") == 3
+    assert "…" in repository_problem(replica)
+
+
 @pytest.mark.parametrize(
     ("lines", "reads", "reason"),
     [
