@@ -328,6 +328,8 @@ class _CopyVerification:
         compared = _COMPARED[outcome.result.source]
         files = f"{outcome.files} files and " if outcome.files else ""
         passed = f"passed, {files}its ZFS snapshots are {compared}"
+        if outcome.has_streams:
+            passed += "; its streams are listed and were not read"
         outcomes.add(outcome.as_json(), f"{start}  {passed if outcome.result.passed else 'FAILED'}")
         if outcome.problem is not None:
             outcomes.fail(outcome.problem)

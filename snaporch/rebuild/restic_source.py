@@ -23,14 +23,17 @@ from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.remote_output import remote_output
-from snaporch.replication.restic import CACHE, ResticRepository, restic_reason
+from snaporch.replication.restic import CACHE, ResticRepository
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import STREAM_FILE, StreamRecord
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.unsent_files import UnsentFiles
 
-_DAMAGED = "name an older snapshot: DOMAIN@SNAPSHOT; see docs/how-to/object-storage.md"
+_DAMAGED = (
+    "name an older snapshot: DOMAIN@SNAPSHOT; before that, rename or destroy the datasets with "
+    "snaporch:rebuild=transfer, if there are any; see docs/how-to/object-storage.md"
+)
 
 
 class ResticSource:
@@ -73,10 +76,10 @@ class ResticSource:
         return {(copy_name(each.snapshot.dataset), each.snapshot.guid): each for each in found}
 
     def snapshots(self) -> list[PoolSnapshot]:
-        """See the protocol."""
+        """See the protocol; the repository is listed again."""
         return [
             replace(each.snapshot, dataset=copy_name(each.snapshot.dataset))
-            for each in self._repository.contents().streams.values()
+            for each in self._repository.contents(again=True).streams.values()
         ]
 
     def needed(
@@ -142,9 +145,8 @@ class ResticSource:
             size=record.bytes,
         )
         if status != 0:
-            raise ReplicaError(
-                thing, f"did not come back: {restic_reason(lines, reads=True)}", _DAMAGED
-            )
+            reason = f"did not come back: {self._repository.reason(lines, reads=True)}"
+            raise ReplicaError(thing, reason, _DAMAGED)
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See the protocol."""

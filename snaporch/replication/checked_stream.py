@@ -3,6 +3,7 @@
 ``python3 -m snaporch.replication.checked_stream NAME GUID --report FILE`` passes on the stream of
 this snapshot, and writes its size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,
 the last part is withheld unless both are right: so ZFS never has a snapshot that differs.
+``--check BYTES SHA256`` passes nothing on.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def pass_on(source: int, target: int, name: str, guid: int, expected: Digest | N
     while True:
         digest.update(held)
         size += len(held)
+        if expected is not None and size > expected.bytes:
+            raise RefusedError("the stream", f"has over {expected.bytes} bytes")
         block = os.read(source, _BLOCK)
         if not block:
             break
@@ -77,7 +80,7 @@ def command(name: str, guid: int, *options: str) -> list[str]:
     Args:
         name: of the snapshot.
         guid: of the snapshot.
-        options: ``--report FILE``, or ``--expect BYTES SHA256``.
+        options: ``--report FILE``, ``--expect BYTES SHA256`` or ``--check BYTES SHA256``.
     """
     words = [sys.executable, "-P", "-m", "snaporch.replication.checked_stream"]
     return [*words, name, str(guid), *options]
@@ -96,9 +99,12 @@ def read_report(path: Path) -> Digest:
 def main(words: Sequence[str]) -> int:
     """Run the command; return its exit status."""
     name, guid, option, *values = words
-    expected = Digest(int(values[0]), values[1]) if option == "--expect" else None
+    expected = None if option == "--report" else Digest(int(values[0]), values[1])
     try:
-        found = pass_on(0, 1, name, int(guid), expected)
+        target = os.open(os.devnull, os.O_WRONLY) if option == "--check" else 1
+        found = pass_on(0, target, name, int(guid), expected)
+    except BrokenPipeError:
+        return 1  # the next command ended, and says why
     except (SnaporchError, OSError) as error:
         text = error.line() if isinstance(error, SnaporchError) else str(error)
         sys.stderr.write(f"snaporch: {text}\n")

@@ -17,13 +17,13 @@ from functools import cached_property
 from pathlib import Path
 
 from snaporch.config import ResticReplica
-from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
+from snaporch.errors import SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
-from snaporch.remote_host import Host, check_installed
+from snaporch.remote_host import CommandError, Host, check_installed
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.restic_records import TAG, Contents, parse_listing
-from snaporch.replication.transfer import Transfers, reason_of_receiver
+from snaporch.replication.transfer import Transfers, reason_of_receiver, text_lines
 
 CACHE = Path("/var/cache/snaporch/restic")
 """Where restic keeps what it would read again, which is encrypted, too."""
@@ -35,6 +35,20 @@ _CHECK_SECONDS = 120
 _RECORD_FILE = "/record"
 _OF_RESTIC = ("Fatal: ", "cannot dump file")
 """With these begins a line of restic that says why it failed."""
+
+_SHORT = 2
+"""A part of a secret that has only so many characters is no secret."""
+_OF_OTHERS = ("subprocess ", "rclone: ")
+"""With these begins what ssh and rclone say to restic, such as a greeting."""
+_LISTING = f"""\
+exec 5>&1
+said=$(restic snapshots --no-lock --json --tag {TAG} 2>&1 >&5) || {{
+    printf '%s' "$said" >&2
+    exit 1
+}}
+printf '\\0%s' "$said"
+"""
+"""The listing, and after a NUL what restic says beside it."""
 
 
 class ResticRepository:
@@ -100,28 +114,48 @@ class ResticRepository:
         variables["RESTIC_PASSWORD_FILE"] = str(self._replica.password_file)
         return variables
 
-    def contents(self) -> Contents:
-        """What the repository has; it is listed again only after it was written to.
+    def contents(self, *, again: bool = False) -> Contents:
+        """What the repository has; it is listed again after it was written to.
+
+        Args:
+            again: list it in any case.
 
         Raises:
-            SnaporchError: the listing failed.
+            SnaporchError: the listing failed, or may lack something: restic leaves out what it
+                cannot read, says so, and succeeds.
         """
-        if self._contents is None:
-            words = ("restic", "snapshots", "--no-lock", "--json", "--tag", TAG)
+        if self._contents is None or again:
+            self._contents = None
             try:
-                text = self.host.run(*words)
+                text, _, said = self.host.script(_LISTING, what="restic snapshots").partition("\0")
+                if lines := [e for e in text_lines(said) if not e.startswith(_OF_OTHERS)]:
+                    step = f"try again, or {self.by_hand('snapshots')}; {SEE}"
+                    reason = f"its listing may not be whole: {self.reason(lines[-1:])}"
+                    raise ReplicaError(f"replica {self.name}", reason, step)
                 self._contents = parse_listing(text)
             except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
                 raise ReplicaError(self.name, "its listing cannot be read", SEE) from error
             except SnaporchError as error:
-                if isinstance(error, (UnavailableError, InterruptedRunError)):
+                if not isinstance(error, CommandError):
                     raise
-                reason = restic_reason(error.reason.splitlines())
+                reason = self.reason(error.reason.splitlines())
                 step = f"{self.by_hand('snapshots')}; {SEE}"
                 raise ReplicaError(
                     f"replica {self.name}", f"cannot be listed: {reason}", step
                 ) from error
         return self._contents
+
+    def check_answers(self) -> None:
+        """Check that the repository can be opened now.
+
+        Raises:
+            ReplicaError: it cannot.
+        """
+        try:
+            self.host.run("restic", "cat", "config", "--no-lock", limit=_CHECK_SECONDS)
+        except CommandError as error:
+            reason = f"does not answer: {self.reason(error.reason.splitlines())}"
+            raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}") from error
 
     def backup(self, tags: Sequence[str], *what: str) -> list[str]:
         """The command line that stores something.
@@ -158,8 +192,27 @@ class ResticRepository:
             status, lines = self.transfers.run(words, through=0, size=0, source=text)
         self._contents = None
         if status != 0:
-            reason = f"a record was not stored: {restic_reason(lines)}"
+            reason = f"a record was not stored: {self.reason(lines)}"
             raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}")
+
+    def reason(self, lines: Sequence[str], *, reads: bool = False) -> str:
+        """As :func:`restic_reason`, without what the environment file contains."""
+        found = restic_reason(lines, reads=reads)
+        for secret in self._secrets:
+            found = found.replace(secret, "…")
+        return found
+
+    @cached_property
+    def _secrets(self) -> list[str]:
+        """What no message may have, longest first: values, and what addresses have before ``@``."""
+        path = self._replica.environment_file
+        values = read_variables(Path(path)) if path else {}
+        address = values.pop("RESTIC_REPOSITORY", self._replica.repository)
+        before, at, _ = address.rpartition("@")
+        user = before.partition("://")[2] if at else ""
+        # An address that cannot be parsed is quoted in parts.
+        found = [*values.values(), user, *re.split(r"[^\w.+-]", user.partition(":")[2])]
+        return sorted({each for each in found if len(each) > _SHORT}, key=len, reverse=True)
 
     def by_hand(self, *words: str) -> str:
         """A restic command as an admin types it; it contains no secret."""
@@ -256,6 +309,6 @@ def repository_problem(replica: ResticReplica) -> str:
     except UnavailableError as error:
         return error.line()
     except SnaporchError as error:
-        reason = restic_reason(error.reason.splitlines())
+        reason = repository.reason(error.reason.splitlines())
         return f"{reason}; a new repository: {repository.by_hand('init')}"
     return ""

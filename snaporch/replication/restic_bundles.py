@@ -46,15 +46,17 @@ class ResticBundles:
         return [*latest, "--tag", f"upload={record.upload}"]
 
     def text(self, record: BundleRecord, name: str, limit: int) -> str:
-        """The text of a small file of a bundle; empty if it cannot be read.
+        """The text of a small file of a bundle; empty if it is damaged or too long.
 
         Args:
             record: of the bundle.
             name: of the file.
             limit: the most bytes that are read.
+
+        Raises:
+            ReplicaError: the repository does not answer.
         """
-        script = f"{shlex.join(self.file(record, name))} | head -c {limit}"
-        return self._repository.host.script(script, what=f"restic dump {name}")
+        return self._read(record, name, f"head -c {limit}") or ""
 
     def manifest(self, reference: str) -> str:
         """The text of the manifest of a bundle, which may be any text."""
@@ -71,9 +73,35 @@ class ResticBundles:
         found = []
         for name, digest in sums.items():
             size = record.files.get(name, (0, ""))[0]
-            script = f"{shlex.join(self.file(record, name))} | sha256sum"
-            limit = seconds_to_read(size)
-            text = self._repository.host.script(script, what=f"restic dump {name}", limit=limit)
-            if text.partition(" ")[0] != digest:
+            text = self._read(record, name, "sha256sum", limit=seconds_to_read(size))
+            if text is None or text.partition(" ")[0] != digest:
                 found.append(name)
         return found
+
+    def _read(
+        self, record: BundleRecord, name: str, reader: str, *, limit: float | None = None
+    ) -> str | None:
+        """What a command prints of a file, which restic is asked for twice.
+
+        Args:
+            record: of the bundle.
+            name: of the file.
+            reader: the command.
+            limit: seconds.
+
+        Returns:
+            None if restic cannot read the file, although the repository answers: it is damaged.
+
+        Raises:
+            ReplicaError: the repository does not answer.
+        """
+        dump = shlex.join(self.file(record, name))
+        counted = f"{{ {{ {dump}; echo $? >&3; }} | {reader} >&5; }} 3>&1"
+        script = f"exec 5>&1; status=$({counted}); echo; echo $status"
+        for _ in range(2):
+            text = self._repository.host.script(script, what=f"restic dump {name}", limit=limit)
+            printed, _, status = text.removesuffix("\n").rpartition("\n")
+            if status == "0":
+                return printed
+            self._repository.check_answers()
+        return None

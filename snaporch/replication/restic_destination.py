@@ -7,9 +7,10 @@ the server may permit only additions.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from snaporch.catalog.records import COPY
 from snaporch.config import ResticReplica
@@ -18,11 +19,11 @@ from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS
-from snaporch.replication.checked_stream import command, read_report
+from snaporch.replication.checked_stream import Digest, command, read_report
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW, Originals
-from snaporch.replication.restic import CACHE, SEE, ResticRepository, new_upload, restic_reason
+from snaporch.replication.restic import CACHE, SEE, ResticRepository, new_upload
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import (
     STREAM_FILE,
@@ -41,6 +42,10 @@ from snaporch.replication.restic_records import (
 from snaporch.replication.transfer import expected_bytes
 from snaporch.zfs import Pool
 
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+_AT_ONCE = 500
+"""Snapshots of which one record has the marks: its tags are in a command line."""
 _AGAIN = "try again: what has arrived is not sent again"
 
 
@@ -123,6 +128,11 @@ class ResticDestination:
         chain = chain_tag(snapshot.dataset, stream.first)
         what = {"dataset": snapshot.dataset, "snapshot": snapshot.name}
         tags = [*upload_tags(Kind.STREAM, upload, what), chain]
+        known = {each.name: each.kind for each in self._here.datasets()}
+        if snapshot.dataset not in known:
+            reason = "was renamed or destroyed meanwhile"
+            raise ReplicaError(f"{self._name}: {snapshot.dataset}", reason, "try again")
+        _, referenced = self._here.sizes([snapshot.full_name]).get(snapshot.full_name, (0, 0))
         transfers = self._repository.transfers
         _, report = transfers.output("zfs", "send", "-nP", *words, limit=LIMIT_SECONDS)
         with transfers.local_errors(), tempfile.TemporaryDirectory() as directory:
@@ -135,11 +145,11 @@ class ResticDestination:
                 size=expected_bytes(report),
             )
             if status != 0:
-                reason = restic_reason(lines)
+                reason = self._repository.reason(lines)
                 raise ReplicaError(f"{self._name}: {snapshot.full_name}", reason, _AGAIN)
             digest = read_report(counted)
-        known = {each.name: each.kind for each in self._here.datasets()}
-        _, referenced = self._here.sizes([snapshot.full_name]).get(snapshot.full_name, (0, 0))
+        if not stream.base:
+            self._read_full_stream(snapshot, upload, digest)
         marks = {k: v for k, v in snapshot.properties.items() if k in MARKS and k != COPY}
         record = StreamRecord(
             replace(snapshot, properties=marks),
@@ -151,6 +161,26 @@ class ResticDestination:
             upload=upload,
         )
         self._repository.record([*stream_tags(record), chain])
+
+    def _read_full_stream(self, snapshot: PoolSnapshot, upload: str, digest: Digest) -> None:
+        """Read a full stream that was just stored: restic may have found its data in damaged packs.
+
+        Raises:
+            ReplicaError: it is damaged: the repository must be repaired first.
+        """
+        self._progress.step(self._name, f"reading {snapshot.full_name} back")
+        latest = self._repository.dump("latest", STREAM_FILE)
+        status, lines = self._repository.transfers.run(
+            [*latest, "--tag", f"upload={upload}"],
+            command(snapshot.name, snapshot.guid, "--check", str(digest.bytes), digest.sha256),
+            through=1,
+            size=digest.bytes,
+        )
+        if status != 0:
+            thing = f"{self._name}: {snapshot.full_name}"
+            reason = f"was stored, and cannot be read: {self._repository.reason(lines, reads=True)}"
+            step = f"see: {self._repository.by_hand('check', '--read-data')}; {SEE}"
+            raise ReplicaError(thing, reason, step)
 
     def diverged(self, dataset: str, only_there: Sequence[str]) -> ReplicaError:
         """See the protocol; :meth:`snapshots` lists none that could diverge."""
@@ -166,7 +196,8 @@ class ResticDestination:
             for name, values in properties.items()
             if name in guids
         }
-        self._repository.record(marks_tags(marks, {}))
+        for some in _batches(marks):
+            self._repository.record(marks_tags(some, {}))
         return [name for name in properties if name not in guids]
 
     def is_encrypted(self) -> bool:
@@ -181,8 +212,8 @@ class ResticDestination:
         """See the protocol."""
         there = self._repository.contents().policies
         changed = {name: text for name, text in policies.items() if there.get(name, "") != text}
-        if changed:
-            self._repository.record(marks_tags({}, changed))
+        for some in _batches(changed):
+            self._repository.record(marks_tags({}, some))
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """See the protocol; nothing makes it read a bundle again, which could be expensive."""
@@ -216,7 +247,7 @@ class ResticDestination:
             size = sum(size for size, _ in before.values())
             status, lines = transfers.run(words, through=0, size=size)
             if status != 0:
-                reason = restic_reason(lines)
+                reason = self._repository.reason(lines)
                 raise ReplicaError(f"{self._name}: bundle {reference}", reason, _AGAIN)
             if _state(directory, sums) != before:
                 return list(sums)
@@ -247,3 +278,10 @@ def _state(directory: Path, names: Collection[str]) -> dict[str, tuple[int, int]
     """The size and the time of writing of files."""
     found = {name: (directory / name).stat() for name in names}
     return {name: (each.st_size, each.st_mtime_ns) for name, each in found.items()}
+
+
+def _batches(found: Mapping[_Key, _Value]) -> Iterator[dict[_Key, _Value]]:
+    """The items of a mapping, :data:`_AT_ONCE` at a time."""
+    items = list(found.items())
+    for begin in range(0, len(items), _AT_ONCE):
+        yield dict(items[begin : begin + _AT_ONCE])

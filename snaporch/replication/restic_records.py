@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -23,14 +23,17 @@ from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.replication.interface import BundleCopy
 from snaporch.replication.needed_streams import Originals, later
 from snaporch.replication.receive_request import is_mark
+from snaporch.replication.stream_header import CLOCK_SECONDS
 from snaporch.zfs_names import is_dataset, is_snapshot
 
 TAG = "snaporch"
 """Each snapshot of restic that snaporch makes has this tag."""
 STREAM_FILE = "/stream.zfs"
 """The file in a restic snapshot that is a stream."""
-_SAFE = "/:@.+ -_"
-"""Characters that a value in a tag keeps; a comma would end the tag."""
+_SAFE = "/:@.+-_"
+"""Characters that a value in a tag keeps; a comma would end the tag, and restic removes spaces."""
+_CHANGED = frozenset(("repaired", "rewrite"))
+"""The tags that restic adds to what it has changed."""
 _ID = re.compile(r"[0-9a-f]{64}")
 _UPLOAD = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,20}")
@@ -72,6 +75,11 @@ class StreamRecord:
         """The dataset and the GUID."""
         return self.snapshot.dataset, self.snapshot.guid
 
+    @property
+    def before(self) -> tuple[str, int]:
+        """The dataset and the GUID of the snapshot that an increment follows."""
+        return self.snapshot.dataset, self.base
+
 
 @dataclass(frozen=True, slots=True)
 class BundleRecord:
@@ -104,8 +112,6 @@ class Contents:
     """By ``uuid/run``."""
     policies: dict[str, str] = field(default_factory=dict)
     """By dataset."""
-    unrecorded: list[str] = field(default_factory=list)
-    """IDs of restic snapshots with data that no record names: of interrupted transfers."""
 
     def chain(self, key: tuple[str, int]) -> list[StreamRecord]:
         """The streams that bring a snapshot back: a full one, and the increments up to it."""
@@ -182,25 +188,33 @@ class _Entry(NamedTuple):
     id: str
     values: Mapping[str, str]
     """Of its tags with ``=``."""
+    is_changed: bool
+    """restic has changed its data, as by ``repair snapshots``, which leaves a gap out."""
 
 
-def parse_listing(text: str) -> Contents:
+def parse_listing(text: str, now: datetime | None = None) -> Contents:
     """What a repository has, by what ``restic snapshots --json`` prints.
 
-    A record of a form that is not expected does not count.
+    A record of a form that is not expected does not count. Of several of one snapshot, the newest
+    with a whole chain counts. What is dated ahead is taken for the oldest: a clock was wrong, or
+    someone lies.
+
+    Args:
+        text: the listing.
+        now: the present time by default.
 
     Raises:
         ValueError: the text is no listing.
     """
-    entries = sorted(_entries(text))
+    ahead = (now or datetime.now(UTC)) + timedelta(seconds=CLOCK_SECONDS)
+    entries = sorted(_entries(text), key=lambda each: (each.time <= ahead, *each[:2]))
     data: dict[tuple[str, str], str] = {}
     marks: dict[int, dict[str, str]] = {}
-    contents, streams = Contents(), dict[tuple[str, int], StreamRecord]()
+    contents, records = Contents(), dict[tuple[str, int], list[StreamRecord]]()
     for each in entries:
         kind = each.values.get("kind", "")
-        if kind in (Kind.STREAM, Kind.BUNDLE):
+        if kind in (Kind.STREAM, Kind.BUNDLE) and not each.is_changed:
             data[kind, each.values.get("upload", "")] = each.id
-    named = set()
     for each in entries:
         upload = each.values.get("upload", "")
         for key, value in each.values.items():
@@ -214,21 +228,38 @@ def parse_listing(text: str) -> Contents:
             if each.values.get("kind") == Kind.STREAM_RECORD:
                 stored = data[Kind.STREAM, upload]
                 record = _stream_record(each.values, stored)
-                streams.pop(record.key, None)  # the newest one is the last
-                streams[record.key] = record
-                named.add(stored)
+                records[record.key] = [*records.pop(record.key, ()), record]
             elif each.values.get("kind") == Kind.BUNDLE_RECORD:
                 stored = data[Kind.BUNDLE, upload]
                 bundle = _bundle_record(each.values, stored)
                 contents.bundles[bundle.reference] = bundle
-                named.add(stored)
-    contents.unrecorded = [each for each in data.values() if each not in named]
     contents.streams = {
         key: _marked(record, marks.get(record.snapshot.guid, {}))
-        for key, record in streams.items()
-        if _chain(streams, key)
+        for key, record in _whole(records).items()
     }
     return contents
+
+
+def _whole(
+    records: dict[tuple[str, int], list[StreamRecord]],
+) -> dict[tuple[str, int], StreamRecord]:
+    """The newest record of each snapshot whose chain is whole.
+
+    Args:
+        records: by dataset and GUID, the newest one last; those without a whole chain are removed.
+    """
+    while True:
+        newest = {key: some[-1] for key, some in records.items()}
+        without = [e for e in newest.values() if e.base and e.before not in newest]
+        if not without:  # each chain has all of its streams, or goes in a circle
+            circles = [e for e in newest.values() if not _chain(newest, e.key)]
+            without = circles[-1:]
+        if not without:
+            return newest
+        for each in without:
+            records[each.key].pop()
+            if not records[each.key]:
+                del records[each.key]
 
 
 def _entries(text: str) -> Iterator[_Entry]:
@@ -246,7 +277,8 @@ def _entries(text: str) -> Iterator[_Entry]:
             key: unquote(value, errors="surrogateescape") for key, found, value in pairs if found
         }
         time = datetime.fromisoformat(each["time"])
-        yield _Entry(time if time.tzinfo else time.replace(tzinfo=UTC), each["id"], values)
+        time = time if time.tzinfo else time.replace(tzinfo=UTC)
+        yield _Entry(time, each["id"], values, is_changed=not _CHANGED.isdisjoint(tags))
 
 
 def _stream_record(values: Mapping[str, str], stream: str) -> StreamRecord:

@@ -20,7 +20,7 @@ from snaporch.bundle.encrypted_bundles import EncryptedBundles
 from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
 from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
 from snaporch.catalog.records import all_records, by_dataset, snapshots_of_record
-from snaporch.config import Config
+from snaporch.config import Config, ResticReplica
 from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import REPLICATION, domain_lock
@@ -78,6 +78,7 @@ class SkippedCopy:
             "compared_with": None,
             "failure": None,
             "skipped": self.reason,
+            "streams_read": None,
         }
 
 
@@ -91,10 +92,13 @@ class VerifiedCopy:
     """Files of its bundle that have their SHA-256."""
     unrecorded: SnaporchError | None = None
     """Why the result could not be recorded."""
+    has_streams: bool = False
+    """It is in object storage, as streams, of which only the records were read."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
-        return {**self.result.as_json(), "skipped": None}
+        streams_read = False if self.has_streams else None
+        return {**self.result.as_json(), "skipped": None, "streams_read": streams_read}
 
     @property
     def problem(self) -> SnaporchError | None:
@@ -226,7 +230,10 @@ class CopyVerifier:
         more = f" and {len(results) - _SHOWN} more" if len(results) > _SHOWN else ""
         if is_known:
             reason = f"copies that were verified before are not on the replica any more: {names}"
-            step = "if they were not deleted on purpose, see: zpool history, on the replica"
+            history = "zpool history, on the replica"
+            if self._has_streams:
+                history = "docs/how-to/object-storage.md"
+            step = f"if they were not deleted on purpose, see: {history}"
         else:
             reason = f"copies that failed cannot be listed: {names}"
             step = "an append-only replica lists only datasets that this host knows"
@@ -356,8 +363,12 @@ class CopyVerifier:
         try:
             self._results.record(result)
         except SnaporchError as error:
-            return VerifiedCopy(copy, result, len(sums), error)
-        return VerifiedCopy(copy, result, len(sums))
+            return VerifiedCopy(copy, result, len(sums), error, has_streams=self._has_streams)
+        return VerifiedCopy(copy, result, len(sums), has_streams=self._has_streams)
+
+    @property
+    def _has_streams(self) -> bool:
+        return isinstance(self._host.config.replica.get(self._name), ResticReplica)
 
     def _facts(self, copy: Copy, copies: Copies, bundle: BundleCopy | None) -> CopyFacts:
         there = None

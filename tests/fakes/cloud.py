@@ -103,3 +103,7 @@ class Cloud:
         for path in (self.place / "repository" / "snapshots").iterdir():
             if f'"{tag}' in path.read_text():
                 path.unlink()
+
+    def fail(self, command: str, times: int) -> None:
+        """Let a command of restic fail so often, as without a server."""
+        (self.place / "repository" / f"fail-{command}").write_text(str(times))

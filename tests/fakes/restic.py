@@ -1,6 +1,7 @@
 """The command ``restic``, without encryption: what snaporch uses of it.
 
-``put_in(directory)`` makes an executable of it there. A repository is a directory with ``config``.
+``put_in(directory)`` makes an executable of it there. A repository is a directory with
+``config``. If it has ``fail-COMMAND``, this command fails as often as the number in that.
 """
 
 from __future__ import annotations
@@ -95,6 +96,11 @@ def main(words: list[str]) -> int:
             (repository / name).mkdir(parents=True)
         (repository / "config").write_text("{}")
         return 0
+    if (failing := repository / f"fail-{words[0]}").exists():
+        left = int(failing.read_text())
+        failing.write_text(str(max(left - 1, 0)))
+        if left:
+            return _fail("Fatal: no server")
     if not (repository / "config").exists():
         return _fail("Fatal: unable to open config file: no such file\nIs there a repository?")
     if words[0] == "backup":

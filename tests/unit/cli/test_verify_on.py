@@ -162,6 +162,24 @@ def test_a_misspelt_name_does_not_hide_a_loss(copied, snaporch):
     assert answer.json == []
 
 
+def test_in_object_storage_it_is_said_that_no_stream_was_read(copied, snaporch):
+    (document,) = snaporch("verify", "--on", "nas", "--all", "--json").json
+    assert document["streams_read"] is None
+    section = '[replica.nas]\nengine = "restic"\nrepository = "/r"\npassword_file = "/p"\n'
+    text = copied.config_file.read_text()
+    copied.config_file.write_text(text.replace(REPLICA, section))
+    answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
+    assert answer.out.endswith("; its streams are listed and were not read\n")
+    (document,) = snaporch("verify", "--on", "nas", "--all", "--json").json
+    assert (document["passed"], document["streams_read"]) == (True, False)
+    copied.there.drop("tank/web@s1")
+    shutil.rmtree(copied.bundle)
+    copied.pool.destroy_snapshots(["tank/web@s1"])
+    shutil.rmtree(copied.paths.bundles)
+    answer = snaporch("verify", "--on", "nas", "--all")
+    assert "not deleted on purpose, see: docs/how-to/object-storage.md" in answer.err
+
+
 def test_a_result_that_cannot_be_recorded_is_shown(copied, snaporch):
     (copied.root / "schedule").mkdir()
     (copied.root / "schedule" / "copies").symlink_to("missing")

@@ -52,6 +52,15 @@ def test_copies_are_listed_under_their_names_there(cloud):
     assert source.sizes([snapshot(source, "a")]) == {f"{COPY}@a": referenced}
 
 
+def test_what_was_forgotten_meanwhile_is_not_listed_any_more(cloud):
+    source = cloud.source()
+    assert len(source.snapshots()) == 4
+    cloud.forget("snapshot=c")
+    cloud.forget("kind=bundle-record")
+    assert [each.name for each in source.snapshots()] == ["a", "b"]
+    assert source.bundles(UUID) == {}
+
+
 @pytest.mark.parametrize("history", [True, False])
 @pytest.mark.parametrize(("name", "chain"), [("a", "a"), ("b", "ab"), ("c", "c"), ("d", "cd")])
 def test_a_snapshot_comes_by_its_chain(cloud, name, chain, history):
@@ -79,8 +88,9 @@ def test_a_stream_comes_as_it_was_sent(cloud):
 
 def test_the_end_of_a_damaged_stream_never_reaches_zfs(cloud):
     cloud.damage(cloud.stream(f"{WEB}@b"))
-    with pytest.raises(ReplicaError, match="ciphertext verification failed; name an older"):
+    with pytest.raises(ReplicaError, match="ciphertext verification failed; name an older") as seen:
         receive(cloud, "b")
+    assert "rename or destroy the datasets with snaporch:rebuild=transfer" in seen.value.step
     assert len(cloud.got) < len(cloud.stream(f"{WEB}@b"))
 
 

@@ -64,6 +64,13 @@ def test_the_end_of_another_stream_is_withheld():
     assert "another SHA-256" in str(error)
 
 
+def test_nothing_comes_through_beyond_the_expected_size():
+    """So that a hostile stream cannot fill a pool."""
+    data, error = passed(STREAM, RIGHT._replace(bytes=1 << 19))
+    assert len(data) <= 1 << 19
+    assert "has over 524288 bytes" in str(error)
+
+
 @pytest.mark.parametrize("other", [("s2", 7), ("s1", 8)])
 def test_nothing_of_another_snapshot_comes_through(other):
     """The name may have been used again since the list was made."""
@@ -83,6 +90,23 @@ def test_the_command_reports_what_it_passed_on(tmp_path):
     done = subprocess.run(words, input=STREAM, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, STREAM, b"")
     assert read_report(report) == RIGHT
+
+
+@pytest.mark.parametrize("size", [RIGHT.bytes, 1])
+def test_the_command_checks_and_passes_nothing_on(size):
+    words = command("s1", 7, "--check", str(size), RIGHT.sha256)
+    done = subprocess.run(words, input=STREAM, capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (int(size != RIGHT.bytes), b"")
+
+
+def test_a_reader_that_ends_says_why_itself(tmp_path):
+    words = command("s1", 7, "--report", str(tmp_path / "report"))
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(words, input=STREAM, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert not (tmp_path / "report").exists()
 
 
 def test_the_command_fails_in_one_line():

@@ -175,6 +175,16 @@ def test_an_answer_that_is_no_listing_is_an_error(place, secret, tmp_path):
         opened(section(place, secret), tmp_path).contents()
 
 
+def test_a_listing_beside_which_restic_says_anything_may_lack_something(place, secret, tmp_path):
+    make(place)
+    tool = place.parent / "tools" / "restic"
+    tool.write_text("#!/bin/sh\necho 'could not load snapshot 12' >&2\necho '[]'\n")
+    with pytest.raises(ReplicaError, match="may not be whole: could not load snapshot 12; try"):
+        opened(section(place, secret), tmp_path).contents()
+    tool.write_text("#!/bin/sh\necho 'subprocess ssh: Welcome' >&2\necho '[]'\n")
+    assert opened(section(place, secret), tmp_path).contents().streams == {}
+
+
 def test_no_command_line_has_a_secret(place, secret, tmp_path):
     variables = tmp_path / "environment"
     variables.write_text("RESTIC_REPOSITORY=rest:http://me:hush@nas/\nKEY=hush\n")
@@ -184,6 +194,22 @@ def test_no_command_line_has_a_secret(place, secret, tmp_path):
     words = [*repository.backup(["t"], "/x"), *repository.dump("id", "/x")]
     words += [repository.by_hand("init")]
     assert not any("hush" in word or "sesame" in word for word in words)
+
+
+def test_no_error_has_a_secret_or_a_part_of_it(place, secret, tmp_path):
+    variables = tmp_path / "environment"
+    variables.write_text("RESTIC_REPOSITORY=rest:http://me:hu/sh:ing@nas/\nKEY=abcdef\n")
+    variables.chmod(0o600)
+    replica = ResticReplica(engine="restic", environment_file=str(variables), password_file=secret)
+    tool = place.parent / "tools" / "restic"
+    text = 'parse "http://me:hu/sh:ing@nas/": invalid port ":ing" after host; abcdef'
+    tool.write_text(f"#!/bin/sh\necho 'Fatal: {text}' >&2\nexit 1\n")
+    with pytest.raises(ReplicaError) as caught:
+        opened(replica, tmp_path).contents()
+    line = caught.value.line()
+    assert 'parse "http://…@nas/": invalid port ":…" after host; …' in line
+    assert line.count("…") == 3
+    assert "…" in repository_problem(replica)
 
 
 @pytest.mark.parametrize(

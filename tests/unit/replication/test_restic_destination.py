@@ -6,7 +6,7 @@ import pytest
 from fakes.cloud import Cloud
 from fakes.pool import FakePool
 
-from snaporch.bundle.store import COPY_NAME
+from snaporch.bundle.store import COPY_NAME, copy_name
 from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import InterruptedRunError, WindowClosedError
@@ -155,6 +155,38 @@ def test_a_name_that_was_used_again_meanwhile_is_not_taken_for_the_snapshot(clou
     assert names(cloud) == [f"{WEB}@a"]
 
 
+def test_a_full_stream_that_restic_finds_in_damaged_data_does_not_count(cloud):
+    """As after a chain was forgotten, and the repository was not repaired."""
+    cloud.take(f"{WEB}@a")
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    cloud.damage(cloud.stream(f"{WEB}@a"))
+    cloud.forget("kind=stream")
+    with pytest.raises(ReplicaError, match=r"cannot be read: .*verification failed; see: .*check"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == []
+    for path in (cloud.place / "repository" / "data").iterdir():
+        path.unlink()
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    assert names(cloud) == [f"{WEB}@a"]
+
+
+def test_the_reason_of_a_failed_upload_is_what_restic_says(cloud):
+    cloud.take(f"{WEB}@a")
+    path = cloud.place / "streams" / "tank:web@a"
+    path.write_bytes(path.read_bytes() + bytes(3_000_000))
+    cloud.fail("backup", 1)
+    with pytest.raises(ReplicaError, match="tank/web@a: no server; try again"):
+        cloud.destination().send(WEB, raw=False, until=ALL)
+
+
+def test_a_dataset_that_is_renamed_meanwhile_is_an_error_in_one_line(cloud):
+    cloud.take(f"{WEB}@a")
+    destination = cloud.destination()
+    cloud.pool.datasets = list
+    with pytest.raises(ReplicaError, match="tank/web: was renamed or destroyed meanwhile"):
+        destination.send(WEB, raw=False, until=ALL)
+
+
 def test_nothing_can_be_sent_without_snapshots(cloud):
     with pytest.raises(ReplicaError, match="has no snapshots"):
         cloud.destination().send(WEB, raw=False, until=ALL)
@@ -173,6 +205,15 @@ def test_later_properties_and_policies_are_stored(cloud):
     cloud.destination().set_policies({WEB: "hourly"})
     assert len(list((cloud.place / "repository" / "snapshots").iterdir())) == stored
     assert cloud.source().policies(["tank:web"]) == {"tank:web": "hourly"}
+
+
+def test_many_policies_are_stored_in_several_records(cloud):
+    """A command line has a limit."""
+    policies = {f"tank/{number:0200}": "x" * 1000 for number in range(2400)}
+    cloud.destination().set_policies(policies)
+    copies = [copy_name(name) for name in policies]
+    assert len(cloud.source().policies(copies)) == 2400
+    assert len(list((cloud.place / "repository" / "snapshots").iterdir())) == 5
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -55,8 +55,8 @@ class Listing:
         self.add(stream_tags(record))
         return stored
 
-    def contents(self):
-        return parse_listing(json.dumps(self.entries))
+    def contents(self, now=WHEN + timedelta(days=1)):
+        return parse_listing(json.dumps(self.entries), now)
 
 
 @pytest.fixture
@@ -74,20 +74,18 @@ def test_a_stream_comes_back_as_it_was_recorded(listing):
     stored = listing.put(record)
     contents = listing.contents()
     assert contents.streams == {(WEB, 7): replace(record, stream=stored)}
-    assert contents.unrecorded == []
 
 
-def test_no_tag_has_a_comma():
-    """restic would take it for two tags."""
-    marked = replace(stream(7), snapshot=snapshot(7, note="a,b\nc"))
+def test_no_tag_has_a_comma_or_a_space():
+    """restic would take it for two tags, or remove it."""
+    marked = replace(stream(7), snapshot=snapshot(7, note="a,b\nc "))
     tags = [*stream_tags(marked), *marks_tags({7: {"note": ","}}, {"tank/a": "x,y"})]
-    assert not any("," in tag or not tag.isprintable() for tag in tags)
+    assert not any({",", " "} & {*tag} or not tag.isprintable() for tag in tags)
 
 
 def test_a_stream_without_its_record_does_not_count(listing):
-    left = listing.add(upload_tags(Kind.STREAM, "1" * 32, {}))
+    listing.add(upload_tags(Kind.STREAM, "1" * 32, {}))
     assert listing.contents().streams == {}
-    assert listing.contents().unrecorded == [left]
 
 
 def test_a_record_whose_stream_was_forgotten_does_not_count(listing):
@@ -116,6 +114,50 @@ def test_the_newest_record_of_a_snapshot_counts(listing):
     listing.put(stream(1, upload="1" * 32))
     stored = listing.put(stream(1, upload="2" * 32))
     assert [each.stream for each in listing.contents().streams.values()] == [stored]
+
+
+@pytest.mark.parametrize("tag", ["repaired", "rewrite"])
+def test_what_restic_has_changed_does_not_count(listing, tag):
+    listing.put(stream(1))
+    listing.entries[0]["tags"].append(tag)
+    assert listing.contents().streams == {}
+
+
+def test_an_older_record_counts_if_the_chain_of_a_newer_one_is_not_whole(listing):
+    first = listing.put(stream(1, upload="1" * 32))
+    second = listing.put(stream(2, base=1, upload="2" * 32))
+    listing.put(stream(1, base=8, upload="3" * 32))
+    listing.put(stream(2, base=9, upload="4" * 32))
+    assert [each.stream for each in listing.contents().streams.values()] == [first, second]
+
+
+def test_an_older_record_counts_if_newer_ones_go_in_a_circle(listing):
+    first = listing.put(stream(1, upload="1" * 32))
+    listing.put(stream(2, base=1, upload="2" * 32))
+    listing.put(stream(1, base=2, upload="3" * 32))
+    contents = listing.contents()
+    assert contents.streams[WEB, 1].stream == first
+    assert [each.snapshot.guid for each in contents.chain((WEB, 2))] == [1, 2]
+
+
+def test_what_is_dated_ahead_does_not_replace_anything(listing):
+    """A clock was wrong, or someone uses ``restic backup --time``."""
+    for number, level in enumerate(("torn", "ram")):
+        stored = listing.put(replace(stream(1, upload=f"{number:032}"), raw=bool(number)))
+        listing.add(marks_tags({1: {"level": level}}, {WEB: level}))
+    for each in listing.entries[:3]:
+        each["time"] = "2099" + each["time"][4:]
+    contents = listing.contents()
+    (record,) = contents.streams.values()
+    assert (record.stream, record.raw) == (stored, True)
+    assert (record.snapshot.properties["level"], contents.policies) == ("ram", {WEB: "ram"})
+
+
+def test_with_a_clock_that_is_behind_the_newest_record_counts(listing):
+    listing.put(stream(1, upload="1" * 32))
+    stored = listing.put(stream(1, upload="2" * 32))
+    contents = listing.contents(datetime(1970, 1, 1, tzinfo=UTC))
+    assert [each.stream for each in contents.streams.values()] == [stored]
 
 
 def test_later_marks_replace_earlier_ones(listing):
