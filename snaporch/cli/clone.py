@@ -91,7 +91,7 @@ def _clone(
         context.progress.note(name, f"does not have {missing}")
     origins = ", ".join(source.member(dataset).full_name for dataset in made.datasets)
     context.progress.step(name, f"keeps {origins} from being destroyed while it exists")
-    if running:
+    if running and made.has_cards:
         context.progress.step(
             name, f"has the addresses of {source.record.domain} in its RAM; network: {network}"
         )

@@ -31,6 +31,7 @@ from snaporch.clone.images import ClonedDataset, Images
 from snaporch.clone.open_file_check import check_open_files
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError, UsageError
+from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_xml import (
     NO_NETWORK,
     CloneDisk,
@@ -99,6 +100,8 @@ class Clone:
     """The path of each disk, by its target."""
     missing: tuple[str, ...]
     """Devices of the original that the clone does not have."""
+    has_cards: bool
+    """It has network cards."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -276,6 +279,7 @@ def _build(context: Context, source: Source, request: CloneRequest, uuid: str) -
         datasets=datasets,
         disks={target: place.path for target, place in places.items()},
         missing=start.missing,
+        has_cards=bool(domain_xml.parse(start.xml).findall("devices/interface")),
     )
 
 

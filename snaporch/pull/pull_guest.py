@@ -183,7 +183,7 @@ class GuestPull:
             f"{self._name}: {dataset.name}",
             f"the source has neither {copies[-1].full_name} nor a bookmark of it, as after a "
             "restore there",
-            f"keep what is here: zfs rename {copy} {copy}-kept-{copies[-1].guid}, and the next "
+            f"keep what is here: zfs rename {copy} {copy}-kept-{copies[-1].guid}; then the next "
             "pull brings a full copy: see docs/how-to/pull.md",
         )
 
@@ -401,7 +401,7 @@ def _not_here(
     for dataset, some in there.items():
         if wanted.guid in {each.guid for each in some}:
             reason = f"its snapshot of {wanted.dataset} is one of {dataset} now, and is not whole"
-            step = f"on the source: zfs rename {dataset} {wanted.dataset}, or take another snapshot"
+            step = f"on the source: zfs rename {dataset} {wanted.dataset}; or take another snapshot"
             return ReplicaError(thing, reason, step)
     name = f"{wanted.dataset}@{wanted.name}"
     reason = f"its ZFS snapshot {name} is not here, so the snapshot is not whole"

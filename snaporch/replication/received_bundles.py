@@ -38,7 +38,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_RECORD_BYTES = 1 << 20
 _NO_ROOM = "make room there, or raise the quota, and try again"
-_UNUSABLE = "it must exist, and belong to the receiving user"
+_UNUSABLE = "it must exist, and belong to the user that receives bundles"
 
 
 class ReceivedBundles:
@@ -191,9 +191,10 @@ class ReceivedBundles:
             finally:
                 os.close(root)
         except OSError as error:
+            below = error.filename not in (None, str(self._root), self._root)
             raise UnavailableError(
                 str(self._root),
-                f"{error.strerror or error}{f' ({error.filename})' if error.filename else ''}",
+                f"{error.strerror or error}{f' ({error.filename})' if below else ''}",
                 _NO_ROOM if error.errno in (errno.ENOSPC, errno.EDQUOT) else _UNUSABLE,
             ) from error
 

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import time
 from math import inf
 
@@ -195,6 +196,13 @@ def test_files_of_another_try_are_removed_and_leftovers_of_other_bundles_too(the
     assert tree(root / UUID / "r-1") == CONTENT
 
 
+def test_a_directory_that_is_missing_is_named_once(there, root):
+    shutil.rmtree(root)
+    with pytest.raises(UnavailableError) as raised:
+        there.check()
+    assert raised.value.line().count(str(root)) == 1
+
+
 @pytest.mark.parametrize("place", [UUID, f"{UUID}/r-1", f"{UUID}/.r-1.copying"])
 def test_no_link_is_followed_to_another_directory(there, root, tmp_path, place):
     outside = tmp_path / "outside"
@@ -202,7 +210,7 @@ def test_no_link_is_followed_to_another_directory(there, root, tmp_path, place):
     (outside / "manifest.json").write_bytes(b"of another")
     (root / place).parent.mkdir(exist_ok=True)
     (root / place).symlink_to(outside)
-    with pytest.raises(UnavailableError, match="belong to the receiving user"):
+    with pytest.raises(UnavailableError, match="belong to the user that receives"):
         send(there)
     assert [path.name for path in outside.iterdir()] == ["manifest.json"]
     assert (outside / "manifest.json").read_bytes() == b"of another"

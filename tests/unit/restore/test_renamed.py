@@ -59,7 +59,7 @@ def test_a_restore_refuses_it_and_says_how_to_go_on(renamed, world, options):
     world.pool.rename("flash2/web", "flash/web")
     error = refusal(world, lambda: make_restore_plan(world.context, "web", "s1", **options))
     assert error.reason == "its snapshot of tank/web is one of tank/web2 now"
-    assert error.step == "zfs rename tank/web2 tank/web, and try again"
+    assert error.step == "zfs rename tank/web2 tank/web; then try again"
     world.pool.rename("tank/web2", "tank/web")
     make_restore_plan(world.context, "web", "s1", **options)
 
@@ -74,7 +74,7 @@ def test_a_pool_that_was_imported_by_another_name_is_named(renamed, world):
     world.pool.rename("tank/web2", "tank/web")
     error = refusal(world, lambda: make_restore_plan(world.context, "web", "s1"))
     assert error.reason == "its snapshot of flash/web is one of flash2/web now"
-    assert error.step == "zpool export flash2, zpool import flash2 flash, and try again"
+    assert error.step == "zpool export flash2; zpool import flash2 flash; then try again"
 
 
 def test_clone_and_verify_refuse_it_and_record_no_result(renamed, world):
