@@ -81,8 +81,9 @@ bench: ## measure natively against the rivals (installs libvirtd; BENCH="--round
 	@tests/bench/native/run $(BENCH)
 
 .PHONY: bench-lab
-bench-lab: lab ## in the lab, as ratios: the strategies with real ZFS, fairness with systemd
+bench-lab: lab ## in the lab, as ratios: the strategies and the way back with real ZFS, fairness with systemd
 	@$(IN_LAB) tests/bench/strategies.py
+	@$(IN_LAB) tests/bench/way_back.py
 	@tests/lab/run --systemd tests/bench/fairness.py
 
 .PHONY: deb
