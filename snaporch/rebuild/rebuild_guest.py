@@ -1,5 +1,7 @@
 """Rebuild one guest: its data, what surrounds it, the restore, and what is set afterwards.
 
+What prevents it is checked by :mod:`snaporch.rebuild.plan_guest`.
+
 The guest's lock is held for all of it. What is set afterwards may fail without the guest: then the
 same command sets it.
 """

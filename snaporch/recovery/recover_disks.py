@@ -1,4 +1,7 @@
-"""Returns a run's disks to their base images, as decided for each."""
+"""Returns a run's disks to their base images, as decided for each.
+
+The decisions are made by :mod:`snaporch.recovery.decision`.
+"""
 
 from __future__ import annotations
 

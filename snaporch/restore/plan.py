@@ -1,4 +1,7 @@
-"""Plan a restore, and check every reason to refuse it. Nothing is changed."""
+"""Plan a restore, and check every reason to refuse it. Nothing is changed.
+
+The checks are in modules by subject, such as :mod:`snaporch.restore.disk_checks`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Deletes what retention decided: ZFS snapshots pool by pool, then the bundles.
 
+The decisions are made by :mod:`snaporch.schedule.retention`.
+
 Once a day it also prunes the bundle store: expired trash, expired safety copies of restores, and
 bundles whose ZFS snapshots were destroyed by another program; and the copies that this machine has
 retention for.
