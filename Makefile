@@ -82,8 +82,9 @@ bench: ## measure natively against the rivals (installs libvirtd; BENCH="--round
 	@tests/bench/native/run $(BENCH)
 
 .PHONY: bench-lab
-bench-lab: lab ## in the lab: strategies as ratios, bytes of copies, fairness with systemd
+bench-lab: lab ## in the lab: strategies and the way back as ratios, bytes of copies, fairness
 	@$(IN_LAB) tests/bench/strategies.py
+	@$(IN_LAB) tests/bench/way_back.py
 	@$(IN_LAB) tests/bench/copies.py
 	@tests/lab/run --systemd tests/bench/fairness.py
 

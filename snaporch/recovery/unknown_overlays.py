@@ -5,6 +5,7 @@ A run removes its journal last, so its overlays are unknown only if the journal 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,15 @@ from snaporch.model import Domain
 from snaporch.private_files import subdirectories
 
 STEP = 'see docs/how-to/recovery.md, "On an overlay of no known run"'
+
+
+_RUN = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]+")
+
+
+def is_overlay(overlays: Path, path: str) -> bool:
+    """Whether a path is that of a run's overlay below ``paths.overlays``, by its form."""
+    place = Path(path)
+    return place.parent.parent == overlays and _RUN.fullmatch(place.parent.name) is not None
 
 
 def overlays_in_use(context: Context, domain: Domain) -> tuple[str, ...]:
@@ -49,7 +59,11 @@ def guests_on_unknown_overlays(context: Context) -> list[AttentionError]:
     Raises:
         UnavailableError: libvirt does not answer, or the journals cannot be listed.
     """
-    found = [(each, overlays_in_use(context, each)) for each in context.hypervisor.domains()]
+    overlays = context.config.paths.overlays
+    found = [
+        (each, [path for path in overlays_in_use(context, each) if is_overlay(overlays, path)])
+        for each in context.hypervisor.domains()
+    ]
     if not any(paths for _, paths in found):
         return []
     known = {each.uuid for each in list_journals(context.config.paths.journal, sweep=False)}
@@ -67,12 +81,11 @@ def guests_on_unknown_overlays(context: Context) -> list[AttentionError]:
 def remove_empty_directories(context: Context, *, dry_run: bool) -> Iterator[str]:
     """Remove empty directories of runs that have ended; yields what was done."""
     overlays = context.config.paths.overlays
-    there = [each for each in _directories(overlays) if each.name != QUARANTINE]
-    there += _directories(overlays / QUARANTINE)
+    there = [*_directories(overlays), *_directories(overlays / QUARANTINE)]
     # a run makes its journal first and removes it last
     known = {each.path.stem for each in list_journals(context.config.paths.journal, sweep=False)}
     for path in there:
-        if path.name in known or not is_empty(path):
+        if path.name in known or not _RUN.fullmatch(path.name) or not is_empty(path):
             continue
         if dry_run:
             yield f"remove the empty directory {path}"

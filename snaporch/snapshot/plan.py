@@ -229,7 +229,7 @@ def _check_overlays(context: Context, domain: Domain) -> None:
         RefusedError: one is.
     """
     for disk in domain.disks:
-        if disk.source and Path(disk.source).is_relative_to(context.config.paths.overlays):
+        if disk.source and unknown_overlays.is_overlay(context.config.paths.overlays, disk.source):
             reason = f"its disk {disk.target} is on {disk.source}, an overlay of"
             journals = list_journals(context.config.paths.journal, sweep=False)
             if domain.uuid in {journal.uuid for journal in journals}:

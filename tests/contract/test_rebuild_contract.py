@@ -127,7 +127,7 @@ def test_copies_are_listed_with_their_marks_oldest_first(place):
 
 def test_a_lost_dataset_comes_back_snapshot_by_snapshot(place):
     place.lose()
-    assert place.local.state(place.root) == (False, NO_TOKEN, ())
+    assert place.local.state(place.root) == (False, NO_TOKEN, (), "")
     place.receive("a")
     assert place.local.state(place.root).guids == place.guids[:1]
     found = place.scratch.pool.local_properties([REBUILD_PROPERTY], [place.root])

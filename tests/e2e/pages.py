@@ -104,6 +104,7 @@ NOT_RUN = {
         "apt install restic": "needs a package registry",
         "[replica.cloud]": "test_restic has it as its configuration",
         "set -a; . /etc/snaporch/cloud-environment": "needs object storage; test_restic runs it",
+        "find /srv/restic/vm1/snapshots": "names another machine; the files are named by ID",
         "snaporch rebuild web --from cloud": "test_restic runs it, without --dry-run",
         "restic snapshots --tag kind=stream": _PLACES + "test_restic",
         "restic check --read-data-subset=10%": "is restic's own",

@@ -293,12 +293,15 @@ def test_a_libvirt_job_is_reported_as_busy(sound, check):
 
 def test_overlays_that_belong_to_no_run(sound, check):
     (sound.paths.overlays / "r1").mkdir(parents=True)
+    (sound.paths.overlays / "r1" / "vda.qcow2").touch()
+    (sound.paths.overlays / "empty").mkdir()
     aside = sound.paths.overlays / "quarantine" / "r2"
     aside.mkdir(parents=True)
     (aside / "vda.qcow2").touch()
     found = check()[1]
     assert "r1" in found["overlays-left"]["what"]
     assert "quarantine" not in found["overlays-left"]["what"]
+    assert "empty" not in found["overlays-left"]["what"]
     assert "r2/vda.qcow2" in found["overlays-quarantined"]["what"]
 
 

@@ -619,9 +619,10 @@ def test_a_guest_on_an_overlay_of_no_known_run_needs_attention(host, snaporch):
 
 
 def test_empty_directories_of_overlays_are_removed(host, snaporch):
-    gone = [host.paths.overlays / "a-run", host.paths.overlays / "quarantine" / "a-run"]
-    kept = host.paths.overlays / "another"
-    for each in (*gone, kept):
+    run = "20200101T000000Z-0badcafe"
+    gone = [host.paths.overlays / run, host.paths.overlays / "quarantine" / run]
+    kept, other = host.paths.overlays / "20200101T000001Z-0badcafe", host.paths.overlays / "other"
+    for each in (*gone, kept, other):
         each.mkdir(parents=True)
     (kept / "vda.qcow2").touch()
     dry = snaporch("recover", "--dry-run").out.splitlines()
@@ -629,7 +630,7 @@ def test_empty_directories_of_overlays_are_removed(host, snaporch):
     assert all(path.is_dir() for path in gone)
     done = snaporch("recover").out.splitlines()
     assert done == [f"removed the empty directory {path}" for path in gone]
-    assert [path.is_dir() for path in (*gone, kept)] == [False, False, True]
+    assert [path.is_dir() for path in (*gone, kept, other)] == [False, False, True, True]
 
 
 def test_recovering_a_misspelt_domain_is_not_found(host, snaporch):

@@ -173,7 +173,7 @@ def parts(number):
             {"parts": (parts(1)[0].model_copy(update={"name": MANIFEST_NAME}),)},
             "names a file twice",
         ),
-        ({"parts": parts(1) * 2}, "names a file twice"),
+        ({"parts": parts(1) * 2}, "two parts have the same name"),
         ({"uuid": UUID.format(1)}, "of another bundle"),
         ({"run": "r2"}, "of another bundle"),
     ],

@@ -184,7 +184,7 @@ def test_a_dataset_that_was_renamed_gets_its_name_back_first(restored, world):
     with pytest.raises(RefusedError) as caught:
         plan(world)
     assert caught.value.reason == "its snapshot of tank/web is one of tank/web2 now"
-    assert caught.value.step == "zfs rename tank/web2 tank/web, and try again"
+    assert caught.value.step == "zfs rename tank/web2 tank/web; then try again"
     world.pool.rename("tank/web2", "tank/web")
     undo(world)
     assert restored.content() == {b"now"}
