@@ -1,5 +1,7 @@
 """Compressors for the payload of a RAM image, in formats that libvirt itself can decompress.
 
+The level is chosen by :mod:`snaporch.bundle.compression_tuning`.
+
 The numbers are libvirt's save image formats (``virQEMUSaveFormat`` in its qemu_saveimage.h).
 """
 

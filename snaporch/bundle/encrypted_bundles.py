@@ -1,5 +1,7 @@
 """Bundles as replicas have them when they are encrypted, and what this host keeps of each.
 
+A rebuild reads them, or refuses without an identity, in :mod:`snaporch.rebuild.decrypt_bundles`.
+
 ``STORE/.encrypted/<replica>/<domain UUID>/<run>/`` has the encrypted parts until they have arrived,
 because encrypting again gives other bytes. Its manifest stays: it is this host's record of what the
 replica should have, and is dropped with the bundle. When a guest is rebuilt, the encrypted parts

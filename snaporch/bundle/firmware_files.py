@@ -1,5 +1,8 @@
 """Small files of the host that an emulator owns: UEFI variables and TPM state.
 
+Whether they can be saved is checked by :mod:`snaporch.snapshot.firmware_blockers`, and whether they
+can be put back by :mod:`snaporch.restore.firmware_checks`.
+
 The emulator may also own the directories of these files, and directories above them. So any name on
 the path may be a link to anywhere, and may be replaced at any moment. Therefore this module works
 on open files only, in directories that it reached through no link but root's.

@@ -1,4 +1,7 @@
-"""The page file: a guest's memory at fixed offsets, so that a run writes only changed pages."""
+"""The page file: a guest's memory at fixed offsets, so that a run writes only changed pages.
+
+When pages are stored in it is decided by :mod:`snaporch.snapshot.store_pages`.
+"""
 
 from __future__ import annotations
 

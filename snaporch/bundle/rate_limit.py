@@ -1,4 +1,7 @@
-"""A limit on a rate of bytes. It can be lifted while a thread waits for it."""
+"""A limit on a rate of bytes. It can be lifted while a thread waits for it.
+
+Which rate applies to RAM is decided by :mod:`snaporch.snapshot.strategies.ram_limits`.
+"""
 
 from __future__ import annotations
 

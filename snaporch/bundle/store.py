@@ -1,5 +1,7 @@
 """The bundle store: ``STORE/<domain UUID>/<run>/``, private to root.
 
+When a bundle is deleted is decided by :mod:`snaporch.prune.decision`.
+
 A bundle is built in ``STORE/<domain UUID>/.<run>.partial/``, which is renamed when all its files
 are synced. So a directory without the leading dot was complete; it may have been damaged later.
 """

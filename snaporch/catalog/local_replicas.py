@@ -1,4 +1,7 @@
-"""Copies in a pool of this host, replicated or pulled, are not its guests' own snapshots."""
+"""Copies in a pool of this host, replicated or pulled, are not its guests' own snapshots.
+
+What retention counts as the guest's own is decided by :mod:`snaporch.schedule.own_or_copied`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Hold the base snapshots of safety copies: the incremental streams of a copy need them."""
+"""Hold the base snapshots of safety copies: the incremental streams of a copy need them.
+
+Safety copies are written by :mod:`snaporch.restore.safety_copy`; when one is deleted is decided by
+:mod:`snaporch.prune.decision`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Find other programs that snapshot a guest's datasets, perhaps while overlays are committed."""
+"""Find other programs that snapshot a guest's datasets, perhaps while overlays are committed.
+
+Snapshots that sanoid took of a guest that was not frozen are recorded by
+:mod:`snaporch.sanoid.hooks.record_unfrozen`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The results of ``snaporch check``."""
+"""The results of ``snaporch check``.
+
+They are printed by :mod:`snaporch.output.findings`.
+"""
 
 from __future__ import annotations
 

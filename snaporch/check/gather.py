@@ -1,4 +1,7 @@
-"""Gathers the facts that the rules judge. Only reads."""
+"""Gathers the facts that the rules judge. Only reads.
+
+They are judged by the modules of :mod:`snaporch.check.rules`.
+"""
 
 from __future__ import annotations
 

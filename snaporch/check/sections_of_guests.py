@@ -1,4 +1,7 @@
-"""Which sections of ``sanoid.conf`` take the snapshots of which guests."""
+"""Which sections of ``sanoid.conf`` take the snapshots of which guests.
+
+How ``sanoid.conf`` is read is in :mod:`snaporch.sanoid.config.resolve`.
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def uninstall_command(
     """
     from snaporch.install_files import Change, package_of, stop_units, uninstall
     from snaporch.output.terminal import print_error
-    from snaporch.recovery.before_removal import check_no_run, read_configuration
+    from snaporch.recovery.package_removal import check_no_run, read_configuration
 
     if root == Path("/"):
         path = config_path(context, config)

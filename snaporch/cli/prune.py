@@ -49,7 +49,7 @@ def prune_command(
     """
     from snaporch.output.terminal import print_error, print_result
     from snaporch.prune.prune import prune
-    from snaporch.schedule.prune_copies import prune_copies
+    from snaporch.schedule.prune_received_copies import prune_copies
 
     host: CommandHost = context.obj
     settings = host.load_config(config_path(context, config))

@@ -101,7 +101,7 @@ def _prune_daily(context: Context, outcomes: ResultPrinter, observers: PolicyObs
     """Prune the copies once a day; a failure is one of the pull."""
     from snaporch.cli.prune import decision_line
     from snaporch.prune.decision import PruneAction
-    from snaporch.schedule.prune_copies import prune_copies_daily
+    from snaporch.schedule.prune_received_copies import prune_copies_daily
 
     interrupt = context.interrupt
     pruned = prune_copies_daily(context.config, context.pool, lambda: interrupt.signum is not None)

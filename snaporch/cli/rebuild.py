@@ -16,11 +16,11 @@ from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, YesOptio
 if TYPE_CHECKING:
     from snaporch.bundle.age import Identity
     from snaporch.context import Context
+    from snaporch.rebuild.local_checks import AlreadyHereError
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.plan import Copies, RebuildPlan
     from snaporch.rebuild.rebuild_guest import Rebuilt
     from snaporch.rebuild.replica_source import Source
-    from snaporch.rebuild.run import AlreadyHereError
     from snaporch.rebuild.surroundings import Surroundings
 
 
@@ -158,8 +158,8 @@ class Rebuild:
         """Rebuild these guests, or all; the exit code."""
         from snaporch.catalog.records import by_dataset
         from snaporch.errors import InterruptedRunError, SnaporchError
+        from snaporch.rebuild.local_checks import AlreadyHereError
         from snaporch.rebuild.plan import find_domains
-        from snaporch.rebuild.run import AlreadyHereError
 
         snapshots = self._source.snapshots()
         copies = by_dataset(snapshots)
@@ -179,8 +179,11 @@ class Rebuild:
         """Rebuild one guest, and print its result."""
         from snaporch.errors import RefusedError
         from snaporch.output.terminal import print_result
+        from snaporch.rebuild.bring_back import policies_of
+        from snaporch.rebuild.definitions import definitions
+        from snaporch.rebuild.fetch_bundle import runs_to_fetch
+        from snaporch.rebuild.plan_guest import plan_guest
         from snaporch.rebuild.rebuild_guest import rebuild_guest
-        from snaporch.rebuild.run import definitions, plan_guest, policies_of, runs_to_fetch
         from snaporch.rebuild.surroundings import plan_surroundings
 
         context, source, options = self._context, self._source, self._options
@@ -257,7 +260,7 @@ class Rebuild:
         """Of a guest that is here: set what an earlier rebuild did not."""
         from snaporch.errors import RefusedError, SnaporchError
         from snaporch.rebuild.rebuild_guest import finish
-        from snaporch.rebuild.run import Stage, stage_of
+        from snaporch.rebuild.stages import Stage, stage_of
         from snaporch.rebuild.surroundings import attempt
         from snaporch.zfs import REBUILD_PROPERTY
 
@@ -301,8 +304,9 @@ class Rebuild:
         Raises:
             RefusedError: a file would be written where none of libvirt's belongs.
         """
+        from snaporch.rebuild.definitions import host_paths
+        from snaporch.rebuild.fetch_bundle import check_files
         from snaporch.rebuild.host_report import find_missing
-        from snaporch.rebuild.run import check_files, host_paths
 
         options = self._options
         check_files(plan.thing, plan.manifest)

@@ -1,4 +1,7 @@
-"""Keep clones that resume from RAM apart from guests with the same MAC addresses."""
+"""Keep clones that resume from RAM apart from guests with the same MAC addresses.
+
+New MAC addresses are given by :mod:`snaporch.hypervisor.clone_xml`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Delete a permanent clone, after checks that it is one and that nothing else uses it."""
+"""Delete a permanent clone, after checks that it is one and that nothing else uses it.
+
+What belongs to a clone is found, and removed, by :mod:`snaporch.clone.find_clones`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of ``[copies.NAME]``, and retention of copies in general; part of the schema."""
+"""Options of ``[copies.NAME]``, and retention of copies in general; part of the schema.
+
+Which copies are deleted is decided by :mod:`snaporch.schedule.received_copies_retention`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Loads ``snaporch.toml``; every error names the file, the key and the allowed values."""
+"""Loads ``snaporch.toml``; every error names the file, the key and the allowed values.
+
+Which options exist, and that an unknown one is refused, is decided by
+:mod:`snaporch.config.schema` (``extra="forbid"``).
+"""
 
 from __future__ import annotations
 

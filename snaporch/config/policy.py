@@ -1,4 +1,7 @@
-"""Options of ``[policy.NAME]`` and ``[group.NAME]``; part of the schema."""
+"""Options of ``[policy.NAME]`` and ``[group.NAME]``; part of the schema.
+
+Which policies a guest has is decided by :mod:`snaporch.schedule.policy_assignment`.
+"""
 
 from __future__ import annotations
 

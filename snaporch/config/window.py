@@ -1,5 +1,7 @@
 """Times of day in which transfers start by themselves: ``"22:00-06:00"``.
 
+Which replication is due is decided by :mod:`snaporch.schedule.replication_due`.
+
 The clock on the wall decides, minute by minute, so a change of the clock needs no rule of its own:
 an hour that the clock shows twice is open twice, and one that it skips is skipped.
 """

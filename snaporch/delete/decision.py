@@ -1,4 +1,8 @@
-"""Decide whether a snapshot may be deleted: a pure function of the facts about it."""
+"""Decide whether a snapshot may be deleted: a pure function of the facts about it.
+
+This is for ``snaporch delete``. What retention deletes is decided by
+:mod:`snaporch.schedule.retention`; which bundles go, by :mod:`snaporch.prune.decision`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Overlay files: made before the freeze, removed only when no guest needs them.
 
+Whether one is still needed is decided by :mod:`snaporch.recovery.overlay_removal`.
+
 Their directory belongs to root, the files to the emulator's user: the emulator can write into its
 overlays, and cannot replace them.
 """

@@ -2,8 +2,9 @@
 
 The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed.
 Here a commit is done when the live XML names the base and no block job is left. That neither the
-live nor the inactive XML names the overlay is proved by :mod:`snaporch.recovery.overlay_use`. Only
-then may it be removed (an overlay unlinked after a failed commit lost writes in lxc/incus#3654).
+live nor the inactive XML names the overlay is proved by :mod:`snaporch.recovery.overlay_removal`.
+Only then may it be removed (an overlay unlinked after a failed commit lost writes in
+lxc/incus#3654).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Strategies that a definition or a state rules out (host devices, LUKS, agent, jobs)."""
+"""Strategies that a definition or a state rules out (host devices, LUKS, agent, jobs).
+
+What rules strategies out because of storage is found by :mod:`snaporch.snapshot.storage_blockers`.
+"""
 
 from __future__ import annotations
 

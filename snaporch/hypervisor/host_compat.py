@@ -1,4 +1,7 @@
-"""Check whether this host can run a domain: its machine type and its CPU."""
+"""Check whether this host can run a domain: its machine type and its CPU.
+
+What else a restore needs of the host is checked by :mod:`snaporch.restore.host_requirements`.
+"""
 
 from __future__ import annotations
 

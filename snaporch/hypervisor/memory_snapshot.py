@@ -1,5 +1,7 @@
 """The external snapshot with memory.
 
+How long it may take is decided by :mod:`snaporch.snapshot.strategies.ram_limits`.
+
 libvirt's call runs in a thread, and the main thread watches it.
 
 The call takes as long as saving the RAM. It has its own thread so that a signal, a failing reader

@@ -1,4 +1,7 @@
-"""Makes notifications from the results of runs: pure functions."""
+"""Makes notifications from the results of runs: pure functions.
+
+Whether one is sent again is decided by :mod:`snaporch.notify.history`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The description of one snapshot, as ``snaporch show`` prints it."""
+"""The description of one snapshot, as ``snaporch show`` prints it.
+
+The description, and the commands to restore by hand, are made by :mod:`snaporch.show`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The state of guests, policies and the store, as text and for a monitoring plugin."""
+"""The state of guests, policies and the store, as text and for a monitoring plugin.
+
+What is a problem is decided by :mod:`snaporch.status.problems`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Decide about each item of the store: keep it, move it to or from the trash, or delete it.
 
+Which snapshots are deleted is decided by :mod:`snaporch.schedule.retention`.
+
 A pure function of the item, the snapshots that exist, the runs under way, and the time.
 """
 

@@ -1,4 +1,7 @@
-"""List the items of the store. No link is followed; names that are not snaporch's are skipped."""
+"""List the items of the store. No link is followed; names that are not snaporch's are skipped.
+
+What is done with each is decided by :mod:`snaporch.prune.decision`.
+"""
 
 from __future__ import annotations
 

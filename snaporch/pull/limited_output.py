@@ -1,4 +1,4 @@
-"""An output to another machine that waits only so long for it to read."""
+"""On a source: an output to the machine that pulls, which waits only so long for it to read."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import COPY
 from snaporch.errors import RefusedError, UnavailableError
 from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.pull.offered import MAX_DATASETS, MAX_SNAPSHOTS, OfferedDataset
+from snaporch.pull.source_listing import MAX_DATASETS, MAX_SNAPSHOTS, OfferedDataset
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.mark_rules import decide_marks
 from snaporch.replication.receive_limits import LimitedStream

@@ -1,4 +1,4 @@
-"""Open what a machine that pulls may copy from this host."""
+"""On a source: open the sender with what :mod:`snaporch.pull.send_permissions` lets it send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from snaporch.context import Context
 from snaporch.journal import read_journals
 from snaporch.locks import held_by, readers_lock
 from snaporch.model import PoolSnapshot
-from snaporch.pull.offers import Defined, Offer, UnmarkedRun, make_offers
+from snaporch.pull.send_permissions import Defined, Offer, UnmarkedRun, make_offers
 from snaporch.pull.sender import Output, Sender, ZfsSend
 from snaporch.schedule.own_or_copied import without_copies
 from snaporch.snapshot.locate_disks import datasets_of

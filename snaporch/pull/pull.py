@@ -1,4 +1,4 @@
-"""Pull sources: one guest after another, and record for each how that went."""
+"""On the machine that pulls: sources one after another, each guest by itself, with a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from snaporch.errors import (
 from snaporch.interrupt import WindowInterrupt
 from snaporch.locks import domain_lock
 from snaporch.pull.local_copies import LocalCopies
-from snaporch.pull.offered import MAX_GUESTS
 from snaporch.pull.pull_guest import GuestPull, GuestResult
 from snaporch.pull.record import (
     PullRecord,
@@ -33,6 +32,7 @@ from snaporch.pull.record import (
     write_records,
 )
 from snaporch.pull.source import PullSource
+from snaporch.pull.source_listing import MAX_GUESTS
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.zfs.pulled import PulledZfs
 

@@ -1,4 +1,4 @@
-"""Copy the snapshots and bundles of one guest from a source.
+"""On the machine that pulls: copy the snapshots and bundles of one guest from a source.
 
 GUIDs show what has arrived. A run is here when its bundle is, and a ZFS snapshot of each dataset:
 any one of the instant, as for ``rebuild``. A failure of one dataset or bundle does not stop the
@@ -30,9 +30,9 @@ from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError, Un
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.pull.local_copies import LocalCopies
-from snaporch.pull.offered import MAX_DATASETS, OfferedDataset, OfferedGuest
 from snaporch.pull.send_request import MAX_FILES
 from snaporch.pull.source import PullSource
+from snaporch.pull.source_listing import MAX_DATASETS, OfferedDataset, OfferedGuest
 from snaporch.rebuild.plan import guids_of, members_of
 from snaporch.replication.interface import ReplicaError, readable
 from snaporch.replication.receive_request import SentFile, parse_request, request_command

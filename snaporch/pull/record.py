@@ -1,4 +1,7 @@
-"""What pulls recorded: the last one of each guest of each source, and of each source as a whole."""
+"""What pulls recorded: the last one of each guest of each source, and of each source as a whole.
+
+When a pull is late is decided by :mod:`snaporch.status.problems`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Carry out the requests of a machine that pulls, on the host whose guests it copies.
+"""On a source: carry out the requests of a machine that pulls.
+
+What it may copy is decided by :mod:`snaporch.pull.send_permissions`.
 
 Everything here reads. The only thing that is written is a bookmark for each dataset and machine, of
 the snapshot that is sent: the next stream can begin at it when the snapshot was destroyed.
@@ -20,7 +22,7 @@ from snaporch.bundle.store import BundleStore
 from snaporch.command_log import LoggedCommand
 from snaporch.errors import NotFoundError, RefusedError, SnaporchError
 from snaporch.model import BundleState, DatasetKind, PoolSnapshot
-from snaporch.pull.offers import Offer
+from snaporch.pull.send_permissions import Offer
 from snaporch.pull.send_request import Request, Verb, WantedFile
 from snaporch.remote_host import LIMIT_SECONDS
 from snaporch.replication.interface import ReplicaError

@@ -1,4 +1,7 @@
-"""A host whose guests this machine copies, asked by ssh. What it answers is input."""
+"""On the machine that pulls: a source, asked by ssh. What it answers is input.
+
+Its lists are checked by :mod:`snaporch.pull.source_listing`.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
-from snaporch.pull.offered import OfferedGuest, parse_guest, parse_guests
 from snaporch.pull.send_request import Verb, request_command
+from snaporch.pull.source_listing import OfferedGuest, parse_guest, parse_guests
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import ReplicaError, readable
 from snaporch.replication.receive_limits import SLOWEST, LimitedStream

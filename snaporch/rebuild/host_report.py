@@ -1,5 +1,7 @@
 """What a guest needs that this host lacks, before a byte moves.
 
+What prevents a rebuild is decided by :mod:`snaporch.rebuild.local_checks`.
+
 The definition comes from a replica. So libvirt is asked about its machine type and CPU only with an
 emulator that libvirt has found by itself: libvirt runs the emulator that it is asked about.
 """

@@ -1,5 +1,7 @@
 """The datasets of this host that are received: their state, the command that receives, mounting.
 
+What else on this host prevents a rebuild is decided by :mod:`snaporch.rebuild.local_checks`.
+
 A replica may be under an attacker's control, so it does not choose where file systems are mounted:
 not over anything, and never where the system finds programs or settings.
 """

@@ -1,4 +1,7 @@
-"""Open the replica that guests are brought back from."""
+"""Open the replica that guests are brought back from.
+
+It is read by :mod:`snaporch.rebuild.replica_source` or :mod:`snaporch.rebuild.restic_source`.
+"""
 
 from __future__ import annotations
 

@@ -1,27 +1,25 @@
 """Which snapshot a guest is rebuilt from, and what has to come from the replica for it.
 
 The manifest there names the guest's datasets and the GUIDs of their snapshots. A snapshot counts
-only if the replica has all of them, the pages of RAM, and each file of the bundle.
+only if the replica has all of them, the pages of RAM, and each file of the bundle. What on this
+host is in the way is decided by :mod:`snaporch.rebuild.local_checks`.
 """
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from snaporch.bundle.encrypted_bundles import plain_manifest
 from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import COPY_NAME, copy_name
-from snaporch.catalog.records import COPY, one_per_dataset
+from snaporch.catalog.records import one_per_dataset
 from snaporch.catalog.torn import is_torn
 from snaporch.errors import NotFoundError, RefusedError, UnavailableError
 from snaporch.model import DatasetKind, Level, PoolSnapshot
-from snaporch.rebuild.local_datasets import ARRIVED, RECEIVED, Local, LocalState
 from snaporch.rebuild.replica_source import Source
 from snaporch.replication.interface import BundleCopy
-from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs_names import is_dataset
 
 Copies = Mapping[str, Sequence[PoolSnapshot]]
@@ -289,103 +287,3 @@ def _mountpoint(manifest: Manifest, dataset: str) -> str:
             if above != disk.source and is_usable:
                 return str(path)
     return ""
-
-
-def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[PoolSnapshot, str]]:
-    """The snapshots of a dataset that have yet to come, each with the name of its base.
-
-    The replica may have pruned older ones since an interrupted rebuild received them, but not the
-    newest one here: the next one begins at it.
-
-    Args:
-        each: the dataset.
-        state: what this host has of it.
-        replica: the name of the replica.
-
-    Raises:
-        RefusedError: the dataset exists, and is not what an interrupted rebuild left: this host's
-            own snapshots have no mark of the replica.
-    """
-    if not state.exists:
-        return list(_with_bases(each.snapshots))
-    guids = [snapshot.guid for snapshot in each.snapshots]
-    has = state.guids
-    came_back = all(
-        "run" not in snapshot.properties or snapshot.properties.get(COPY) == replica
-        for snapshot in state.snapshots
-    )
-    if came_back and has == guids[: len(has)] and (has or state.token != NO_TOKEN):
-        return list(_with_bases(each.snapshots))[len(has) :]
-    is_rebuild = state.stage in (RECEIVED, ARRIVED)
-    common = [guid for guid in has if guid in guids]
-    fits = bool(common) and common[-1] == has[-1] and common == guids[: len(common)]
-    if came_back and is_rebuild and fits:
-        return list(_with_bases(each.snapshots))[len(common) :]
-    away = shlex.join(["zfs", "rename", each.dataset, f"{each.dataset}-before"])
-    step = f"to bring the guest back beside its data: {away}"
-    if is_rebuild and came_back and has and has[-1] not in guids:
-        last = f"its newest snapshot, @{state.snapshots[-1].name}"
-        reason = f"exists on this host, and {last}, is none of those that come from {replica}"
-        raise RefusedError(each.dataset, reason, f"to begin again: {away}")
-    if not has:
-        step = f"if it is still being received, wait for its end; {step}"
-    raise RefusedError(each.dataset, "exists on this host, and is not received into", step)
-
-
-def _with_bases(snapshots: Sequence[PoolSnapshot]) -> Iterator[tuple[PoolSnapshot, str]]:
-    base = ""
-    for each in snapshots:
-        yield each, base
-        base = each.name
-
-
-def check_others(plan: RebuildPlan, copies: Copies, present: Collection[str]) -> None:
-    """Refuse a guest that cannot come back without other guests' data.
-
-    Args:
-        plan: the plan.
-        copies: what the replica has.
-        present: the datasets of this host.
-
-    Raises:
-        RefusedError: another guest uses one of the datasets, or one above them.
-    """
-    step = "bring them back by hand: see docs/how-to/replication.md, 'By hand'"
-    own, uuid = {each.dataset for each in plan.incoming}, plan.manifest.uuid
-    for each in plan.incoming:
-        marks = [snapshot.properties for snapshot in copies[each.copy]]
-        foreign = [mark for mark in marks if mark.get("uuid", uuid) != uuid]
-        others = {mark["domain"] for mark in foreign if "domain" in mark}
-        if others:
-            reason = f"has snapshots of other guests, too ({', '.join(sorted(others))})"
-            raise RefusedError(each.dataset, reason, step)
-        parts = each.dataset.split("/")
-        for above in ("/".join(parts[:end]) for end in range(2, len(parts))):
-            if above not in {*own, *present} and copy_name(above) in copies:
-                reason = f"is below {above}, which the replica has, and this host has not"
-                raise RefusedError(each.dataset, reason, "bring back the guest on that one first")
-
-
-def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) -> bool:
-    """Refuse what cannot come back to this host, before anything is received.
-
-    Args:
-        plan: the plan.
-        local: the datasets of this host.
-        pools: the names of its pools.
-        replica: the name of the replica.
-
-    Returns:
-        Whether anything has yet to come.
-
-    Raises:
-        RefusedError: a dataset exists, or its pool does not.
-    """
-    has_to_come = False
-    for each in plan.incoming:
-        pool = each.dataset.partition("/")[0]
-        if pool not in pools:
-            step = f"zpool import {pool}, or create it"
-            raise RefusedError(each.dataset, f"this host has no pool {pool}", step)
-        has_to_come |= bool(remaining(each, local.state(each.dataset), replica))
-    return has_to_come

@@ -1,5 +1,7 @@
 """Rebuild one guest: its data, what surrounds it, the restore, and what is set afterwards.
 
+What prevents it is checked by :mod:`snaporch.rebuild.plan_guest`.
+
 The guest's lock is held for all of it. What is set afterwards may fail without the guest: then the
 same command sets it.
 """
@@ -13,17 +15,11 @@ from functools import partial
 from snaporch.bundle.age import Identity
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.rebuild.bring_back import bring_back, guest_lock, policies_of, set_policies
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import RebuildPlan
 from snaporch.rebuild.replica_source import Source
-from snaporch.rebuild.run import (
-    Stage,
-    bring_back,
-    guest_lock,
-    policies_of,
-    set_policies,
-    set_stage,
-)
+from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.rebuild.surroundings import Surroundings, attempt, define_objects, set_autostart
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 from snaporch.restore.run import Restored

@@ -22,7 +22,7 @@ from snaporch.rebuild.dataset_settings import RESERVED, Settings, allowed_settin
 from snaporch.rebuild.host_object_xml import NotAllowedError
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.missing_networks import AllowedNetwork, HostNetworks, allowed_network
-from snaporch.rebuild.missing_pools import AllowedPool, Created, allowed_pool
+from snaporch.rebuild.missing_storage_pools import AllowedPool, Created, allowed_pool
 from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import quoted

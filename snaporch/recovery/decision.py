@@ -1,5 +1,7 @@
 """Decides what recovery does with one disk: a pure function of the observed state.
 
+What is done with an interrupted restore is decided by :mod:`snaporch.restore.recovery_decision`.
+
 Every observable state has exactly one decision, and no decision removes an overlay that may hold
 the only copy of a write.
 """

@@ -1,5 +1,7 @@
 """Recovery of interrupted runs of other kinds, such as restores.
 
+What is done with an interrupted restore is decided by :mod:`snaporch.restore.recovery_decision`.
+
 Packages above this one finish them: :attr:`~snaporch.context.Context.finishers` has their
 functions.
 """

@@ -1,5 +1,7 @@
 """The guardian: ``python3 -m snaporch.recovery.guardian PID JOURNAL DEADLINE URI [CONFIG]``.
 
+When a guest is held for too long is decided by :mod:`snaporch.recovery.guest_hold`.
+
 The guardian waits until the run's process exits; PID 0 stands for a process that has exited. If the
 journal still exists then, the run was killed, and the guardian runs ``snaporch recover``.
 

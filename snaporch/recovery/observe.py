@@ -20,7 +20,7 @@ from snaporch.recovery.decision import (
     OverlayState,
     decide,
 )
-from snaporch.recovery.overlay_use import is_unused
+from snaporch.recovery.overlay_removal import is_unused
 
 
 def find_domain(context: Context, facts: RunFacts) -> Domain | None:

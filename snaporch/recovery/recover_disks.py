@@ -1,4 +1,7 @@
-"""Returns a run's disks to their base images, as decided for each."""
+"""Returns a run's disks to their base images, as decided for each.
+
+The decisions are made by :mod:`snaporch.recovery.decision`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from snaporch.model import Domain
 from snaporch.recovery.decision import Action, UserDecision, decide
 from snaporch.recovery.images_above import check_nothing_above
 from snaporch.recovery.observe import find_domain, observe
-from snaporch.recovery.overlay_use import check_unused, paths_of
+from snaporch.recovery.overlay_removal import check_unused, paths_of
 from snaporch.recovery.release_guest import FULL, journal_of, resume_if_ours
 from snaporch.recovery.result import Effect, RecoveryResult
 

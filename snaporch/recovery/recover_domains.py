@@ -1,4 +1,7 @@
-"""What ``snaporch recover`` does for each domain: find the unfinished runs, and recover them."""
+"""What ``snaporch recover`` does for each domain: find the unfinished runs, and recover them.
+
+One run is recovered by :mod:`snaporch.recovery.recover_runs`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Recovers runs: releases the guest, returns it to its base images, cleans up.
 
+What is done with each disk is decided by :mod:`snaporch.recovery.decision`.
+
 A run that failed calls :func:`recover_run`; killed runs are recovered from their journals.
 Recovery trusts the observed state: live and inactive XML, block jobs, the domain's state, the
 files. The journal only says which overlays and snapshots were the run's own, and what cannot be

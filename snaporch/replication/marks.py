@@ -1,4 +1,7 @@
-"""The properties by which a host records what its replicas have."""
+"""The properties by which a host records what its replicas have.
+
+Which of them an append-only replica sets is decided by :mod:`snaporch.replication.mark_rules`.
+"""
 
 from __future__ import annotations
 

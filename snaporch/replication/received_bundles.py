@@ -1,5 +1,7 @@
 """The bundles of an append-only replica: listed, read, and stored once, on the replica itself.
 
+Which requests are accepted is decided by :mod:`snaporch.replication.receive_request`.
+
 No path is ever followed: each name was checked by ``receive_request``, and is opened without links,
 relative to the directory above it. A bundle that has its name is never changed. Only if the replica
 itself finds that it differs from its record (``copy.json``), another may get the name. The former

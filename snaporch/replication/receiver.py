@@ -1,4 +1,8 @@
-"""Carry out the requests of a host on its append-only replica."""
+"""Carry out the requests of a host on its append-only replica.
+
+Which requests are accepted is decided by :mod:`snaporch.replication.receive_request`, and which
+properties are set by :mod:`snaporch.replication.mark_rules`.
+"""
 
 from __future__ import annotations
 

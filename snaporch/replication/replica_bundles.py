@@ -1,4 +1,7 @@
-"""The bundles in a replica's directory: listed, read, and replaced so that one is whole always."""
+"""The bundles in a replica's directory: listed, read, and replaced so that one is whole always.
+
+Which bundles are sent or read again is decided by :mod:`snaporch.replication.bundle_copies`.
+"""
 
 from __future__ import annotations
 

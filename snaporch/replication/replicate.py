@@ -1,5 +1,8 @@
 """Copy a domain's snapshots and bundles to a replica.
 
+Which streams are needed is decided by :mod:`snaporch.replication.needed_streams`; whether RAM
+must not be there in clear, by :mod:`snaporch.replication.encrypted_disks`.
+
 GUIDs show which snapshots have arrived. A snapshot is marked as replicated on this host only when
 the replica has every ZFS snapshot of its run, and its bundle. So a transfer that was interrupted at
 any point is incomplete, and the next one continues. A mark is removed when the replica no longer

@@ -1,5 +1,7 @@
 """A replica in a repository of restic: streams of ``zfs send`` in chains, and bundles.
 
+What counts as stored is decided by :mod:`snaporch.replication.restic_records`.
+
 No ZFS and no shell is needed at the other end. What was stored is never changed or deleted here, so
 the server may permit only additions.
 """

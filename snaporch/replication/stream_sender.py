@@ -1,5 +1,7 @@
 """Send the snapshots that a copy lacks, by ``zfs send``.
 
+Which streams those are is decided by :mod:`snaporch.replication.needed_streams`.
+
 This is the same for each way to reach the copies; :class:`Copies` is what differs.
 """
 

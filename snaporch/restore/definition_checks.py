@@ -1,19 +1,93 @@
-"""Whether the definitions in a bundle are of its guest: a bundle may come from another host.
+"""Whether a restore has a definition to use, and whether those in a bundle are of its guest.
 
-libvirt defines whatever guest the definition names, so one of another guest would replace that. And
-it resumes a guest with the definition in the RAM image, while the user is shown the definitions of
-the bundle.
+A bundle may come from another host. libvirt defines whatever guest the definition names, so one of
+another guest would replace that. And it resumes a guest with the definition in the RAM image, while
+the user is shown the definitions of the bundle. Whether this host can run a definition:
+:mod:`snaporch.restore.host_requirements`.
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image_copy import read_preface
+from snaporch.config.replica import rebuild_step
+from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
+from snaporch.model import Domain, Level, SnapshotRecord
+from snaporch.restore.plan_model import RestorePlan
 from snaporch.zfs_names import quoted
+
+
+def check_definition(
+    context: Context, record: SnapshotRecord, manifest: Manifest | None, domain: Domain | None
+) -> None:
+    """Refuse a domain without any definition, one that was renamed, or one whose name is taken.
+
+    Raises:
+        RefusedError: with what to do about it.
+    """
+    if domain is None and manifest is None:
+        steps = ["define it by hand", rebuild_step(context.config.replica, record.domain)]
+        step = "; ".join(filter(None, steps))
+        raise RefusedError(record.domain, "is undefined, and its bundle is missing", step)
+    if domain is not None and domain.name != record.domain:
+        raise RefusedError(
+            record.domain,
+            f"has the name {domain.name} now",
+            f"shut it off, and run: virsh domrename {shlex.join([domain.name, record.domain])}",
+        )
+    for other in context.hypervisor.domains():
+        if other.name == record.domain and other.uuid != record.uuid:
+            raise RefusedError(
+                record.domain,
+                f"another domain has this name (UUID {other.uuid})",
+                "rename it first",
+            )
+
+
+def check_bootable(
+    record: SnapshotRecord, manifest: Manifest | None, domain: Domain | None, *, cold: bool
+) -> None:
+    """Refuse to boot a transient domain, which has no definition. A RAM image has its own."""
+    resumes = record.level is Level.RAM and not cold
+    has_definition = (manifest is not None and manifest.part(Role.INACTIVE_XML) is not None) or (
+        domain is not None and domain.inactive_xml is not None
+    )
+    if not resumes and not has_definition:
+        raise RefusedError(
+            record.domain, "is transient: there is no definition to boot from", "define it first"
+        )
+
+
+def check_definition_may_stay(plan: RestorePlan) -> None:
+    """Refuse ``--keep-definition`` where the present definition does not fit the snapshot.
+
+    Raises:
+        RefusedError: RAM is resumed, there is no definition, or it names other firmware files.
+    """
+    if plan.ram is not None:
+        reason = "its RAM can be resumed only with the definition that it was saved with"
+        raise RefusedError(plan.thing, reason, "use --cold or --disks-only as well")
+    if plan.domain is None or plan.domain.inactive_xml is None:
+        raise RefusedError(
+            plan.thing, "there is no definition to keep", "leave out --keep-definition"
+        )
+
+    root = domain_xml.parse(plan.domain.inactive_xml)
+    state = domain_xml.tpm_state(root)
+    for part in plan.parts:
+        if part.source is None or part.source == domain_xml.nvram(root):
+            continue
+        if state is None or not Path(part.source).is_relative_to(state.path):
+            raise RefusedError(
+                plan.thing,
+                f"the definition that is kept does not have {part.name} in {part.source}",
+                "leave out --keep-definition",
+            )
 
 
 def check_identity(thing: str, what: str, xml: str, manifest: Manifest) -> None:

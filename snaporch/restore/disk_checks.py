@@ -1,4 +1,8 @@
-"""Whether the disks of a snapshot can be rolled back: paths, datasets, volumes, backing files."""
+"""Whether the disks of a snapshot can be rolled back: paths, datasets, volumes, backing files.
+
+Whether something else would be rolled back with them is in
+:mod:`snaporch.restore.shared_dataset_checks`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,54 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from snaporch.bundle.manifest import DiskEntry, Manifest
+from snaporch.catalog.records import missing_datasets
 from snaporch.catalog.renamed_datasets import as_named_now, check_names, renamed
 from snaporch.context import Context
 from snaporch.disks.backing_chain import FileState, is_same
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.model import DatasetKind, Domain, PoolSnapshot
+from snaporch.model import DatasetKind, Domain, PoolSnapshot, SnapshotRecord
+from snaporch.restore.plan_model import RestorePlan
+from snaporch.snapshot.locate_disks import locate_disks
 from snaporch.zfs import volume_use_by_host
 from snaporch.zfs.resolver import HOST, NotOnZfsError, Resolver
 
 _SEE_ZVOL = "see `ls -l /dev/zvol`"
+_DISKS_ONLY = "use --disks-only"
+_DESPITE = "use --despite-other-disks if its content is the same"
 _EXTRACT = "copy the image that lies on it with `snaporch extract`"
+
+
+def check_all_disks(
+    record: SnapshotRecord,
+    manifest: Manifest | None,
+    members: tuple[PoolSnapshot, ...],
+    domain: Domain | None,
+    resolver: Resolver,
+) -> None:
+    """Refuse a snapshot that lacks the ZFS snapshot of a disk.
+
+    Args:
+        members: the ZFS snapshots that exist.
+        resolver: finds the datasets of the domain's disks.
+
+    Raises:
+        RefusedError: a ZFS snapshot is missing, or the guest has no disk on the dataset of one.
+    """
+    thing = record.full_name
+    if manifest is not None:
+        if missing := missing_datasets(manifest, members):
+            names = ", ".join(f"{dataset}@{record.snapshot}" for dataset in missing)
+            raise RefusedError(thing, f"some of its snapshots are missing: {names}")
+    elif domain is not None:
+        planned, _ = locate_disks(resolver, domain)
+        bare = {disk.dataset.name for disk in planned} - {member.dataset for member in members}
+        if bare:
+            raise RefusedError(thing, f"has no snapshot of {', '.join(sorted(bare))}")
+        left = {member.dataset for member in members} - {disk.dataset.name for disk in planned}
+        if left:
+            reason = f"has snapshots of {', '.join(sorted(left))}, where the guest has no disk now"
+            raise RefusedError(thing, reason, "define it as it was")
 
 
 def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
@@ -233,6 +274,20 @@ def beneath_inside(manifest: Manifest) -> Iterator[DiskEntry]:
                 dataset=file.dataset,
                 inside=file.inside,
             )
+
+
+def check_files_beneath(plan: RestorePlan, manifest: Manifest) -> None:
+    """Refuse disks over a backing file that has changed, unless the plan allows it.
+
+    In an undo, a backing file whose former state was not recorded is refused only for its RAM.
+
+    Raises:
+        RefusedError: a backing file has changed.
+    """
+    if not plan.despite_other_disks:
+        step = _DISKS_ONLY if plan.undoes else _DESPITE
+        needs_all = plan.ram is not None or not plan.undoes
+        check_beneath(plan.thing, manifest, step, unknown_too=needs_all)
 
 
 def check_beneath(

@@ -1,4 +1,7 @@
-"""Whether UEFI variables and TPM state can be put back where the definition has them."""
+"""Whether UEFI variables and TPM state can be put back where the definition has them.
+
+Whether a snapshot can save them is checked by :mod:`snaporch.snapshot.firmware_blockers`.
+"""
 
 from __future__ import annotations
 

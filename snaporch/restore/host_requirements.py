@@ -1,4 +1,7 @@
-"""Whether this host has the machine type, the CPU and the memory that a guest needs."""
+"""Whether this host has the machine type, the CPU and the memory that a guest needs.
+
+libvirt is asked about the machine type and the CPU by :mod:`snaporch.hypervisor.host_compat`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Describe what a restore discards, for the user who has to agree to it."""
+"""Describe what a restore discards, for the user who has to agree to it.
+
+Whether a restore is refused for them is decided by :mod:`snaporch.restore.newer_snapshot_checks`
+and :mod:`snaporch.restore.shared_dataset_checks`.
+"""
 
 from __future__ import annotations
 

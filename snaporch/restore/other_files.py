@@ -1,5 +1,7 @@
 """Find files in a guest's datasets that are not the guest's, and that a rollback would change.
 
+Whether they prevent a restore is decided by :mod:`snaporch.restore.shared_dataset_checks`.
+
 A file that is the same as in the snapshot loses nothing. Files are compared by inode, size and
 modification time, in the dataset and in the snapshot; this host's clock does not matter.
 """

@@ -1,4 +1,7 @@
-"""Plan a restore, and check every reason to refuse it. Nothing is changed."""
+"""Plan a restore, and check every reason to refuse it. Nothing is changed.
+
+The checks are in modules by subject, such as :mod:`snaporch.restore.disk_checks`.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,15 @@ from snaporch.catalog.records import check_store
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import Level
+from snaporch.restore.definition_checks import (
+    check_bootable,
+    check_definition,
+    check_definition_may_stay,
+)
 from snaporch.restore.disk_checks import (
+    check_all_disks,
     check_datasets,
+    check_files_beneath,
     check_partitions,
     check_places,
     check_volumes_unused,
@@ -22,19 +32,14 @@ from snaporch.restore.disk_checks import (
 from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.host_requirements import check_machine, check_memory
 from snaporch.restore.newer_snapshot_checks import check_destroyable, check_newer, newer_than
-from snaporch.restore.plan_checks import (
+from snaporch.restore.plan_model import RestorePlan, readable_xml
+from snaporch.restore.ram_checks import check_one_instant, check_ram_whole
+from snaporch.restore.select import find_inside, find_outside
+from snaporch.restore.shared_dataset_checks import (
     check_alone,
-    check_bootable,
-    check_definition,
-    check_definition_may_stay,
-    check_files_beneath,
-    check_one_instant,
     check_others_writes,
     check_own_places,
-    check_whole,
 )
-from snaporch.restore.plan_model import RestorePlan, readable_xml
-from snaporch.restore.select import find_inside, find_outside
 from snaporch.restore.start_bar import without_bar
 
 RAISED: AbstractContextManager[object] = nullcontext()
@@ -89,7 +94,9 @@ def make_restore_plan(
         )
     domain = without_bar(context, context.hypervisor.find(record.uuid))
     resumes = not cold and not disks_only
-    check_whole(record, manifest, members, domain, context.resolver, cold=not resumes)
+    check_all_disks(record, manifest, members, domain, context.resolver)
+    if resumes and (domain is not None or manifest is not None):
+        check_ram_whole(record, members)
     check_definition(context, record, manifest, domain)
     check_bootable(record, manifest, domain, cold=cold)
     ram = manifest.part(Role.RAM) if manifest and resumes and record.level is Level.RAM else None

@@ -1,5 +1,8 @@
 """Finish or undo an interrupted restore; every command that recovers uses this.
 
+What is done is decided by :mod:`snaporch.restore.recovery_decision`; an interrupted snapshot is
+recovered by :mod:`snaporch.recovery.recover_runs`.
+
 Before the first rollback, a guest that still runs is left alone and the restore is undone; if the
 guest was stopped already, the restore is finished. After the first rollback it is always finished.
 """

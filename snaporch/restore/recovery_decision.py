@@ -1,4 +1,7 @@
-"""Decide what is done with an interrupted restore: a pure function of what is observed."""
+"""Decide what is done with an interrupted restore: a pure function of what is observed.
+
+What is done with an interrupted snapshot is decided by :mod:`snaporch.recovery.decision`.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError, Snapor
 from snaporch.locks import readers_lock
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
 from snaporch.restore.definition_checks import check_identity, check_ram_definition
-from snaporch.restore.disk_checks import check_named, check_places
+from snaporch.restore.disk_checks import check_files_beneath, check_named, check_places
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -29,13 +29,13 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
-from snaporch.restore.plan_checks import check_files_beneath, check_others_writes
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
 from snaporch.restore.ram_from_pages import IMAGE_NAME, check_image, make_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import safety_copies
 from snaporch.restore.safety_copy import SafetyCopyWriter
+from snaporch.restore.shared_dataset_checks import check_others_writes
 from snaporch.restore.source import IncompleteError
 from snaporch.restore.start_bar import has_bar, is_barred
 from snaporch.restore.steps import (

@@ -1,5 +1,8 @@
 """Write a safety copy: the data that a restore discards, in files, so that it can be undone.
 
+When a safety copy is deleted is decided by :mod:`snaporch.prune.decision`; those that exist are
+listed by :mod:`snaporch.restore.safety_catalog`.
+
 A rollback destroys every snapshot newer than its target, so a safety snapshot alone would not
 survive it. Therefore everything between the target and the safety snapshot is written as an
 incremental stream (``zfs send -I``, newer snapshots included) into the bundle store, with a script

@@ -17,10 +17,10 @@ from snaporch.catalog.renamed_datasets import check_names
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
+from snaporch.restore.definition_checks import check_definition
 from snaporch.restore.journal import KeptDataset
 from snaporch.restore.newer_snapshot_checks import newer_than
 from snaporch.restore.plan import RAISED, check_plan
-from snaporch.restore.plan_checks import check_definition
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
 from snaporch.restore.safety_catalog import NAMES_OPTIONS, SafetyCopy, safety_copies

@@ -1,5 +1,7 @@
 """Deletes what retention decided: ZFS snapshots pool by pool, then the bundles.
 
+The decisions are made by :mod:`snaporch.schedule.retention`.
+
 Once a day it also prunes the bundle store: expired trash, expired safety copies of restores, and
 bundles whose ZFS snapshots were destroyed by another program; and the copies that this machine has
 retention for.
@@ -32,7 +34,7 @@ from snaporch.prune.prune import PruneResult, prune
 from snaporch.replication.bookmarks import bookmark_prefix
 from snaporch.restore.start_bar import may_be_barred
 from snaporch.schedule.forecast import Forecast, make_forecasts, replicas_of
-from snaporch.schedule.prune_copies import is_a_day_old, prune_copies_daily
+from snaporch.schedule.prune_received_copies import is_a_day_old, prune_copies_daily
 from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
 

@@ -1,5 +1,7 @@
 """Distinguish a guest's own snapshots from copies of them, on the host that runs the guest.
 
+What ``list`` leaves out is decided by :mod:`snaporch.catalog.local_replicas`.
+
 A host can have copies because a replica is one of its pools, or because it is the replica of
 another host. That host may go on sending after the guest was moved here.
 """

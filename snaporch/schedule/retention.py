@@ -1,5 +1,9 @@
 """Decides which snapshots of a domain to keep: a pure function of snapshots, policies and time.
 
+Received copies of other hosts' guests are decided by
+:mod:`snaporch.schedule.received_copies_retention`, and bundles without snapshots by
+:mod:`snaporch.prune.decision`.
+
 The newest snapshot of an hour, day, week, month or year represents it, and a rule such as
 ``daily = 7`` keeps the newest 7 representatives. Periods without snapshots do not count: snapshots
 of a guest that was off for a month do not expire because of that.

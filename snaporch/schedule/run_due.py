@@ -1,4 +1,7 @@
-"""One pass over all policies: take the snapshots that are due, then apply retention."""
+"""One pass over all policies: take the snapshots that are due, then apply retention.
+
+What is due is decided by :mod:`snaporch.schedule.forecast`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Carries out the replications that are due, one after the other."""
+"""Carries out the replications that are due, one after the other.
+
+Which are due is decided by :mod:`snaporch.schedule.replication_due`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Carries out the verifications that are due, one after the other."""
+"""Carries out the verifications that are due, one after the other.
+
+Which are due is decided by :mod:`snaporch.schedule.verification_due`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Check before a run that the UEFI variables and the TPM state of a domain can be copied."""
+"""Check before a run that the UEFI variables and the TPM state of a domain can be copied.
+
+Whether they can be put back by a restore is checked by :mod:`snaporch.restore.firmware_checks`.
+"""
 
 from __future__ import annotations
 

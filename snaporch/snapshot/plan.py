@@ -1,5 +1,9 @@
 """The plan of a run: which disks are snapshotted, how, and under which name. Only reads.
 
+What rules a strategy out is found by :mod:`snaporch.hypervisor.definition_blockers` and
+:mod:`snaporch.snapshot.storage_blockers`; of the others, :mod:`snaporch.snapshot.choose_strategy`
+chooses one.
+
 Every reason to refuse a snapshot before the guest is touched is raised from here.
 """
 

@@ -1,5 +1,7 @@
 """What surrounds a guest on its host, for a rebuild elsewhere: read before the guest is frozen.
 
+What of it comes back is decided by :mod:`snaporch.rebuild.surroundings`.
+
 None of it is needed to restore the guest. So a fact that cannot be read, or not in time, is left
 out with a note, and the snapshot continues.
 """

@@ -1,4 +1,7 @@
-"""Collects the data of ``snaporch status``. Changes nothing, and lists snapshots only once."""
+"""Collects the data of ``snaporch status``. Changes nothing, and lists snapshots only once.
+
+What of it is a problem is decided in :mod:`snaporch.status.problems`.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,11 @@ from snaporch.recovery.start_guardian import is_guarded
 from snaporch.recovery.unknown_overlays import overlays_in_use
 from snaporch.restore.undo_command import guests_left_barred
 from snaporch.schedule.apply_retention import last_daily_prune
-from snaporch.schedule.forecast import Forecast, NextSnapshot, make_forecasts, replicas_of
+from snaporch.schedule.forecast import Forecast, make_forecasts, replicas_of
 from snaporch.schedule.recurrence import times
 from snaporch.schedule.replication_due import last_arrived
 from snaporch.snapshot.group import group_of, is_in_group
+from snaporch.status.missed_snapshots import missed
 from snaporch.status.model import (
     DomainStatus,
     OpenRun,
@@ -265,6 +269,7 @@ def _replicas(config: Config, forecast: Forecast) -> tuple[ReplicaStatus, ...]:
 
 
 def _policies(config: Config, forecast: Forecast, now: datetime) -> tuple[PolicyStatus, ...]:
+    place = group_of(config, forecast.domain) or forecast.domain.uuid
     whole = [each for each in forecast.records if each.state.is_there]
     last = {each.policy: each for each in whole}
     next_snapshots = {coming.policy: coming for coming in forecast.next_snapshots}
@@ -273,7 +278,7 @@ def _policies(config: Config, forecast: Forecast, now: datetime) -> tuple[Policy
             name,
             last[name].created if name in last else None,
             next_snapshots.get(name),
-            missed(config, next_snapshots.get(name), forecast, now),
+            missed(next_snapshots.get(name), times(config, name, place), config.status.grace, now),
             None if forecast.domain.active else _found_unchanged(last.get(name), now),
         )
         for name in forecast.assignment.policies
@@ -285,21 +290,6 @@ def _found_unchanged(record: SnapshotRecord | None, now: datetime) -> datetime |
     if record is None or record.unchanged is None or record.unchanged > now:
         return None
     return record.unchanged
-
-
-def missed(config: Config, coming: NextSnapshot | None, forecast: Forecast, now: datetime) -> int:
-    """How many times of a policy passed without a snapshot: 0, 1, or 2 for more.
-
-    A time less than ``status.grace`` ago does not count yet.
-    """
-    if coming is None or coming.scheduled is None:
-        return 0
-    grace = config.status.grace
-    if coming.scheduled + grace >= now:
-        return 0
-    place = group_of(config, forecast.domain) or forecast.domain.uuid
-    second = times(config, coming.policy, place).after(coming.scheduled)
-    return 1 if second + grace >= now else 2
 
 
 # -- runs and overlays ---------------------------------------------------------------------------

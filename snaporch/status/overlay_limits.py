@@ -1,4 +1,7 @@
-"""Limits of overlays that no guardian watches, because their journal is missing or unreadable."""
+"""Limits of overlays that no guardian watches, because their journal is missing or unreadable.
+
+Those of a run that a guardian watches are in :mod:`snaporch.recovery.guest_hold`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Verify the copies on a replica where they are, without libvirt.
 
+What is wrong with a copy is decided by :mod:`snaporch.verify.copy_decision`.
+
 The listings are taken again for each domain, and after a bundle that seems damaged: what was pruned
 in between is gone, and not damaged. A result is recorded only when all of a copy was read.
 """

@@ -1,4 +1,8 @@
-"""Verify a snapshot: check the bundle, then run a temporary clone and check that it is alive."""
+"""Verify a snapshot: check the bundle, then run a temporary clone and check that it is alive.
+
+Copies on a replica are verified by :mod:`snaporch.verify.copies`; when a verification is due is
+decided by :mod:`snaporch.schedule.verification_due`.
+"""
 
 from __future__ import annotations
 

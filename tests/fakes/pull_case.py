@@ -22,9 +22,9 @@ from snaporch.config import Config, Source
 from snaporch.interrupt import Interrupt
 from snaporch.model import Level
 from snaporch.pull.local_copies import LocalCopies
-from snaporch.pull.offers import make_offers
 from snaporch.pull.open_sender import find_unmarked_runs
 from snaporch.pull.pull_guest import GuestPull
+from snaporch.pull.send_permissions import make_offers
 from snaporch.pull.sender import Sender
 from snaporch.pull.source import PullSource
 from snaporch.replication.received_bundles import ReceivedBundles

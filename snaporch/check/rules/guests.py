@@ -1,4 +1,8 @@
-"""Rules about each guest: its plan, its disks, and how its snapshots are taken."""
+"""Rules about each guest: its plan, its disks, and how its snapshots are taken.
+
+A guest whose datasets no section of ``sanoid.conf`` covers is found here; what is wrong in a
+section is found by :mod:`.sanoid_sections`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules about the host: versions, libvirt's hook, runs, RAM streaming, replicas, configuration."""
+"""Rules about the host: versions, libvirt's hook, runs, RAM streaming, replicas, configuration.
+
+Overlays, the bundle store and RAM in pages are judged by :mod:`.storage`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Rules about the sections of ``sanoid.conf`` that cover guests."""
+"""Rules about the sections of ``sanoid.conf`` that cover guests.
+
+A dataset that no section covers is found by ``unscheduled`` and ``partly_scheduled`` in
+:mod:`.guests`; sanoid as a whole is in :mod:`.sanoid`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules about overlays, journals, the bundle store and RAM in pages."""
+"""Rules about overlays, journals, the bundle store and RAM in pages.
+
+All else about the host is judged by :mod:`.host`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How long hooks and hold processes wait for one another, by the configuration."""
+"""How long hooks and hold processes wait for one another, by the configuration.
+
+How long a guest is held is decided by :mod:`snaporch.sanoid.hold.window`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Records snapshots that sanoid took of a guest that was not frozen, at the level they have."""
+"""Records snapshots that sanoid took of a guest that was not frozen, at the level they have.
+
+Other programs that snapshot a guest's datasets are found by
+:mod:`snaporch.catalog.unfrozen_snapshots`.
+"""
 
 from __future__ import annotations
 

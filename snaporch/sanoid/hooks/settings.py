@@ -1,4 +1,7 @@
-"""The settings that a hook needs before it knows of any guest, read without the schema."""
+"""The settings that a hook needs before it knows of any guest, read without the schema.
+
+The options and their defaults, such as ``hook_deadline``, are in :mod:`snaporch.config.schema`.
+"""
 
 from __future__ import annotations
 

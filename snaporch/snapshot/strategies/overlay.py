@@ -13,7 +13,7 @@ from snaporch.disks import overlay_files
 from snaporch.hypervisor import CommitTimeouts
 from snaporch.journal import Note, note_stages
 from snaporch.model import DomainState, Level
-from snaporch.recovery.overlay_use import remove_unused
+from snaporch.recovery.overlay_removal import remove_unused
 from snaporch.snapshot.strategies.ram import RamStrategy
 
 

@@ -11,7 +11,7 @@ from snaporch.hypervisor.start_hook_check import find_hook_problem
 from snaporch.install_files import UNITS, Change, package_of
 from snaporch.install_files import uninstall as remove_files
 from snaporch.journal import Journal
-from snaporch.recovery.before_removal import check_no_run
+from snaporch.recovery.package_removal import check_no_run
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 

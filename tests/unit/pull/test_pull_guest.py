@@ -11,7 +11,7 @@ from snaporch.bundle.manifest import MANIFEST_NAME, SnapshotEntry
 from snaporch.bundle.store import COPY_NAME
 from snaporch.errors import InterruptedRunError
 from snaporch.model import Level
-from snaporch.pull.offered import MAX_SNAPSHOTS
+from snaporch.pull.source_listing import MAX_SNAPSHOTS
 from snaporch.zfs.pulled import Counts
 
 WEB = f"{ROOT}/tank:web"

@@ -26,21 +26,13 @@ from snaporch.errors import BusyError, NotFoundError, RefusedError, SnaporchErro
 from snaporch.interrupt import Interrupt
 from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import DomainState, Level
-from snaporch.rebuild.plan import _mountpoint, check_others, find_uuid
-from snaporch.rebuild.run import (
-    AlreadyHereError,
-    Stage,
-    bring_back,
-    check_files,
-    definitions,
-    guest_lock,
-    host_paths,
-    plan_guest,
-    policies_of,
-    runs_to_fetch,
-    set_policies,
-    set_stage,
-)
+from snaporch.rebuild.bring_back import bring_back, guest_lock, policies_of, set_policies
+from snaporch.rebuild.definitions import definitions, host_paths
+from snaporch.rebuild.fetch_bundle import check_files, runs_to_fetch
+from snaporch.rebuild.local_checks import AlreadyHereError, check_others
+from snaporch.rebuild.plan import _mountpoint, find_uuid
+from snaporch.rebuild.plan_guest import plan_guest
+from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock

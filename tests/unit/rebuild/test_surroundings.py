@@ -11,7 +11,7 @@ from snaporch.hypervisor import HostObject
 from snaporch.model import DatasetKind
 from snaporch.rebuild.dataset_settings import Settings
 from snaporch.rebuild.host_object_xml import NotAllowedError
-from snaporch.rebuild.missing_pools import AllowedPool
+from snaporch.rebuild.missing_storage_pools import AllowedPool
 from snaporch.rebuild.plan import Incoming
 from snaporch.rebuild.surroundings import (
     apply_settings,

@@ -25,7 +25,7 @@ from snaporch.locks import domain_lock
 from snaporch.model import DomainState, Level
 from snaporch.recovery.decision import UserDecision
 from snaporch.recovery.hold_socket import address
-from snaporch.recovery.overlay_use import remove_unused
+from snaporch.recovery.overlay_removal import remove_unused
 from snaporch.recovery.recover_runs import preview, recover, recover_leftovers, recover_run
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.snapshot.bundle_parts import build_manifest

@@ -11,11 +11,11 @@ from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.catalog.keep import KEEP_HOLD, keep, unkeep
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
-from snaporch.restore import plan_checks
 from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import check_as_shown, check_bundle, restore
 from snaporch.restore.select import split_name
+from snaporch.restore.shared_dataset_checks import check_own_places
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import BlockingMount
@@ -293,7 +293,7 @@ def test_a_dataset_with_files_of_snaporch_is_refused(story, world, place):
     paths = world.context.config.paths.model_copy(update={place: inside})
     world.context.config = world.context.config.model_copy(update={"paths": paths})
     with pytest.raises(RefusedError, match=f"{place} lies in tank/web, and would be rolled back"):
-        plan_checks.check_own_places(world.context, story.record, Path("/elsewhere"))
+        check_own_places(world.context, story.record, Path("/elsewhere"))
 
 
 def test_newer_snapshots_need_consent(story, world):

@@ -1,8 +1,8 @@
-"""Before snaporch is removed: may it be missing from now on?
+"""Whether the package may be removed: not while a run is unfinished.
 
-The Debian package asks ``python3 -m snaporch.recovery.before_removal``, which answers by its exit
+The Debian package asks ``python3 -m snaporch.recovery.package_removal``, which answers by its exit
 code. An unfinished run may have left its guest on overlays, and without snaporch nothing brings it
-back.
+back. Overlays are removed by :mod:`snaporch.recovery.overlay_removal`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import pytest
 from snaporch.errors import ExitCode
 from snaporch.install_files import render_units
 from snaporch.journal import FORMAT
-from snaporch.recovery.before_removal import main
+from snaporch.recovery.package_removal import main
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 from fakes.pull_case import UUID
 
 from snaporch.model import PoolSnapshot
-from snaporch.pull.offers import UnmarkedRun, make_offers
+from snaporch.pull.send_permissions import UnmarkedRun, make_offers
 
 
 def snapshot(dataset, txg, number, run="", domain="", **more):

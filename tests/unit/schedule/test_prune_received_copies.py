@@ -22,7 +22,7 @@ from snaporch.bundle.manifest import (
 from snaporch.config import Config
 from snaporch.model import Level, VerificationResult, VerifyDepth
 from snaporch.prune.decision import ItemKind, PruneAction
-from snaporch.schedule.prune_copies import prune_copies, prune_copies_daily
+from snaporch.schedule.prune_received_copies import prune_copies, prune_copies_daily
 from snaporch.verify.copy_decision import Source
 from snaporch.verify.copy_results import CopyResult, CopyResults
 from snaporch.zfs import PoolError

@@ -9,7 +9,7 @@ import pytest
 
 from snaporch.config.policy import Keep
 from snaporch.model import PoolSnapshot
-from snaporch.schedule.copies_retention import (
+from snaporch.schedule.received_copies_retention import (
     YOUNG,
     CopiedRun,
     decide_copies,

@@ -1,8 +1,9 @@
-"""Destroys old copies on the machine that holds them, and prunes their bundles.
+"""Destroys old received copies in this machine's pools, and prunes their bundles.
 
-:mod:`snaporch.schedule.copies_retention` decides. A copy counts by its bundle, whose manifest names
-the snapshots by dataset and GUID, and by ``copy.json``, which names the dataset of the copies. What
-no bundle names is never destroyed, and no lock is needed: what arrives meanwhile is newer.
+:mod:`snaporch.schedule.received_copies_retention` decides. A copy counts by its bundle, whose
+manifest names the snapshots by dataset and GUID, and by ``copy.json``, which names the dataset of
+the copies. What no bundle names is never destroyed, and no lock is needed: what arrives meanwhile
+is newer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from snaporch.private_files import private_directory
 from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
 from snaporch.prune.prune import PruneResult, prune
 from snaporch.prune.scan import scan_store
-from snaporch.schedule.copies_retention import (
+from snaporch.schedule.received_copies_retention import (
     CopiedRun,
     CopyDecision,
     decide_copies,

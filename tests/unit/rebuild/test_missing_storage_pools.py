@@ -1,7 +1,7 @@
 import pytest
 
 from snaporch.rebuild.host_object_xml import NotAllowedError
-from snaporch.rebuild.missing_pools import Created, allowed_pool
+from snaporch.rebuild.missing_storage_pools import Created, allowed_pool
 
 CREATED = Created({"/tank/web", "/tank/web/in"}, {"tank/web", "tank/vms"})
 

@@ -6,7 +6,7 @@ import pytest
 from fakes.pull_case import ROOT, UUID
 
 from snaporch.errors import SnaporchError
-from snaporch.pull.offered import MAX_SNAPSHOTS, parse_guest, parse_guests
+from snaporch.pull.source_listing import MAX_SNAPSHOTS, parse_guest, parse_guests
 
 NOW = 1_800_000_000.0
 

@@ -1,4 +1,7 @@
-"""What a source says that it has, which is input: checked before anything is written."""
+"""On the machine that pulls: what a source lists, which is input, is checked before any write.
+
+What a source lists is decided there, by :mod:`snaporch.pull.send_permissions`.
+"""
 
 from __future__ import annotations
 

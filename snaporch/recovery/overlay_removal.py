@@ -1,4 +1,8 @@
-"""Whether a domain or a process still uses a run's overlays."""
+"""Whether a run's overlays may be removed: no domain names them, and no process has them open.
+
+What is done with each overlay of an interrupted run is decided by
+:mod:`snaporch.recovery.decision`.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Decides which copies of other guests' snapshots this machine destroys: a pure function.
+"""Decides which received copies of other hosts' guests this machine destroys: a pure function.
 
-The rules are those of :mod:`snaporch.schedule.retention`. What a host sends is input, also the
-times of its snapshots. What this machine received less than ``keep_all`` ago stays, and displaces
-nothing. Of the rest, a run that does not claim a later time than all that arrived before it
-displaces nothing, either: a clock was wrong, or is forged. It stays as long as it would beside
-those that agree with it. So a wrong time lets copies stay longer, and none go earlier.
+Only those in this machine's pools: in a repository of restic snaporch deletes none. The rules are
+those of :mod:`snaporch.schedule.retention`. What a host sends is input, also the times of its
+snapshots. What this machine received less than ``keep_all`` ago stays, and displaces nothing. Of
+the rest, a run that does not claim a later time than all that arrived before it displaces nothing,
+either: a clock was wrong, or is forged. It stays as long as it would beside those that agree with
+it. So a wrong time lets copies stay longer, and none go earlier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A storage pool that this host lacks: a rebuild defines it only on the datasets that it creates.
+"""A storage pool of libvirt that this host lacks: defined only on datasets that a rebuild creates.
+
+A ZFS pool that this host lacks is refused by :mod:`snaporch.rebuild.local_checks`.
 
 The definition comes from a replica. A pool over a dataset that was here before could delete what
 other guests have there (``virsh vol-delete``).

@@ -1,4 +1,6 @@
-"""Which guests a source sends, and which of their ZFS snapshots: pure decisions.
+"""On a source: which guests it lets another machine copy, and which snapshots: pure decisions.
+
+Which requests are accepted at all is decided by :mod:`snaporch.pull.send_request`.
 
 - A guest is allowed by its UUID, or by the name that its newest snapshot has.
 - A dataset that also has snapshots or disks of a guest that is not allowed is not sent: its blocks

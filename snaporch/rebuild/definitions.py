@@ -1,0 +1,60 @@
+"""Reads the definitions in a bundle on a replica: bounded in size, and of the guest.
+
+What is defined on this host besides the guest: :mod:`snaporch.rebuild.surroundings`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from snaporch.bundle.age import Identity
+from snaporch.bundle.manifest import Part, Role
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import domain_xml
+from snaporch.rebuild.decrypt_bundles import decrypt_definition, missing_identity
+from snaporch.rebuild.plan import RebuildPlan
+from snaporch.rebuild.replica_source import Source
+from snaporch.replication.interface import ReplicaError
+from snaporch.restore.definition_checks import check_identity
+
+_MAX_XML = 1 << 20
+BY_HAND = "bring it back by hand: see docs/how-to/replication.md, 'By hand'"
+
+
+def definitions(source: Source, plan: RebuildPlan, identity: Identity | None = None) -> list[str]:
+    """The definitions in the bundle, the running guest's first.
+
+    Args:
+        source: the replica.
+        plan: what comes back.
+        identity: decrypts them.
+
+    Raises:
+        RefusedError: one is too long to be one, or of another guest, or there is no identity for
+            encrypted ones.
+        ReplicaError: one is not what the manifest says, or cannot be decrypted.
+    """
+    manifest = plan.sent or plan.manifest
+    if plan.sent and identity is None:
+        raise missing_identity(plan.thing, plan.sent)
+    found = [manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
+    return [_definition(source, plan, part, identity) for part in found if part]
+
+
+def _definition(source: Source, plan: RebuildPlan, part: Part, identity: Identity | None) -> str:
+    if part.bytes > _MAX_XML:
+        raise RefusedError(plan.thing, f"its {part.role} has {part.bytes >> 10} KiB", BY_HAND)
+    data = source.text(plan.reference, part).encode("utf-8", "surrogateescape")
+    if hashlib.sha256(data).hexdigest() != part.sha256:
+        reason = f"its {part.role} is damaged on replica {source.name}"
+        raise ReplicaError(plan.thing, reason, "name an older snapshot: DOMAIN@SNAPSHOT")
+    if identity is not None:
+        data = decrypt_definition(plan.thing, part, data, identity)
+    text = data.decode("utf-8", "surrogateescape")
+    check_identity(plan.thing, f"its {part.role}", text, plan.manifest)
+    return text
+
+
+def host_paths(*xmls: str) -> list[str]:
+    """The paths of this host in definitions, for the question to the admin."""
+    return sorted({path for xml in xmls for path in domain_xml.host_paths(domain_xml.parse(xml))})
