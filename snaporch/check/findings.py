@@ -1,6 +1,7 @@
 """The results of ``snaporch check``.
 
-They are printed by :mod:`snaporch.output.findings`.
+They are printed by :mod:`snaporch.output.findings`. What is an error and what a warning is decided
+by each rule, in :mod:`snaporch.check.rules`.
 """
 
 from __future__ import annotations

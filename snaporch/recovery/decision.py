@@ -1,6 +1,7 @@
 """Decides what recovery does with one disk: a pure function of the observed state.
 
-What is done with an interrupted restore is decided by :mod:`snaporch.restore.recovery_decision`.
+Whether a run's snapshots are kept is decided by :mod:`snaporch.recovery.recover_runs`; what is done
+with an interrupted restore by :mod:`snaporch.restore.recovery_decision`.
 
 Every observable state has exactly one decision, and no decision removes an overlay that may hold
 the only copy of a write.

@@ -1,7 +1,8 @@
 """Verify a snapshot: check the bundle, then run a temporary clone and check that it is alive.
 
 Copies on a replica are verified by :mod:`snaporch.verify.copies`; when a verification is due is
-decided by :mod:`snaporch.schedule.verification_due`.
+decided by :mod:`snaporch.schedule.verification_due`; which of two results stays on the snapshot, by
+``VerificationResult.after`` in :mod:`snaporch.model`.
 """
 
 from __future__ import annotations
