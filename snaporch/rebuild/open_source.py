@@ -14,6 +14,7 @@ from snaporch.rebuild.local_datasets import Local, LocalDatasets
 from snaporch.rebuild.replica_source import ReplicaSource, Source
 from snaporch.rebuild.restic_source import ResticSource
 from snaporch.replication.interface import find_replica
+from snaporch.replication.restic import ResticRepository
 
 
 def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Local]:
@@ -35,7 +36,8 @@ def open_source(context: Context, name: str, host: str = "") -> tuple[Source, Lo
     if isinstance(replica, ResticReplica):
         if host:
             raise UsageError("--host", f"replica {name} is a repository of restic")
-        return ResticSource(name, replica, context.interrupt, context.progress), local
+        repository = ResticRepository(name, replica, context.interrupt, context.progress)
+        return ResticSource(repository), local
     if host:
         try:
             changes = {"host": host, "append_only": False}

@@ -9,21 +9,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
-from snaporch.config import ResticReplica
 from snaporch.errors import RefusedError
-from snaporch.interrupt import Interrupt
 from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.progress import Progress
 from snaporch.replication.checked_stream import command
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.remote_output import remote_output
-from snaporch.replication.restic import CACHE, ResticRepository
+from snaporch.replication.restic import ResticRepository
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import STREAM_FILE, StreamRecord
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -40,30 +36,16 @@ class ResticSource:
     """:class:`~snaporch.rebuild.replica_source.Source` by restic.
 
     Args:
-        name: the replica's name in the configuration.
-        replica: its section.
-        interrupt: a signal ends a transfer.
-        progress: gets the bytes.
-        cache: restic's cache.
+        repository: its cache, and what ends a transfer and gets the bytes.
     """
 
     resumes = False
     """An interrupted stream begins again: none of its data stays."""
 
-    def __init__(
-        self,
-        name: str,
-        replica: ResticReplica,
-        interrupt: Interrupt,
-        progress: Progress,
-        *,
-        cache: Path = CACHE,
-    ) -> None:
-        self._name = name
-        self._interrupt = interrupt
-        self._progress = progress
-        self._repository = ResticRepository(name, replica, interrupt, progress, cache=cache)
-        self._bundles = ResticBundles(self._repository)
+    def __init__(self, repository: ResticRepository) -> None:
+        self._name = repository.name
+        self._repository = repository
+        self._bundles = ResticBundles(repository)
 
     @property
     def name(self) -> str:
@@ -163,11 +145,13 @@ class ResticSource:
         script = " && ".join(["true", *commands])
 
         def report(done: int) -> None:
-            self._progress.amount(self._name, done, unsent.bytes)
+            self._repository.progress.amount(self._name, done, unsent.bytes)
 
         def check() -> None:
-            self._interrupt.check(self._name)
+            self._repository.interrupt.check(self._name)
 
-        with remote_output(self._repository.host, script, thing, self._interrupt) as stream:
+        with remote_output(
+            self._repository.host, script, thing, self._repository.interrupt
+        ) as stream:
             limited = LimitedStream(stream, check, report, STALL_SECONDS)
             return received.store(uuid, run, unsent.files, limited)

@@ -26,7 +26,7 @@ from snaporch.remote_host import CommandError, Host, check_installed
 from snaporch.replication.append_only import AppendOnlyDestination, check_append_only
 from snaporch.replication.interface import BundleCopy, Destination, ReplicaError, readable
 from snaporch.replication.replica_bundles import ReplicaBundles
-from snaporch.replication.restic import repository_problem
+from snaporch.replication.restic import ResticRepository, repository_problem
 from snaporch.replication.restic_destination import ResticDestination
 from snaporch.replication.resume_transfer import NO_TOKEN, CopyState
 from snaporch.replication.stall_detector import StallDetector
@@ -192,7 +192,8 @@ def open_replica(context: Context, name: str) -> Destination:
     """The replica with this name in the configuration."""
     replica, progress = context.config.replica[name], context.progress
     if isinstance(replica, ResticReplica):
-        return ResticDestination(name, replica, context.pool, context.interrupt, progress)
+        repository = ResticRepository(name, replica, context.interrupt, progress)
+        return ResticDestination(repository, context.pool)
     kind = AppendOnlyDestination if replica.append_only else ReplicaDestination
     return kind(name, replica, context.pool, context.interrupt, progress)
 

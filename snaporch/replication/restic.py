@@ -72,9 +72,9 @@ class ResticRepository:
         cache: Path = CACHE,
     ) -> None:
         self.name = name
-        self._replica = replica
-        self._interrupt = interrupt
-        self._progress = progress
+        self.replica = replica
+        self.interrupt = interrupt
+        self.progress = progress
         self._cache = cache
         self._contents: Contents | None = None
 
@@ -85,7 +85,7 @@ class ResticRepository:
         Raises:
             UnavailableError: restic is not installed, or a file is missing or not root's alone.
         """
-        check = self._interrupt.check
+        check = self.interrupt.check
         return Host("", lambda: check(self.name), environment=self._environment)
 
     @cached_property
@@ -94,24 +94,24 @@ class ResticRepository:
         return Transfers(
             self.name,
             "this machine",
-            self._interrupt,
-            self._progress,
+            self.interrupt,
+            self.progress,
             environment=self._environment,
         )
 
     @cached_property
     def _environment(self) -> dict[str, str]:
         check_installed("restic")
-        read_secret(self._replica.password_file)
+        read_secret(self.replica.password_file)
         variables = {"RESTIC_CACHE_DIR": str(self._cache)}
-        if path := self._replica.environment_file:
+        if path := self.replica.environment_file:
             variables |= read_variables(Path(path))
-        if self._replica.repository:
-            variables["RESTIC_REPOSITORY"] = self._replica.repository
+        if self.replica.repository:
+            variables["RESTIC_REPOSITORY"] = self.replica.repository
         if "RESTIC_REPOSITORY" not in variables:
             step = "set it there, or repository in the configuration"
             raise UnavailableError(path, "does not set RESTIC_REPOSITORY", step)
-        variables["RESTIC_PASSWORD_FILE"] = str(self._replica.password_file)
+        variables["RESTIC_PASSWORD_FILE"] = str(self.replica.password_file)
         return variables
 
     def contents(self, *, again: bool = False) -> Contents:
@@ -165,7 +165,7 @@ class ResticRepository:
             what: the last words: paths, or ``--stdin --stdin-filename NAME``.
         """
         self._contents = None
-        rate = self._replica.rate_now()
+        rate = self.replica.rate_now()
         limit = ["--limit-upload", str(rate << 10)] if rate else []
         named = [word for tag in tags for word in ("--tag", tag)]
         return ["restic", "backup", "--quiet", "--force", *limit, *named, *what]
@@ -205,9 +205,9 @@ class ResticRepository:
     @cached_property
     def _secrets(self) -> list[str]:
         """What no message may have, longest first: values, and what addresses have before ``@``."""
-        path = self._replica.environment_file
+        path = self.replica.environment_file
         values = read_variables(Path(path)) if path else {}
-        address = values.pop("RESTIC_REPOSITORY", self._replica.repository)
+        address = values.pop("RESTIC_REPOSITORY", self.replica.repository)
         before, at, _ = address.rpartition("@")
         user = before.partition("://")[2] if at else ""
         # An address that cannot be parsed is quoted in parts.
@@ -216,10 +216,10 @@ class ResticRepository:
 
     def by_hand(self, *words: str) -> str:
         """A restic command as an admin types it; it contains no secret."""
-        path = self._replica.environment_file
+        path = self.replica.environment_file
         begin = f"set -a; . {shlex.quote(path)}; set +a; " if path else ""
-        repository = ["-r", self._replica.repository] if self._replica.repository else []
-        secret = ["--password-file", str(self._replica.password_file)]
+        repository = ["-r", self.replica.repository] if self.replica.repository else []
+        secret = ["--password-file", str(self.replica.password_file)]
         return f"{begin}{shlex.join(['restic', *repository, *secret, *words])}"
 
 

@@ -15,17 +15,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from snaporch.catalog.records import COPY
-from snaporch.config import ResticReplica
-from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
-from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS
 from snaporch.replication.checked_stream import Digest, command, read_report
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW, Originals
-from snaporch.replication.restic import CACHE, SEE, ResticRepository, new_upload
+from snaporch.replication.restic import SEE, ResticRepository, new_upload
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import (
     STREAM_FILE,
@@ -55,30 +52,15 @@ class ResticDestination:
     """:class:`~snaporch.replication.interface.Destination` by restic.
 
     Args:
-        name: the replica's name in the configuration.
-        replica: its section.
+        repository: its cache, and what ends a transfer and gets notes.
         pool: the pools of this host.
-        interrupt: a signal ends a transfer.
-        progress: gets notes.
-        cache: restic's cache.
     """
 
-    def __init__(
-        self,
-        name: str,
-        replica: ResticReplica,
-        pool: Pool,
-        interrupt: Interrupt,
-        progress: Progress,
-        *,
-        cache: Path = CACHE,
-    ) -> None:
-        self._name = name
-        self._replica = replica
+    def __init__(self, repository: ResticRepository, pool: Pool) -> None:
+        self._name = repository.name
         self._here = pool
-        self._progress = progress
-        self._repository = ResticRepository(name, replica, interrupt, progress, cache=cache)
-        self._bundles = ResticBundles(self._repository)
+        self._repository = repository
+        self._bundles = ResticBundles(repository)
         self._damaged: set[str] = set()
         """References of bundles of which a damaged copy was found."""
 
@@ -117,7 +99,11 @@ class ResticDestination:
         chain = self._repository.contents().chain((dataset, newest)) if newest is not None else []
         wanted = [each for each in ours.snapshots if each.createtxg <= until]
         plan = next_streams(
-            ours._replace(snapshots=wanted), newest, chain, raw=raw, limit=self._replica.chain
+            ours._replace(snapshots=wanted),
+            newest,
+            chain,
+            raw=raw,
+            limit=self._repository.replica.chain,
         )
         for each in plan:
             self._send(each, raw=raw)
@@ -170,7 +156,7 @@ class ResticDestination:
         Raises:
             ReplicaError: it is damaged: the repository must be repaired first.
         """
-        self._progress.step(self._name, f"reading {snapshot.full_name} back")
+        self._repository.progress.step(self._name, f"reading {snapshot.full_name} back")
         latest = self._repository.dump("latest", STREAM_FILE)
         status, lines = self._repository.transfers.run(
             [*latest, "--tag", f"upload={upload}"],

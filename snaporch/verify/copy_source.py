@@ -15,6 +15,7 @@ from snaporch.rebuild.replica_source import ReplicaSource
 from snaporch.rebuild.restic_source import ResticSource
 from snaporch.replication.append_only import AppendOnlyDestination
 from snaporch.replication.interface import BundleCopy, Destination, find_replica
+from snaporch.replication.restic import ResticRepository
 from snaporch.zfs import Pool
 from snaporch.zfs_names import is_dataset, is_snapshot
 
@@ -91,7 +92,7 @@ def open_copies(
     """
     replica = find_replica(config, name)
     if isinstance(replica, ResticReplica):
-        return ResticSource(name, replica, interrupt, progress)
+        return ResticSource(ResticRepository(name, replica, interrupt, progress))
     if not replica.append_only:
         return ReplicaSource(name, replica, interrupt, progress)
     datasets = [

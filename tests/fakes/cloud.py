@@ -12,6 +12,7 @@ from fakes.zfs_stream import zfs_stream
 from snaporch.config import ResticReplica
 from snaporch.interrupt import Interrupt
 from snaporch.rebuild.restic_source import ResticSource
+from snaporch.replication.restic import ResticRepository
 from snaporch.replication.restic_destination import ResticDestination
 
 _ZFS = """#!/bin/sh
@@ -50,11 +51,7 @@ class Cloud:
 
     def destination(self, interrupt: Interrupt | None = None, **more: object) -> ResticDestination:
         """The repository, as a new command sees it."""
-        cache = self.place / "cache"
-        interrupt = interrupt or Interrupt()
-        return ResticDestination(
-            "cloud", self.section(**more), self.pool, interrupt, self.heard, cache=cache
-        )
+        return ResticDestination(self._repository(interrupt or Interrupt(), **more), self.pool)
 
     def slow(self) -> Path:
         """Let streams take as long as this named pipe is there; reading it awaits the next one."""
@@ -64,8 +61,11 @@ class Cloud:
 
     def source(self) -> ResticSource:
         """The repository, as a new rebuild sees it."""
-        cache = self.place / "cache"
-        return ResticSource("cloud", self.section(), Interrupt(), self.heard, cache=cache)
+        return ResticSource(self._repository(Interrupt()))
+
+    def _repository(self, interrupt: Interrupt, **more: object) -> ResticRepository:
+        section, cache = self.section(**more), self.place / "cache"
+        return ResticRepository("cloud", section, interrupt, self.heard, cache=cache)
 
     def take(self, *names: str, **properties: str) -> None:
         """Take ZFS snapshots; the names are full."""
