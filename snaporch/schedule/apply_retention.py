@@ -10,7 +10,7 @@ retention for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,14 +27,13 @@ from snaporch.locks import (
     replication_lock_name,
 )
 from snaporch.model import Domain
-from snaporch.private_files import private_directory
 from snaporch.prune.decision import PruneAction
 from snaporch.prune.decision import PruneDecision as Pruning
 from snaporch.prune.prune import PruneResult, prune
 from snaporch.replication.bookmarks import bookmark_prefix
 from snaporch.restore.start_bar import may_be_barred
 from snaporch.schedule.forecast import Forecast, make_forecasts, replicas_of
-from snaporch.schedule.prune_received_copies import is_a_day_old, prune_copies_daily
+from snaporch.schedule.prune_received_copies import begin_day, prune_copies_daily
 from snaporch.schedule.retention import RetentionDecision
 from snaporch.zfs import MountedError, PoolError
 
@@ -90,11 +89,8 @@ def prune_daily(context: Context, stopped: Callable[[], bool]) -> RetentionResul
     mark = context.config.paths.schedule / _PRUNED_NAME
     copies = prune_copies_daily(context.config, context.pool, stopped)
     _add(done, copies)
-    if stopped() or not is_a_day_old(mark):
+    if stopped() or not begin_day(mark):
         return done
-    with suppress(OSError):
-        private_directory(mark.parent)
-        mark.touch(mode=0o600)
     try:
         pruned = prune(
             context.config,

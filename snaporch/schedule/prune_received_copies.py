@@ -90,24 +90,23 @@ def prune_copies_daily(config: Config, pool: Pool, stopped: Callable[[], bool]) 
         pool: ZFS.
         stopped: see :func:`prune_copies`.
     """
-    mark = config.paths.schedule / _MARK
-    if not config.pruned_copies or stopped() or not is_a_day_old(mark):
+    if not config.pruned_copies or stopped() or not begin_day(config.paths.schedule / _MARK):
         return PruneResult()
-    with suppress(OSError):
-        private_directory(mark.parent)
-        mark.touch(mode=0o600)
     return prune_copies(config, pool, stopped=stopped)
 
 
-def is_a_day_old(mark: Path) -> bool:
-    """Whether a file was touched a day ago; also if it is from the future: the clock was set back.
+def begin_day(mark: Path) -> bool:
+    """Whether a file was touched a day ago; then it is touched, unless it cannot be.
 
-    Also if it does not exist.
+    Also if it is from the future: the clock was set back. Also if it does not exist.
     """
-    try:
-        return not 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS
-    except OSError:
-        return True
+    with suppress(OSError):
+        if 0 <= time.time() - mark.stat().st_mtime < _DAY_SECONDS:
+            return False
+    with suppress(OSError):
+        private_directory(mark.parent)
+        mark.touch(mode=0o600)
+    return True
 
 
 @dataclass
