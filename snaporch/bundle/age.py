@@ -202,28 +202,17 @@ class Identity:
         file = f"/proc/self/fd/{memory}" if memory is not None else str(self._path)
         words = [COMMAND, "--decrypt", "--identity", file]
         kept = () if memory is None else (memory,)
-        with LoggedCommand(*words) as log, tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(
-                words,
-                stdin=stream,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                pass_fds=kept,
-                env=_environment(),
-            )
-            try:
-                with process.stdout as output:  # type: ignore[union-attr]
-                    while block := output.read(_BLOCK):
-                        yield block
-                status = process.wait()
-            finally:
-                process.kill()
-                process.wait()
-            log.exited(status)
-            errors.seek(0)
-            if status != 0:
-                step = "name the file of the identity that it was encrypted for: --identity FILE"
-                raise AgeError(name, f"cannot be decrypted: {_reason(errors.read(_BLOCK))}", step)
+
+        def failure(reason: str) -> AgeError:
+            step = "name the file of the identity that it was encrypted for: --identity FILE"
+            return AgeError(name, f"cannot be decrypted: {reason}", step)
+
+        with (
+            _started(words, failure, stream, subprocess.PIPE, kept) as process,
+            process.stdout as output,  # type: ignore[union-attr]
+        ):
+            while block := output.read(_BLOCK):
+                yield block
 
 
 def _encrypt(recipients: Sequence[str]) -> list[str]:
@@ -237,16 +226,43 @@ def _running(words: Sequence[str], output: IO[bytes]) -> Iterator[IO[bytes]]:
     Raises:
         AgeError: it failed.
     """
+
+    def failure(reason: str) -> AgeError:
+        return AgeError(COMMAND, f"cannot encrypt: {reason}")
+
+    with (
+        _started(words, failure, subprocess.PIPE, output) as process,
+        suppress(BrokenPipeError),  # its status says why
+    ):
+        try:
+            yield process.stdin  # type: ignore[misc]
+        finally:
+            process.stdin.close()  # type: ignore[union-attr]
+
+
+@contextmanager
+def _started(
+    words: Sequence[str],
+    failure: Callable[[str], AgeError],
+    stdin: IO[bytes] | int,
+    stdout: IO[bytes] | int,
+    kept: Sequence[int] = (),
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``age``, whose end is waited for; an error in the block ends it.
+
+    Args:
+        words: the command.
+        failure: the error, by the reason that it prints.
+        stdin: what it reads.
+        stdout: what it writes to.
+        kept: file descriptors that it inherits.
+    """
     with LoggedCommand(*words) as log, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=_environment()
+            words, stdin=stdin, stdout=stdout, stderr=errors, pass_fds=kept, env=_environment()
         )
         try:
-            with suppress(BrokenPipeError):  # its status says why
-                try:
-                    yield process.stdin  # type: ignore[misc]
-                finally:
-                    process.stdin.close()  # type: ignore[union-attr]
+            yield process
             status = process.wait()
         finally:
             process.kill()
@@ -254,7 +270,7 @@ def _running(words: Sequence[str], output: IO[bytes]) -> Iterator[IO[bytes]]:
         log.exited(status)
         errors.seek(0)
         if status != 0:
-            raise AgeError(COMMAND, f"cannot encrypt: {_reason(errors.read(_BLOCK))}")
+            raise failure(_reason(errors.read(_BLOCK)))
 
 
 def _environment() -> dict[str, str]:
