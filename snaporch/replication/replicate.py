@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 from snaporch import default_paths
 from snaporch.bundle.age import COMMAND
@@ -147,8 +148,6 @@ class _Transfer:
         self._marks_stay = replica.append_only
         """The replica never changes a property that it has set."""
         self._encrypts = bool(replica.encrypt_to)
-        self._has_encrypted_bundles: bool | None = None
-        """None until the replica was asked."""
         self._is_held_back = False
         """Snapshots were not sent because of an unfinished run."""
         self._under_way: frozenset[str] = frozenset()
@@ -535,12 +534,8 @@ class _Transfer:
             return
         if not any(part.role in (Role.RAM, Role.TPM) for part in manifest.parts):
             return
-        locked = self._encrypted_disks()
-        if not locked:
-            return
-        if self._has_encrypted_bundles is None:
-            self._has_encrypted_bundles = self._destination.has_encrypted_bundles()
-        if not self._has_encrypted_bundles:
+        locked = self._encrypted_disks
+        if locked and not self._has_encrypted_bundles:
             raise ReplicaError(
                 f"{self._name}: {record.domain}",
                 f"{locked[0]}, and its RAM would be there in clear: the bundles are not sent",
@@ -548,6 +543,11 @@ class _Transfer:
                 "dataset: docs/how-to/replication.md, 'Encrypt bundles'",
             )
 
+    @cached_property
+    def _has_encrypted_bundles(self) -> bool:
+        return self._destination.has_encrypted_bundles()
+
+    @cached_property
     def _encrypted_disks(self) -> list[str]:
         return encrypted_disks(self._context, self._originals.disks(), self._manifests.values())
 
@@ -557,7 +557,7 @@ class _Transfer:
         Raises:
             ReplicaError: with the ways to send it.
         """
-        if not self._encrypts and not self._encrypted_disks():
+        if not self._encrypts and not self._encrypted_disks:
             return
         if self._encrypts or not self._destination.is_encrypted():
             raise ReplicaError(
