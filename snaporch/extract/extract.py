@@ -85,7 +85,8 @@ def extract(context: Context, source: Source, disk: DiskEntry, to: Path) -> Extr
 def _copy(context: Context, source: Source, reading: BinaryIO, to: Path) -> None:
     """Copy under a temporary name; rename the copy when it is complete and on stable storage."""
     partial = to.with_name(f".{to.name}.partial")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # the directory may be a user's
+    partial.unlink(missing_ok=True)
     try:
         size = reading.seek(0, os.SEEK_END)
         _check_resources(reading, size, to)

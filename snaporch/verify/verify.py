@@ -36,6 +36,7 @@ from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import NO_NETWORK, SharedError
 from snaporch.locks import domain_lock, held_by
 from snaporch.model import PoolSnapshot, SnapshotRecord, VerificationResult, VerifyDepth, VerifyStep
+from snaporch.private_files import replace_private
 from snaporch.restore.definition_checks import check_ram_definition
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.ram_from_pages import check_pages
@@ -371,7 +372,7 @@ def _take_picture(
         context.progress.note(source.thing, "has no screen, so there is no screenshot")
         return
     path = directory / f"{source.thing.replace('/', '_')}.{picture.suffix}"
-    path.write_bytes(picture.data)
+    replace_private(path, picture.data)
     outcome.screenshot = str(path)
 
 

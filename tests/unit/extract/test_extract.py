@@ -112,6 +112,15 @@ def test_nothing_is_overwritten(story, world, tmp_path):
         choose_disks(world.resolver, source(world), "vda", tmp_path / "absent" / "x")
 
 
+def test_a_link_in_the_destination_directory_is_not_followed(world, story, tmp_path):
+    in_snapshot(world, "tank/web", "web-vda.img", b"content")
+    (tmp_path / "other").write_bytes(b"precious")
+    (tmp_path / ".out.raw.partial").symlink_to(tmp_path / "other")
+    copy(world, tmp_path / "out.raw")
+    assert (tmp_path / "out.raw").read_bytes() == b"content"
+    assert (tmp_path / "other").read_bytes() == b"precious"
+
+
 def test_a_missing_image_is_an_error(story, world, tmp_path):
     with pytest.raises(IncompleteError):
         copy(world, tmp_path / "out.raw")

@@ -285,6 +285,14 @@ def test_a_screenshot_is_stored(world, tmp_path):
     assert Path(outcome.screenshot).read_bytes() == b"picture"
 
 
+def test_a_screenshot_does_not_follow_a_link_in_its_directory(world, tmp_path):
+    (tmp_path / "other").write_bytes(b"precious")
+    (tmp_path / "web@s1.png").symlink_to(tmp_path / "other")
+    world.hypervisor.restored = lambda guest: setattr(guest, "screen", b"picture")
+    assert Path(check(world, screenshots=tmp_path).screenshot).read_bytes() == b"picture"
+    assert (tmp_path / "other").read_bytes() == b"precious"
+
+
 def test_a_guest_without_a_screen_passes_too(world, tmp_path):
     outcome = check(world, screenshots=tmp_path)
     assert (outcome.passed, outcome.screenshot) == (True, None)
