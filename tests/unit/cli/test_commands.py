@@ -613,6 +613,10 @@ def test_a_guest_on_an_overlay_of_no_known_run_needs_attention(host, snaporch):
         assert f"is on an overlay of no known run, and nothing was changed: {overlay}" in answer.err
         assert '"On an overlay of no known run"' in answer.err
         assert "nothing to recover" not in answer.err
+    at_boot = snaporch("recover", "--autostart", "--notify")
+    assert at_boot.code == 0
+    assert f"is on an overlay of no known run, and nothing was changed: {overlay}" in at_boot.err
+    assert "nothing to recover" not in at_boot.err
     answer = snaporch("snapshot", "web")
     assert answer.code == ExitCode.REFUSED
     assert f"its disk vda is on {overlay}, an overlay of no known run; see docs" in answer.err
