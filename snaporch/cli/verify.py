@@ -14,6 +14,7 @@ from snaporch.cli.options import (
     QuietOption,
     config_path,
     parse_wait,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def verify_command(
         int | None,
         typer.Option(
             "--sample",
-            min=1,
+            parser=whole_number(1, 1 << 20),
             metavar="N",
             help="With --all: only the N whose last verification is longest ago.",
             show_default=False,
@@ -91,7 +92,10 @@ def verify_command(
     script_timeout: Annotated[
         int,
         typer.Option(
-            "--script-timeout", min=1, metavar="SECONDS", help="The time limit of the script."
+            "--script-timeout",
+            parser=whole_number(1, 7 * 86_400),
+            metavar="SECONDS",
+            help="The time limit of the script.",
         ),
     ] = 300,
     screenshots: Annotated[
