@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from snaporch.verify.verify import Verification, VerifyOptions
 
 _REACHED = {
-    "nothing": "it is not whole",
     "checked": "checksums and GUIDs are correct",
     "booted": "a clone booted",
     "resumed": "a clone resumed from RAM",
@@ -235,9 +234,11 @@ def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> N
     if isinstance(outcome, SnaporchError):
         outcomes.fail(outcome)
         return
-    result = "passed" if outcome.passed else "FAILED"
-    line = f"{outcome.record.full_name}  {result}, {_REACHED[outcome.reached]}"
-    outcomes.add(outcome.as_json(), line)
+    if outcome.passed:
+        result = f"passed, {_REACHED[outcome.reached]}"
+    else:
+        result = f"FAILED in: {', '.join(outcome.failed_steps)}"
+    outcomes.add(outcome.as_json(), f"{outcome.record.full_name}  {result}")
     if outcome.problem is not None:
         outcomes.fail(outcome.problem)
 
