@@ -44,8 +44,8 @@ def recover_command(
         bool,
         typer.Option(
             "--autostart",
-            help="As at boot: then start the guests marked autostart in libvirt. Guests on overlays "
-            "of no known run are reported, and do not count as a failure.",
+            help="As at boot: then start the guests marked autostart in libvirt. Guests on "
+            "overlays of no known run are reported, and do not count as a failure.",
         ),
     ] = False,
     notify: Annotated[

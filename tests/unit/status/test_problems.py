@@ -264,9 +264,9 @@ def test_snapshots_that_failed_in_the_same_steps_share_a_line():
         (
             {"state": BundleState.DAMAGED},
             (
-                "the stored data is damaged; put what is damaged or missing back from a replica: see "
-                "docs/how-to/verify.md; or restore only its disks: snaporch restore --cold web@a; "
-                "then to repeat it: snaporch verify web@a web@b"
+                "the stored data is damaged; put what is damaged or missing back from a replica: "
+                "see docs/how-to/verify.md; or restore only its disks: "
+                "snaporch restore --cold web@a; then to repeat it: snaporch verify web@a web@b"
             ),
         ),
         (
