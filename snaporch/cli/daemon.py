@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 def daemon_command(
     context: typer.Context,
     config: ConfigOption = None,
+    check_config: Annotated[
+        bool,
+        typer.Option(
+            "--check-config",
+            help="Only read the configuration, as `systemctl reload` does first; exit with 3 if it "
+            "has an error.",
+        ),
+    ] = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")
     ] = False,
@@ -44,6 +52,8 @@ def daemon_command(
     host: CommandHost = context.obj
     path = config_path(context, config)
     settings = host.load_config(path)
+    if check_config:
+        return 0
     pool, hypervisor = host.open_pool(), host.open_hypervisor(settings.libvirt_uri)
     progress = TerminalProgress(quiet=quiet)
     opened = host.make_context(settings, hypervisor, pool, progress, config_path=path)

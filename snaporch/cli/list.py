@@ -10,7 +10,7 @@ import typer
 from snaporch.catalog.filter import SortKey
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
-from snaporch.model import Level, PoolSnapshot, SnapshotRecord
+from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord
 
 if TYPE_CHECKING:
     from snaporch.bundle.store import BundleStore
@@ -90,6 +90,7 @@ def list_command(
         print_json([record.as_json() for record in chosen])
     elif chosen:
         _print_table(chosen, used_bytes(pool, everything, chosen) if wide else {}, wide=wide)
+        _print_missing(chosen)
         _print_undo(store, domain, everything)
     elif records:
         print_error(f"no snapshots match; without options there are {len(records)}")
@@ -107,9 +108,20 @@ def _print_table(
     print_records([ListedRecord(each, used.get(each)) for each in records], wide=wide)
 
 
+def _print_missing(records: Sequence[SnapshotRecord]) -> None:
+    """Print how a bundle comes back, if snapshots are here without theirs, as after a rebuild."""
+    from snaporch.output.terminal import print_error
+
+    count = sum(each.state is BundleState.MISSING for each in records)
+    if count:
+        step = "to put a bundle back from a replica: see docs/how-to/verify.md"
+        print_error(f"{count} of these snapshots have no bundle on this host; {step}")
+
+
 def _print_undo(store: BundleStore, domain: str | None, present: Sequence[PoolSnapshot]) -> None:
     """Print the command that undoes the last restore of each domain, if it can be undone at all.
 
+    It names the safety copy, whose name is a time: after an undo it is that of another restore.
     Which options it needs depends on the guest and its files, which a list does not read.
     """
     import shlex
@@ -120,5 +132,5 @@ def _print_undo(store: BundleStore, domain: str | None, present: Sequence[PoolSn
     copies = [each for each in safety_copies(store, domain) if each.is_offered]
     for copy in {each.manifest.uuid: each for each in copies}.values():
         if copy.has_bases(present):
-            command = shlex.join(["snaporch", "undo", copy.manifest.domain])
+            command = shlex.join(["snaporch", "undo", copy.manifest.domain, "--copy", copy.name])
             print_error(f"{copy.thing} can be undone: {command} {NAMES_OPTIONS}")

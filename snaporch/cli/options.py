@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -85,6 +87,19 @@ def parse_wait(text: str) -> int:
         return Seconds().validate(text)
     except ValueError as error:
         raise typer.BadParameter("expected whole seconds, such as 90s, 5m or 1h") from error
+
+
+def whole_number(least: int, most: int) -> Callable[[object], int]:
+    """Return a parser of numbers from ``least`` to ``most``; its error names what is expected."""
+
+    def parse(text: object) -> int:
+        digits = str(text)
+        number = int(digits) if re.fullmatch("[0-9]{1,9}", digits) else -1
+        if not least <= number <= most:
+            raise typer.BadParameter(f"expected a whole number from {least} to {most}")
+        return number
+
+    return parse
 
 
 WaitOption = Annotated[

@@ -192,6 +192,8 @@ class Rebuild:
             plan_guest, context, source, self._local, copies, domain, history=history
         )
         plan = make_plan()
+        for note in plan.notes(history=history):
+            context.progress.note(plan.thing, note)
         is_closed = plan.sent is not None and self._identity is None
         xmls = (
             definitions(source, plan, self._identity) if options.restores or not is_closed else []
@@ -235,7 +237,8 @@ class Rebuild:
     ) -> None:
         for note in rebuilt.notes:
             self._context.progress.note(plan.thing, note)
-        document = shown.document | {"notes": list(rebuilt.notes)}
+        notes = plan.notes(history=self._options.history)
+        document = shown.document | {"notes": [*notes, *rebuilt.notes]}
         restored = rebuilt.restored
         if restored is not None:
             document |= {"state": str(restored.state), "resumed": restored.resumed}
@@ -320,8 +323,9 @@ class Rebuild:
             cold=options.cold,
         )
         paths = host_paths(*xmls)
+        notes = plan.notes(history=options.history)
         document = _document(plan, paths) | surroundings.as_json()
-        document |= {"missing": missing, "notes": list(surroundings.refused)}
+        document |= {"missing": missing, "notes": [*notes, *surroundings.refused]}
         document["policies"] = policies
         lines = _lines(plan, surroundings, missing, paths, policies)
         return _Shown(document, lines, missing)

@@ -42,7 +42,11 @@ def recover_command(
     ] = None,
     autostart: Annotated[
         bool,
-        typer.Option("--autostart", help="Then start the guests marked autostart in libvirt."),
+        typer.Option(
+            "--autostart",
+            help="As at boot: then start the guests marked autostart in libvirt. Guests on "
+            "overlays of no known run are reported, and do not count as a failure.",
+        ),
     ] = False,
     notify: Annotated[
         bool,
@@ -99,6 +103,7 @@ def _recover(
     """Recover all domains or one; the first error's exit code."""
     from snaporch.recovery.recover_domains import recover_domain, unfinished
     from snaporch.recovery.start_guardian import guard_leftovers
+    from snaporch.recovery.unknown_overlays import UnknownOverlayError
 
     names, unreadable = unfinished(context, domain)
     for each in unreadable:
@@ -113,11 +118,12 @@ def _recover(
     if not request.dry_run:
         guard_leftovers(context)  # a guardian retries each run that is still unfinished
     for left in _left_without_run(context, domain):
-        output.fail(left)
+        # else the unit would be failed at each boot, and a run's failure in it not be noticed
+        output.fail(left, counts=not (request.autostart and isinstance(left, UnknownOverlayError)))
         report(left)
     if domain is None:
         _sweep(context, output, dry_run=request.dry_run)
-    if not output.lines and not output.errors:
+    if output.is_empty:
         context.progress.step(domain or "snaporch", "nothing to recover")
     return output.end()
 
@@ -128,9 +134,11 @@ class _Output:
     def __init__(self, *, json: bool) -> None:
         self._json = json
         self.lines: list[dict[str, str | None]] = []
-        self.errors: list[SnaporchError] = []
+        self.is_empty = True
+        self._code = 0
 
     def add(self, text: str, domain: str | None = None, uuid: str | None = None) -> None:
+        self.is_empty = False
         self.lines.append({"domain": domain, "uuid": uuid, "text": text})
         if not self._json:
             print_result(text)
@@ -143,15 +151,18 @@ class _Output:
         if (left := needs_attention(domain, result)) is not None:
             self.fail(left)
 
-    def fail(self, error: SnaporchError) -> None:
-        self.errors.append(error)
+    def fail(self, error: SnaporchError, *, counts: bool = True) -> None:
+        """Print an error, which decides the exit code if it is the first one that ``counts``."""
+        self.is_empty = False
+        if counts and not self._code:
+            self._code = int(error.exit_code)
         print_error(error.line())
 
     def end(self) -> int:
-        """Print the JSON document; the first error's exit code."""
+        """Print the JSON document; return the exit code of the first error that counts."""
         if self._json:
             print_json(self.lines)
-        return int(self.errors[0].exit_code) if self.errors else 0
+        return self._code
 
 
 def _left_without_run(context: Context, domain: str | None) -> list[AttentionError]:

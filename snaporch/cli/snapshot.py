@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption
+from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, WaitOption, whole_number
 from snaporch.errors import InterruptedRunError, SnaporchError, UsageError, one_line
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def snapshot_command(
         int | None,
         typer.Option(
             "--jobs",
-            min=1,
-            max=64,
+            parser=whole_number(1, 64),
             metavar="N",
             help="Take this many at once, each in a process of its own [default: 1; with --all: "
             "schedule.jobs].",
@@ -110,8 +109,7 @@ def snapshot_command(
         typer.Option(
             "--rate",
             metavar="MIB",
-            min=0,
-            max=1 << 20,
+            parser=whole_number(0, 1 << 20),
             help="Limit for saving RAM while the guest runs, in MiB a second; 0 for none "
             "[default: as configured].",
             show_default=False,

@@ -14,6 +14,7 @@ from snaporch.cli.options import (
     QuietOption,
     config_path,
     parse_wait,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from snaporch.verify.verify import Verification, VerifyOptions
 
 _REACHED = {
-    "nothing": "it is not whole",
     "checked": "checksums and GUIDs are correct",
     "booted": "a clone booted",
     "resumed": "a clone resumed from RAM",
@@ -67,7 +67,7 @@ def verify_command(
         int | None,
         typer.Option(
             "--sample",
-            min=1,
+            parser=whole_number(1, 1 << 20),
             metavar="N",
             help="With --all: only the N whose last verification is longest ago.",
             show_default=False,
@@ -91,7 +91,10 @@ def verify_command(
     script_timeout: Annotated[
         int,
         typer.Option(
-            "--script-timeout", min=1, metavar="SECONDS", help="The time limit of the script."
+            "--script-timeout",
+            parser=whole_number(1, 7 * 86_400),
+            metavar="SECONDS",
+            help="The time limit of the script.",
         ),
     ] = 300,
     screenshots: Annotated[
@@ -231,9 +234,11 @@ def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> N
     if isinstance(outcome, SnaporchError):
         outcomes.fail(outcome)
         return
-    result = "passed" if outcome.passed else "FAILED"
-    line = f"{outcome.record.full_name}  {result}, {_REACHED[outcome.reached]}"
-    outcomes.add(outcome.as_json(), line)
+    if outcome.passed:
+        result = f"passed, {_REACHED[outcome.reached]}"
+    else:
+        result = f"FAILED in: {', '.join(outcome.failed_steps)}"
+    outcomes.add(outcome.as_json(), f"{outcome.record.full_name}  {result}")
     if outcome.problem is not None:
         outcomes.fail(outcome.problem)
 

@@ -8,7 +8,7 @@ host is in the way is decided by :mod:`snaporch.rebuild.local_checks`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from snaporch.bundle.encrypted_bundles import plain_manifest
@@ -53,11 +53,29 @@ class RebuildPlan:
     incoming: tuple[Incoming, ...]
     sent: Manifest | None = None
     """The manifest on the replica, if the bundle is encrypted there."""
+    skipped: tuple[str, ...] = field(default=(), compare=False)
+    """Of each newer snapshot, the newest first: why it is not taken."""
 
     @property
     def thing(self) -> str:
         """``DOMAIN@SNAPSHOT``."""
         return f"{self.manifest.domain}@{self.name}"
+
+    def notes(self, *, history: bool) -> tuple[str, ...]:
+        """Return notes on what does not come: newer snapshots, and bundles of older ones.
+
+        Args:
+            history: the bundles of the older snapshots come back, too.
+        """
+        found = []
+        if self.skipped:
+            more = f" (and {len(self.skipped) - 1} more)" if len(self.skipped) > 1 else ""
+            found.append(f"a newer snapshot is not taken: {self.skipped[0]}{more}")
+        older = max(len(each.snapshots) for each in self.incoming) - 1
+        if older and not history:
+            text = "older snapshots come without their bundles; --history brings these, too"
+            found.append(f"{older} {text}")
+        return tuple(found)
 
     @property
     def reference(self) -> str:
@@ -105,8 +123,8 @@ def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) ->
 
 def choose_snapshot(
     source: Source, copies: Copies, uuid: str, name: str = ""
-) -> tuple[Manifest, str]:
-    """The manifest and the name of the snapshot to bring back.
+) -> tuple[Manifest, str, tuple[str, ...]]:
+    """The manifest and the name of the snapshot to bring back, and why no newer one.
 
     Args:
         source: the replica.
@@ -133,7 +151,7 @@ def choose_snapshot(
         if reason := lacking(manifest, chosen, copies, bundles[run]):
             reasons.append(f"@{chosen}: {reason}")
             continue
-        return manifest, chosen
+        return manifest, chosen, tuple(reasons)
     what = f"@{name}" if name else "any snapshot"
     if not reasons:
         raise NotFoundError(uuid, f"replica {source.name} has no bundle of {what}")

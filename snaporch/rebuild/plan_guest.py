@@ -6,6 +6,8 @@ way, by :mod:`snaporch.rebuild.local_checks`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from snaporch.catalog.records import check_store
 from snaporch.context import Context
 from snaporch.rebuild.local_checks import (
@@ -41,8 +43,8 @@ def plan_guest(
     names = {e.properties.get(key) for e in everything for key in ("domain", "uuid")}
     domain, _, snapshot = (words, "", "") if words in names else words.rpartition("@")
     uuid = find_uuid(source, everything, domain or snapshot)
-    manifest, name = choose_snapshot(source, copies, uuid, snapshot if domain else "")
-    plan = make_plan(source, copies, manifest, name, history=history)
+    manifest, name, skipped = choose_snapshot(source, copies, uuid, snapshot if domain else "")
+    plan = replace(make_plan(source, copies, manifest, name, history=history), skipped=skipped)
     check_guest(context, plan)
     check_store(context.store, context.pool, context.hypervisor)
     present = context.pool.datasets()

@@ -23,6 +23,10 @@ from snaporch.private_files import subdirectories
 STEP = 'see docs/how-to/recovery.md, "On an overlay of no known run"'
 
 
+class UnknownOverlayError(AttentionError):
+    """A guest is on an overlay of no known run, and nothing was changed."""
+
+
 _RUN = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]+")
 
 
@@ -53,7 +57,7 @@ def overlays_in_use(context: Context, domain: Domain) -> tuple[str, ...]:
     return tuple(sorted(path for path in paths if Path(path).is_relative_to(overlays)))
 
 
-def guests_on_unknown_overlays(context: Context) -> list[AttentionError]:
+def guests_on_unknown_overlays(context: Context) -> list[UnknownOverlayError]:
     """Return an error for each guest that is on an overlay and has no journal.
 
     Raises:
@@ -68,7 +72,7 @@ def guests_on_unknown_overlays(context: Context) -> list[AttentionError]:
         return []
     known = {each.uuid for each in list_journals(context.config.paths.journal, sweep=False)}
     return [
-        AttentionError(
+        UnknownOverlayError(
             domain.name,
             f"is on an overlay of no known run, and nothing was changed: {', '.join(paths)}",
             STEP,

@@ -12,6 +12,7 @@ from snaporch.bundle.manifest import Manifest
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.plan_model import RestorePlan
+from snaporch.restore.source import PUT_BACK
 
 _DISKS_ONLY = "use --disks-only"
 
@@ -29,14 +30,12 @@ def check_ram_whole(record: SnapshotRecord, members: tuple[PoolSnapshot, ...]) -
     marked = any(member.properties.get("level") == Level.RAM for member in members)
     needs_ram = marked or record.level is Level.RAM
     if needs_ram and record.state is not BundleState.COMPLETE:
-        raise RefusedError(
-            thing,
-            f"its RAM cannot be restored: the bundle is {record.state}",
-            "boot it with --cold"
-            if record.state is not BundleState.DAMAGED
-            else f"check it again with `snaporch verify --checksums {shlex.quote(thing)}`, or boot "
-            "it with --cold",
-        )
+        step = "boot it with --cold"
+        if record.state is BundleState.DAMAGED:
+            again = shlex.join(["snaporch", "verify", "--checksums", thing])
+            step = f"{PUT_BACK}, then run `{again}`; or {step}"
+        reason = f"its RAM cannot be restored: the bundle is {record.state}"
+        raise RefusedError(thing, reason, step)
 
 
 def check_one_instant(plan: RestorePlan, manifest: Manifest) -> None:

@@ -26,6 +26,9 @@ from snaporch.restore.disk_checks import as_named_here
 from snaporch.restore.select import records_of, split_name
 from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
+PUT_BACK = "put what is damaged or missing back from a replica: see docs/how-to/verify.md"
+"""The next step where a part of a bundle is not as it was stored."""
+
 
 class IncompleteError(SnaporchError):
     """A part of a snapshot is missing or was changed."""
@@ -139,7 +142,7 @@ def complete_source(
     state, manifest = context.store.state(reference)
     if manifest is None:
         raise IncompleteError(
-            thing, f"its bundle is {state}, so it is unknown which files belong to it"
+            thing, f"its bundle is {state}, so it is unknown which files belong to it", PUT_BACK
         )
     manifest = as_named_here(context, thing, manifest, everything)
     own = run_members(manifest, record.run, everything)
@@ -153,7 +156,7 @@ def complete_source(
     ]
     if torn:
         reason = f"{', '.join(torn)} of its bundle is missing, or of the wrong size"
-        raise IncompleteError(thing, reason)
+        raise IncompleteError(thing, reason, PUT_BACK)
     if Role.RAM in roles:
         _check_pages_exist(context, thing, manifest)
     return Source(record, manifest, members, directory)

@@ -27,7 +27,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import CancelledError
 from snaporch.journal import Journal, Step, release_mark
 from snaporch.locks import domain_lock
-from snaporch.model import Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
+from snaporch.model import BundleState, Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.recovery.recover_runs import QUARANTINE_STEP, recover, recover_run
 from snaporch.recovery.result import Effect
 from snaporch.recovery.start_guardian import await_guardian, start_guardian
@@ -332,13 +332,12 @@ class _Run:
         except AttentionError as problem:
             journal.close(settled=False)
             reason = f"{_reason(error, name)}; then: {problem.thing}: {problem.reason}"
-            return AttentionError(name, reason, problem.step)
+            return AttentionError(name, reason + self._unsealed(), problem.step)
         except (SnaporchError, OSError) as problem:
             journal.close(settled=False)
             step = f"run: snaporch recover {self._domain.uuid}"
-            return AttentionError(
-                name, f"{_reason(error, name)}; then cleaning up failed: {problem}", step
-            )
+            reason = f"{_reason(error, name)}; then cleaning up failed: {problem}"
+            return AttentionError(name, reason + self._unsealed(), step)
         journal.close(settled=True)
         for result in done:
             self._context.progress.note(name, str(result))
@@ -362,8 +361,20 @@ class _Run:
         guest = self._guest_state()
         if not self._taken:
             return f"{guest} and nothing was kept"
-        kept = f"{guest}; @{self._plan.snapshot} was kept"
-        return f"{kept} and is complete" if completed else f"{kept}, but only as crash-consistent"
+        if completed:
+            return f"{guest}; @{self._plan.snapshot} was kept and is complete"
+        return f"{guest}; {self._kept_as_crash()}"
+
+    def _kept_as_crash(self) -> str:
+        """Describe a snapshot without a sealed bundle: the RAM of such a run is deleted."""
+        without = ", without its RAM" if self._plan.level is Level.RAM else ""
+        return f"@{self._plan.snapshot} was kept, but only as crash-consistent{without}"
+
+    def _unsealed(self) -> str:
+        """Describe the snapshot of a run that still has to be recovered, unless it is sealed."""
+        state, _ = self._context.store.state(f"{self._plan.domain.uuid}/{self._plan.run}")
+        is_crash = self._taken and state is not BundleState.COMPLETE
+        return f"; {self._kept_as_crash()}" if is_crash else ""
 
     def _guest_state(self) -> str:
         try:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions
-from snaporch.model import BundleState, Level, SnapshotRecord, VerifyStep, moment_of
+from snaporch.model import BundleState, Level, SnapshotRecord, moment_of
 from snaporch.recovery.unknown_overlays import STEP
 from snaporch.status.model import (
     DomainStatus,
@@ -27,7 +27,7 @@ from snaporch.status.model import (
 )
 from snaporch.systemd.unit_state import RUN_DUE
 from snaporch.verify.copy_results import CopyResult
-from snaporch.verify.repeat import repeat_command
+from snaporch.verify.repeat import next_step
 from snaporch.zfs import BlockingMount
 
 _ORDER = tuple(ProblemGrade)[::-1]
@@ -146,14 +146,15 @@ def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
 
 def _failed_verifications(domain: DomainStatus) -> Iterator[Problem]:
     """One problem for the snapshots in which the same steps of the verification failed."""
-    by_steps: dict[tuple[VerifyStep, ...], list[SnapshotRecord]] = {}
+    alike: dict[tuple[object, ...], list[SnapshotRecord]] = {}
     for tested in domain.verified:
         if tested.verified is not None and tested.has_failed:
-            by_steps.setdefault(tuple(tested.verified.failed_steps), []).append(tested)
-    for steps, failed in by_steps.items():
-        again = repeat_command([each.full_name for each in failed], steps)
+            key = (tested.verified.failed_steps, tested.state, tested.level is Level.TORN)
+            alike.setdefault(key, []).append(tested)
+    for failed in alike.values():
+        steps = failed[0].verified.failed_steps if failed[0].verified else ()
         names = ", ".join(f"@{each.snapshot}" for each in failed)
-        text = f"the verification of {names} failed; to repeat it: {again}"
+        text = f"the verification of {names} failed; {next_step(failed, steps)}"
         is_last = failed[0] is domain.verified[0]
         grade = ProblemGrade.CRITICAL if is_last else ProblemGrade.WARNING
         yield Problem("verify-failed", grade, domain.name, text)

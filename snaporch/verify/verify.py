@@ -50,7 +50,7 @@ from snaporch.restore.source import (
     underlying_devices,
 )
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
-from snaporch.verify.repeat import repeat_command
+from snaporch.verify.repeat import put_back_step, repeat_command
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import Resolver
 
@@ -229,14 +229,15 @@ def _check_sums(context: Context, source: Source, outcome: Verification) -> None
     on_read = partial(context.progress.amount, source.thing)
     damage = context.store.damage(f"{source.record.uuid}/{source.record.run}", on_read)
     for error in damage.values():
-        raise IncompleteError(error.thing, error.reason)
+        raise IncompleteError(error.thing, error.reason, put_back_step(source.thing))
     ram = source.part(Role.RAM)
     try:
         if ram is not None:
             read_header(source.directory / ram.name)
             check_ram_definition(source.thing, source.directory, source.manifest)
     except SnaporchError as error:
-        raise IncompleteError(error.thing, error.reason) from error
+        step = error.step or put_back_step(source.thing)
+        raise IncompleteError(error.thing, error.reason, step) from error
     except OSError as error:  # the checksum was read a moment ago
         reason = f"its RAM cannot be read ({error.strerror})"
         raise UnavailableError(source.thing, reason, "verify it again") from error

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -331,7 +332,13 @@ def test_sanoid_prunes_down_to_zero_and_the_bundles_follow(guest, tmp_path):
 
 
 def sanoid(tmp_path, dataset):
-    """Make sanoid prune all its snapshots of the dataset."""
+    """Make sanoid prune all its snapshots of the dataset.
+
+    It deletes what was created in a second before the one in which it looks.
+    """
+    listing = must("zfs", "list", "-Hp", "-d1", "-t", "snapshot", "-o", "creation", dataset)
+    newest = max(map(int, listing.split()))
+    wait_for(lambda: int(time.time()) > newest, "the second after the newest snapshot's")
     conf = tmp_path / "sanoid"
     conf.mkdir(exist_ok=True)
     must("cp", "/usr/share/sanoid/sanoid.defaults.conf", str(conf))

@@ -3,7 +3,7 @@
 import itertools
 import re
 import shutil
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from support import (
     run,
     snaporch,
     snapshot,
+    wait_for,
 )
 
 _COUNT = re.compile(r"N ([0-9a-f]{8})")
@@ -72,8 +73,9 @@ def test_only_the_disks(guest, taken):
 
 
 def test_by_time(guest, taken):
-    later = snapshot(guest, "--name", "s2")
     moment = datetime.fromisoformat(taken["created"]) + timedelta(seconds=1)
+    wait_for(lambda: datetime.now(UTC) > moment + timedelta(seconds=1), "a later second")
+    later = snapshot(guest, "--name", "s2")
     assert datetime.fromisoformat(later["created"]) > moment
     outcome = snaporch("restore", guest.name, "--to-time", "2001-01-01T00:00", "--yes")
     one_line_error(outcome, 4, "oldest snapshot", "s1")

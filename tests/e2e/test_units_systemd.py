@@ -68,6 +68,13 @@ def test_the_daemon_is_ready_reloads_and_stops(guest):
     must("systemctl", "reload", unit)
     wait_for(lambda: zfs_snapshots("_other"), "the other policy's snapshot", 300)
     wait_for(lambda: "next united (other)" in show(unit, "StatusText"), "the daemon's status", 300)
+    CONFIG.write_text("[policy.other\n")
+    assert run("systemctl", "reload", unit).status != 0
+    assert str(CONFIG) in journal(unit)
+    assert show(unit, "ActiveState") == "active"
+    assert "next united (other)" in show(unit, "StatusText")
+    CONFIG.write_text(POLICY.format(name="other"))
+    must("systemctl", "reload", unit)
     must("systemctl", "stop", unit)
     assert (show(unit, "Result"), show(unit, "ExecMainStatus")) == ("success", "0")
     assert "1 scheduled" not in show(unit, "StatusText")

@@ -92,8 +92,12 @@ def test_a_failed_verification_is_exit_code_8(taken, snaporch):
     flip(taken)
     answer = snaporch("verify", "web@s1", "--quiet")
     assert answer.code == ExitCode.FAILED
-    assert answer.out.startswith("web@s1  FAILED, it is not whole")
+    assert answer.out == "web@s1  FAILED in: checksums\n"
     assert "ram.save" in answer.err
+    back = "put what is damaged or missing back from a replica: see docs/how-to/verify.md"
+    assert f"{back}; or restore only its disks: snaporch restore --cold web@s1" in answer.err
+    (problem,) = [line for line in snaporch("status").out.splitlines() if "verification" in line]
+    assert f"failed; the stored data is damaged; {back}; " in problem
     assert "failed" in snaporch("list").out
     assert "web     s1" in snaporch("list").out
     assert " crash " in snaporch("list").out
@@ -105,9 +109,28 @@ def test_a_failed_verification_is_exit_code_8(taken, snaporch):
     assert "state     damaged" in shown
     refused = snaporch("restore", "web@s1", "--yes", "--quiet")
     assert refused.code == ExitCode.REFUSED
-    assert "the bundle is damaged; check it again with `snaporch verify --checksums web@s1`" in (
+    assert f"the bundle is damaged; {back}, then run `snaporch verify --checksums web@s1`" in (
         refused.err
     )
+
+
+def test_a_failed_verification_names_the_steps_and_not_what_was_reached(taken, snaporch, tmp_path):
+    script = tmp_path / "script"
+    script.write_text("#!/bin/sh\nexit 1\n")
+    script.chmod(0o755)
+    answer = snaporch("verify", "web@s1", "--quiet", "--script", str(script))
+    assert answer.out == "web@s1  FAILED in: script\n"
+    answer = snaporch("verify", "web@s1", "--quiet", "--checksums")
+    assert answer.out == "web@s1  FAILED in: script\n"
+    assert "what was checked now is right, but it failed before in: script" in answer.err
+
+
+@pytest.mark.parametrize("option", ["--script-timeout", "--sample"])
+@pytest.mark.parametrize("value", ["x", "0", "9" * 5000])
+def test_a_number_that_is_none_is_refused_in_plain_words(snaporch, option, value):
+    answer = snaporch("verify", "--all", option, value)
+    assert answer.code == ExitCode.USAGE
+    assert f"'{option}': expected a whole number from 1 to " in answer.err
 
 
 def test_the_list_has_a_column_for_verifications_if_there_are_any(taken, snaporch):

@@ -1,4 +1,5 @@
 import os
+import shutil
 import sys
 from contextlib import ExitStack, suppress
 
@@ -613,6 +614,10 @@ def test_a_guest_on_an_overlay_of_no_known_run_needs_attention(host, snaporch):
         assert f"is on an overlay of no known run, and nothing was changed: {overlay}" in answer.err
         assert '"On an overlay of no known run"' in answer.err
         assert "nothing to recover" not in answer.err
+    at_boot = snaporch("recover", "--autostart", "--notify")
+    assert at_boot.code == 0
+    assert f"is on an overlay of no known run, and nothing was changed: {overlay}" in at_boot.err
+    assert "nothing to recover" not in at_boot.err
     answer = snaporch("snapshot", "web")
     assert answer.code == ExitCode.REFUSED
     assert f"its disk vda is on {overlay}, an overlay of no known run; see docs" in answer.err
@@ -1016,12 +1021,26 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
 
 
 def test_the_list_names_the_restore_that_can_be_undone(restored, snaporch):
-    said = snaporch("list").err
-    assert "the restore of web to @s1 can be undone: snaporch undo web (--dry-run names" in said
-    assert snaporch("list", "--json").json
     (record,) = restored.paths.bundles.glob("*/safety-*/undo.json")
+    first = f"snaporch undo web --copy {record.parent.name} (--dry-run names"
+    assert f"the restore of web to @s1 can be undone: {first}" in snaporch("list").err
+    assert snaporch("list", "--json").json
+    assert snaporch("restore", "web@s1", "--yes").code == 0
+    (second,) = set(restored.paths.bundles.glob("*/safety-*/undo.json")) - {record}
+    assert f"snaporch undo web --copy {second.parent.name} (" in snaporch("list").err
+    (second.parent / "undone").touch()
+    assert first in snaporch("list").err
     (record.parent / "undone").touch()
     assert "can be undone" not in snaporch("list").err
+
+
+def test_the_list_names_the_way_to_missing_bundles(taken, snaporch):
+    assert "have no bundle" not in snaporch("list").err
+    (bundle,) = taken.paths.bundles.glob("*/2*")
+    shutil.rmtree(bundle)
+    said = snaporch("list").err
+    assert "1 of these snapshots have no bundle on this host; to put a bundle back" in said
+    assert "from a replica: see docs/how-to/verify.md" in said
 
 
 def test_an_undo_that_was_given_up_is_not_listed(restored, snaporch):

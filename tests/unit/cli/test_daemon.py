@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from snaporch.context import Interrupt
+from snaporch.errors import ExitCode
 from snaporch.locks import SCHEDULE, domain_lock
 
 PATIENCE = 60
@@ -69,3 +70,13 @@ def test_a_daemon_waits_until_a_run_due_has_ended(host, snaporch, hear, retried)
     waits = f"waiting until run-due (pid {os.getpid()}) has ended"
     assert heard == [f"STATUS={waits}", "READY=1"]
     assert f"snaporch  note: {waits}" in answer.err
+
+
+def test_a_reload_reads_the_configuration_first(host, snaporch):
+    assert snaporch("daemon", "--check-config").code == 0
+    with host.config_file.open("a") as stream:
+        stream.write("[policy.broken\n")
+    answer = snaporch("daemon", "--check-config")
+    assert answer.code == ExitCode.CONFIG
+    assert str(host.config_file) in answer.err
+    assert len(answer.err.splitlines()) == 1

@@ -56,6 +56,16 @@ def test_all_units_are_written(install, place):
     assert "\nTimeoutStartSec=infinity\n" in daemon  # it recovers before it is ready
 
 
+def test_the_daemon_is_reloaded_only_with_a_configuration_that_can_be_read(install, place):
+    """systemd runs the second command only if the first one succeeds."""
+    install()
+    lines = (place / "snaporch.service").read_text().splitlines()
+    assert [line.partition("=")[2] for line in lines if line.startswith("ExecReload=")] == [
+        "/usr/bin/snaporch daemon --check-config",
+        "/bin/kill -HUP $MAINPID",
+    ]
+
+
 def test_a_second_install_changes_nothing(install, place):
     install()
     before = {path: path.stat().st_mtime_ns for path in place.iterdir()}

@@ -289,6 +289,18 @@ def test_a_guest_is_rebuilt_and_runs(lost, snaporch):
     assert lost.hypervisor.domain("web").state is DomainState.RUNNING
 
 
+def test_a_newer_snapshot_that_is_not_whole_there_is_noted(lost, snaporch):
+    run = "20990101T000000Z-0badcafe"
+    newer = lost.there.root / lost.lost_uuid / run
+    newer.mkdir()
+    (newer / "manifest.json").write_text("{}")
+    note = f"web@s1  note: a newer snapshot is not taken: the manifest of {run} is damaged"
+    assert note in rebuild(snaporch, "web", "--dry-run").err
+    answer = rebuild(snaporch, "web", "--yes", "--json")
+    assert note in answer.err
+    assert answer.json[0]["notes"][0].endswith(f"the manifest of {run} is damaged")
+
+
 def test_the_guest_is_locked_until_it_runs(lost, snaporch):
     uuid, seen = lost.lost_uuid, {}
 

@@ -224,7 +224,11 @@ LACKING = [
 
 @pytest.mark.parametrize("harm", LACKING)
 def test_of_what_the_replica_lacks_a_part_an_older_one_is_chosen(loss, harm):
+    assert loss.plan().notes(history=False) == ()
     harm(loss)
+    (note,) = loss.plan().notes(history=False)
+    assert note.startswith("a newer snapshot is not taken: ")
+    assert "@s2: " in note or f"the manifest of {loss.taken['s2'].run} is damaged" in note
     assert loss.rebuild().name == "s1"
     assert [str(each.level) for each in loss.records()] == ["ram"]
 
@@ -234,6 +238,15 @@ def test_a_named_snapshot_that_lacks_a_part_is_refused(loss, harm):
     harm(loss)
     with pytest.raises(UnavailableError, match="does not have all of"):
         loss.plan("web@s2")
+
+
+def test_older_snapshots_without_their_bundles_are_noted(loss):
+    plan = loss.plan()
+    (first, *others) = plan.incoming
+    more = replace(plan, incoming=(replace(first, snapshots=first.snapshots * 3), *others))
+    (note,) = more.notes(history=False)
+    assert note.startswith("2 older snapshots come without their bundles; --history brings")
+    assert more.notes(history=True) == plan.notes(history=False) == ()
 
 
 def test_a_torn_snapshot_is_not_chosen(loss):

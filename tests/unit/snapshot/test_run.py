@@ -348,7 +348,7 @@ def test_snapshots_of_a_partial_failure_over_two_pools_are_destroyed(world):
 def test_a_failure_after_the_pool_snapshot_keeps_it_as_a_crash(world, place, hook):
     world.add_guest(disks=TWO)
     world.hooks.at[place] = hook
-    with pytest.raises(RunFailedError, match="@s1 was kept, but only as crash-consistent"):
+    with pytest.raises(RunFailedError, match="only as crash-consistent, without its RAM"):
         snapshot(world)
     assert_as_it_was(world)
     (record,) = records(world)
@@ -363,6 +363,7 @@ def test_a_level_that_cannot_be_recorded_keeps_the_journal_for_recovery(world):
     with pytest.raises(AttentionError, match="snaporch recover") as caught:
         snapshot(world)
     assert "pool is suspended" in str(caught.value)
+    assert "crash-consistent" not in str(caught.value)
     assert world.on_bases()
     assert [path.suffix for path in world.paths.journal.iterdir()] == [".jsonl"]
     del world.hooks.at["pool.set_properties"]
@@ -603,6 +604,8 @@ def test_a_guest_that_stays_on_overlays_needs_attention_and_keeps_everything(wor
         snapshot(world)
     assert caught.value.exit_code == ExitCode.ATTENTION
     assert f"snaporch recover {world.guest().uuid}" in str(caught.value)
+    assert "@s1 was kept, but only as crash-consistent, without its RAM" in str(caught.value)
+    assert [(record.level, record.state) for record in records(world)] == [("crash", "none")]
     assert not world.on_bases()
     left = world.leftovers()
     assert any(name.endswith("vda.qcow2") for name in left)
@@ -615,8 +618,14 @@ def test_the_next_run_recovers_first(world):
     with suppress(AttentionError):
         snapshot(world, "s1")
     del world.hooks.at["hypervisor.commit"]
+    assert not list(world.paths.bundles.rglob("ram.save"))
     record = snapshot(world, "s2")
     assert record.level is Level.RAM
+    assert [(each.snapshot, each.level) for each in records(world)] == [
+        ("s1", "crash"),
+        ("s2", "ram"),
+    ]
+    assert not list(world.paths.bundles.glob("*/.*.partial"))
     assert "committed vda" in world.heard.notes[0]
     assert_as_it_was(world)
 

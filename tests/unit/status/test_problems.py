@@ -258,6 +258,32 @@ def test_snapshots_that_failed_in_the_same_steps_share_a_line():
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "step"),
+    [
+        (
+            {"state": BundleState.DAMAGED},
+            (
+                "the stored data is damaged; put what is damaged or missing back from a replica: "
+                "see docs/how-to/verify.md; or restore only its disks: "
+                "snaporch restore --cold web@a; then to repeat it: snaporch verify web@a web@b"
+            ),
+        ),
+        (
+            {"state": BundleState.INCOMPLETE, "level": Level.TORN},
+            "its disks are of two instants; to delete it: snaporch delete web@a web@b",
+        ),
+    ],
+)
+def test_where_a_repetition_does_not_help_the_step_that_helps_is_named(changes, step):
+    result = replace(BROKEN.verified, failed_steps=(VerifyStep.CHECKSUMS,))
+    bad = [replace(BROKEN, snapshot=name, verified=result, **changes) for name in "ab"]
+    unlike = replace(BROKEN, snapshot="c", verified=result)
+    first, second = find_problems(with_domain(verified=(*bad, unlike)), StatusOptions())
+    assert first.text == f"the verification of @a, @b failed; {step}"
+    assert second.text == "the verification of @c failed; to repeat it: snaporch verify web@c"
+
+
 def copy(name, **changes):
     made = CopyResult("nas", "web", "u", f"r-{name}", name, NOW, passed=True, source=Source.HERE)
     return replace(made, **changes)

@@ -35,7 +35,7 @@ from snaporch.model import (
     VerifyStep,
 )
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.source import find_records
+from snaporch.restore.source import PUT_BACK, find_records
 from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -296,6 +296,7 @@ def test_a_screenshot_does_not_follow_a_link_in_its_directory(world, tmp_path):
 def test_a_guest_without_a_screen_passes_too(world, tmp_path):
     outcome = check(world, screenshots=tmp_path)
     assert (outcome.passed, outcome.screenshot) == (True, None)
+    assert "has no screen, so there is no screenshot" in world.heard.notes
 
 
 # -- failing ------------------------------------------------------------------------------------
@@ -344,7 +345,8 @@ def test_a_part_that_has_grown_has_the_wrong_size(original, world):
     with (Path(original.record.bundle) / "domain.xml").open("ab") as stream:
         stream.write(b"\n\n")
     reason = "domain.xml of its bundle is missing, or of the wrong size"
-    assert check(world).failure.reason == reason
+    failure = check(world).failure
+    assert (failure.reason, failure.step) == (reason, PUT_BACK)
     assert record(world).state is BundleState.INCOMPLETE
 
 
