@@ -14,7 +14,7 @@ from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.extract.disk_reader import blocks, open_disk
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import sync_directory, write_at
-from snaporch.restore.output_file import ExtractedFile, check_destination
+from snaporch.restore.extracted_file import ExtractedFile, check_destination
 from snaporch.restore.source import Source, check_whole_disks
 from snaporch.zfs.resolver import Resolver
 

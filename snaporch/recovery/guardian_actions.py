@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from snaporch.recovery.guest_hold import GuestHold, is_frozen, is_suspended, last_noted
+from snaporch.recovery.hold_limits import GuestHold, is_frozen, is_suspended, last_noted
 
 if TYPE_CHECKING:
     from snaporch.hypervisor import Hypervisor

@@ -36,7 +36,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import CommitTimeouts, HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
-from snaporch.recovery.guest_hold import GuestHold, hold_of
+from snaporch.recovery.hold_limits import GuestHold, hold_of
 from snaporch.recovery.recover_runs import recover
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest

@@ -1,6 +1,6 @@
 """A stream of ``zfs send`` on its way to or from a repository: counted, hashed and checked.
 
-``python3 -m snaporch.replication.checked_stream NAME GUID --report FILE`` passes on the stream of
+``python3 -m snaporch.replication.restic_stream NAME GUID --report FILE`` passes on the stream of
 this snapshot, and writes its size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,
 the last part is withheld unless both are right: so ZFS never has a snapshot that differs.
 ``--check BYTES SHA256`` passes nothing on.
@@ -82,7 +82,7 @@ def command(name: str, guid: int, *options: str) -> list[str]:
         guid: of the snapshot.
         options: ``--report FILE``, ``--expect BYTES SHA256`` or ``--check BYTES SHA256``.
     """
-    words = [sys.executable, "-P", "-m", "snaporch.replication.checked_stream"]
+    words = [sys.executable, "-P", "-m", "snaporch.replication.restic_stream"]
     return [*words, name, str(guid), *options]
 
 
