@@ -16,7 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
+from snaporch.disks.image_layers import given_to, open_layers, open_overlay
+from snaporch.disks.qemu_img import OverlayError, qemu_img
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
 from snaporch.private_files import private_directory, store_errors, sync_directory
