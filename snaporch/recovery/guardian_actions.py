@@ -36,7 +36,7 @@ def _open_hypervisor(uri: str) -> Hypervisor:
 
 
 def _open_pool() -> Pool:
-    from snaporch.zfs import open_pool
+    from snaporch.zfs.open_pool import open_pool
 
     return open_pool(read_only=True)
 
