@@ -21,10 +21,10 @@ import libvirt
 
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.apparmor import PROFILES, denies_writing, is_confined
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.interface import (
     CommitStage,
-    CommitTimeouts,
     HypervisorError,
     OnCommitStage,
     OverlayDisk,

@@ -134,7 +134,8 @@ def release(
     from snaporch.command_log import set_fields
     from snaporch.context import LibvirtTimes
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import CommitTimeouts, OverlayDisk
+    from snaporch.hypervisor import OverlayDisk
+    from snaporch.hypervisor.commit_timeouts import CommitTimeouts
     from snaporch.journal import Note, append_note, note_stages
     from snaporch.recovery.drain_pipe import reader_of
     from snaporch.recovery.release_guest import abort_snapshot_job, resume

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from snaporch.catalog.torn import commits_in, recorded_commit
 from snaporch.disks import overlay_files
-from snaporch.hypervisor import CommitTimeouts
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.journal import Note, note_stages
 from snaporch.model import DomainState, Level
 from snaporch.recovery.overlay_removal import remove_unused

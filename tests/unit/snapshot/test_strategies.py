@@ -33,7 +33,8 @@ from snaporch.errors import (
     SnaporchError,
     UnavailableError,
 )
-from snaporch.hypervisor import CommitTimeouts, HypervisorError
+from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
 from snaporch.recovery.hold_limits import GuestHold, hold_of
