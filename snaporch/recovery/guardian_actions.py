@@ -132,13 +132,13 @@ def release(
     Returns: False if the release must be tried again.
     """
     from snaporch.command_log import set_fields
-    from snaporch.context import LibvirtTimes
     from snaporch.errors import SnaporchError
     from snaporch.hypervisor import OverlayDisk
     from snaporch.hypervisor.commit_timeouts import CommitTimeouts
     from snaporch.journal import Note, append_note, note_stages
     from snaporch.recovery.drain_pipe import reader_of
     from snaporch.recovery.release_guest import abort_snapshot_job, resume
+    from snaporch.waiting_times import LibvirtTimes
 
     facts = lines[0]["facts"]
     set_fields(DOMAIN=facts["domain"], RUN=facts["run"], SNAPSHOT=facts["snapshot"], STEP="guard")

@@ -28,7 +28,6 @@ from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImage, SaveImageWriter
 from snaporch.bundle.store import RAM_NAME, PartialBundle
-from snaporch.context import SealingTimes
 from snaporch.disks.backing_chain import BackingFile
 from snaporch.hypervisor import Pause
 from snaporch.model import (
@@ -41,6 +40,7 @@ from snaporch.model import (
     Versions,
 )
 from snaporch.snapshot.plan import Plan
+from snaporch.waiting_times import RamTimes
 from snaporch.zfs.resolver import Resolver
 
 _READ = 1 << 20
@@ -93,7 +93,7 @@ class RamCapture:
         pipe: Path,
         raw: Path,
         how: CompressionSettings,
-        times: SealingTimes,
+        times: RamTimes,
     ) -> None:
         self._times = times
         self._directory = directory

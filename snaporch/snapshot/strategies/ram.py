@@ -32,7 +32,7 @@ class RamStrategy(FreezeStrategy):
             self._pipe,
             work.bundle.raw_ram,
             work.plan.compression,
-            work.context.sealing_times,
+            work.context.ram_times,
         )
         self._downtime = DowntimeLimit(work)
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
@@ -158,7 +158,8 @@ class RamStrategy(FreezeStrategy):
         """Finish the image and return it."""
         self._downtime.restore()
         name, progress = self.work.domain.name, self.work.context.progress
-        watch = SealingWatch(name, self.work.context.interrupt, self.work.clock.monotonic)
+        context = self.work.context
+        watch = SealingWatch(name, context.interrupt, self.work.clock.monotonic, context.ram_times)
         size = self._capture.arrived_bytes
 
         def tick(moved: int) -> None:

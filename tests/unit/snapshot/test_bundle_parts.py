@@ -10,10 +10,10 @@ from snaporch.bundle.firmware_files import HostFileError
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.store import BundleStore
-from snaporch.context import SealingTimes
 from snaporch.hypervisor import Pause
 from snaporch.model import DomainState
 from snaporch.snapshot.bundle_parts import RamCapture, side_parts
+from snaporch.waiting_times import RamTimes
 
 PLAIN = CompressionSettings(Compression.NONE)
 PATIENCE = 60
@@ -26,7 +26,7 @@ def capture(tmp_path):
 
 
 def capture_in(directory, times=None):
-    times = times or SealingTimes(tick=0.01)
+    times = times or RamTimes(tick=0.01)
     return RamCapture(directory, directory / "ram.pipe", directory / "ram.raw", PLAIN, times)
 
 
@@ -111,7 +111,7 @@ def poured(capture, way):
 
 @pytest.mark.parametrize("way", ["stream", "file"])
 def test_sealing_can_be_aborted_while_the_store_hangs(tmp_path, ram_store, way):
-    times = SealingTimes(tick=0.01, abort=0.1)
+    times = RamTimes(tick=0.01, abort=0.1)
     capture = capture_in(tmp_path, times)
     poured(capture, way)
     seen = []
