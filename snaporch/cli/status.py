@@ -1,4 +1,4 @@
-"""``snaporch status``."""
+"""``snaporch status``: prints the state, and the problems of :mod:`snaporch.status.problems`."""
 
 from __future__ import annotations
 

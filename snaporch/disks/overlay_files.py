@@ -1,4 +1,6 @@
-"""Overlay files: made before the freeze, removed only when no guest needs them.
+"""Overlay files: made before the freeze; removed, committed offline or quarantined afterwards.
+
+An image that is opened is checked by :mod:`snaporch.disks.image_layers`: it may be refused there.
 
 Whether one is still needed is decided by :mod:`snaporch.recovery.overlay_removal`.
 

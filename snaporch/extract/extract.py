@@ -1,4 +1,7 @@
-"""Copy a disk out of a snapshot into an image file, without touching the guest."""
+"""Copy a disk out of a snapshot into an image file, without touching the guest.
+
+Room is checked here, and the destination by :mod:`snaporch.restore.extracted_file`.
+"""
 
 from __future__ import annotations
 

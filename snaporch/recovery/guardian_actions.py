@@ -1,5 +1,7 @@
 """The guardian's calls to libvirt: they check whether a guest runs, and release it.
 
+When a guest is released is decided by :mod:`snaporch.recovery.hold_limits`.
+
 Only the standard library is imported until libvirt is needed.
 """
 

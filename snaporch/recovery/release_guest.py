@@ -1,4 +1,8 @@
-"""Releases a guest that a run holds: thaws and resumes it, before any other recovery step."""
+"""Releases a guest that a run holds: thaws and resumes it, before any other recovery step.
+
+How long it waits for libvirt is set by ``LibvirtTimes`` in :mod:`snaporch.waiting_times`, and for
+the agent by ``agent_timeout`` in :mod:`snaporch.config.schema`.
+"""
 
 from __future__ import annotations
 

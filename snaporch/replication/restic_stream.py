@@ -1,4 +1,7 @@
-"""A stream of ``zfs send`` on its way to or from a repository: counted, hashed and checked.
+"""A stream of ``zfs send`` to or from a repository of restic: counted, hashed and checked.
+
+How a stream goes to a replica without restic is in :mod:`snaporch.replication.stream_sender`; which
+streams ZFS may receive is decided by :mod:`snaporch.replication.stream_header`.
 
 ``python3 -m snaporch.replication.restic_stream NAME GUID --report FILE`` passes on the stream of
 this snapshot, and writes its size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,

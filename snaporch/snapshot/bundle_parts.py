@@ -1,4 +1,8 @@
-"""The contents of a run's bundle: RAM, firmware files, definitions and the manifest."""
+"""The contents of a run's bundle: RAM, firmware files, definitions and the manifest.
+
+How long sealing is waited for is set by ``RamTimes`` in :mod:`snaporch.waiting_times`. The largest
+firmware file is set in :mod:`snaporch.bundle.firmware_files`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """``overlay``: RAM is saved live and every disk switched to an overlay, which is committed later.
 
+How long its commit may take is set by :mod:`snaporch.hypervisor.commit_timeouts`.
+
 The guest is paused only for the switch. The base images do not change while the overlays exist, so
 there is time for the ZFS snapshots of many pools.
 """

@@ -1,4 +1,7 @@
-"""Saving RAM while the guest runs, for the strategies ``overlay`` and ``manual``."""
+"""Saving RAM while the guest runs, for the strategies ``overlay`` and ``manual``.
+
+Its limits of time, bytes and rate are in :mod:`snaporch.snapshot.strategies.ram_limits`.
+"""
 
 from __future__ import annotations
 
