@@ -13,7 +13,7 @@ class RamTimes:
     """How long saving and sealing a RAM image may make no progress, and how often it is checked.
 
     They are obeyed in :mod:`snaporch.snapshot.strategies.ram_limits` and
-    :mod:`snaporch.snapshot.bundle_parts`.
+    :mod:`snaporch.snapshot.ram_capture`.
     """
 
     arrival: int = 120

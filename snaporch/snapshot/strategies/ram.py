@@ -14,7 +14,7 @@ from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
 from snaporch.journal import Note, release_mark
 from snaporch.private_files import private_directory, store_errors
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.ram_capture import RamCapture
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial
 from snaporch.snapshot.strategies.ram_limits import (
     DowntimeLimit,

@@ -20,7 +20,7 @@ from snaporch.errors import RunFailedError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Note
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.ram_capture import RamCapture
 from snaporch.snapshot.strategies.base import RunMaterial
 from snaporch.waiting_times import RamTimes
 
