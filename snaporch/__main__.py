@@ -1,4 +1,7 @@
-"""``snaporch``, also as ``python3 -m snaporch``."""
+"""The program ``snaporch``, also as ``python3 -m snaporch``.
+
+Hooks go to :mod:`snaporch.sanoid.hooks.dispatch`, all else to :mod:`snaporch.cli.main`.
+"""
 
 from __future__ import annotations
 

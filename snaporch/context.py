@@ -1,4 +1,7 @@
-"""The configuration, libvirt, ZFS and the other dependencies of one command."""
+"""The configuration, libvirt, ZFS and the other dependencies of one command.
+
+How long a command waits for what is set in :mod:`snaporch.waiting_times`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from snaporch.progress import Progress
 from snaporch.systemd.low_priority import lower_priority
 from snaporch.systemd.start_detached import start_detached
 from snaporch.systemd.unit_state import unit_states
+from snaporch.waiting_times import LibvirtTimes, LivenessTimes, RamTimes
 from snaporch.zfs import Pool
 from snaporch.zfs.resolver import HOST, Resolver, flush_volume
 
@@ -33,42 +37,6 @@ class Clock:
 
     now: Callable[[], datetime] = _now
     monotonic: Callable[[], float] = time.monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class SealingTimes:
-    """How often sealing a RAM image is checked, and how long to wait for its end, in seconds."""
-
-    tick: float = 0.5
-    abort: float = 10
-    """For the end of a sealing that was aborted."""
-
-
-@dataclass(frozen=True, slots=True)
-class LibvirtTimes:
-    """How long to wait for libvirt, and how often to ask it, in seconds."""
-
-    poll: float = 0.2
-    reconnect: float = 60
-    """For a libvirtd that restarts."""
-    job: float = 120
-    """For the end of a snapshot job that was aborted."""
-    start: float = 5
-    """For libvirt to start a guest, before the recovery is retried later."""
-    resume: float = 30
-    """For a guest that cannot run yet."""
-    first_pause: float = 0.1
-    """The pause after the first try to resume a guest; doubled after each."""
-    longest_pause: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class LivenessTimes:
-    """How long to wait for signs of life of a clone, and how often to look, in seconds."""
-
-    cpu: float = 60
-    agent: float = 300
-    poll: float = 0.1
 
 
 @dataclass
@@ -94,9 +62,9 @@ class Context:
     resolver: Resolver = HOST
     """Finds the datasets of paths, and the paths of datasets."""
     clock: Clock = Clock()
-    libvirt_times: LibvirtTimes = LibvirtTimes()
-    sealing_times: SealingTimes = SealingTimes()
-    liveness_times: LivenessTimes = LivenessTimes()
+    libvirt_times: LibvirtTimes = field(default_factory=LibvirtTimes)
+    ram_times: RamTimes = field(default_factory=RamTimes)
+    liveness_times: LivenessTimes = field(default_factory=LivenessTimes)
     flush_volume: Callable[[str], None] = flush_volume
     """Writes the host's cache of a disk to its volume; see
     :func:`~snaporch.zfs.resolver.flush_volume`."""

@@ -20,7 +20,8 @@ from snaporch.data_files import shared_file
 from snaporch.errors import UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
 from snaporch.private_files import store_errors
-from snaporch.systemd.start_detached import AFTER, AFTER_LIBVIRT, STOP_TIME, SYSTEMD
+from snaporch.systemd.start_detached import SYSTEMD
+from snaporch.systemd.unit_settings import AFTER, AFTER_LIBVIRT, STOP_TIME
 
 UNITS = (
     "snaporch.service",

@@ -1,4 +1,10 @@
-"""Running commands on this machine, or on another one by ssh."""
+"""Running commands on this machine, or on another one by ssh, with limits of time and output.
+
+``LIMIT_SECONDS`` applies to each command that lists or changes something, ``_OUTPUT_BYTES`` to what
+it prints. Others set their own: transfers in :mod:`snaporch.replication.transfer` and
+:mod:`snaporch.replication.stall_detector`, what ``receive`` and ``send`` wait for in
+:mod:`snaporch.replication.receive_limits`.
+"""
 
 from __future__ import annotations
 

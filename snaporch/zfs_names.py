@@ -1,5 +1,8 @@
 """The rule for names of datasets and snapshots, wherever a name comes from.
 
+The length is checked by :mod:`snaporch.snapshot.snapshot_name`, :mod:`snaporch.clone.clone` and the
+hooks.
+
 It is ZFS's own (zfsprops(7), "ZFS Component Naming Requirements"; zfs_namecheck.c), so that each
 name that exists is accepted, also with a leading hyphen. Blanks are accepted only inside a name,
 where a reader sees them. The module imports only ``re``, because hooks have to start quickly.

@@ -1,5 +1,7 @@
 """Adjust the compressor's level to the bottleneck of the previous RAM save.
 
+The times that it compares are measured by :mod:`snaporch.bundle.ram_pipe`.
+
 Three parties work at the same time: QEMU emits RAM, the compressor compresses it, the store writes
 the result. The best level is the fastest at which neither QEMU waits for the compressor nor the
 compressor for the store.

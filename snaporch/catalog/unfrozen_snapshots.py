@@ -1,5 +1,8 @@
 """Find other programs that snapshot a guest's datasets, perhaps while overlays are committed.
 
+What a plan does then is decided by :mod:`snaporch.snapshot.choose_strategy`; what ``check``
+reports, by :mod:`snaporch.check.rules.guests`.
+
 Snapshots that sanoid took of a guest that was not frozen are recorded by
 :mod:`snaporch.sanoid.hooks.record_unfrozen`.
 """

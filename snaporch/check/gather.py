@@ -59,7 +59,7 @@ from snaporch.snapshot.capture_selftest import capture_mode
 from snaporch.snapshot.host_directories import dataset_under, existing_part, free_mib
 from snaporch.snapshot.locate_disks import datasets_of, locate_disks
 from snaporch.snapshot.plan import make_plan
-from snaporch.systemd.unit_configuration import unit_configurations
+from snaporch.systemd.configurations_in_units import unit_configurations
 from snaporch.systemd.unit_state import CARRIERS
 from snaporch.zfs.resolver import Resolver
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snaporch.sanoid.config.hook_command import PATH
-from snaporch.systemd.unit_configuration import DIRECTORIES
+from snaporch.systemd.configurations_in_units import DIRECTORIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""``snaporch check``."""
+"""``snaporch check``: prints the findings that :mod:`snaporch.check.apply_rules` makes."""
 
 from __future__ import annotations
 

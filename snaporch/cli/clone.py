@@ -1,4 +1,4 @@
-"""``snaporch clone``."""
+"""``snaporch clone``: makes, lists and deletes clones by :mod:`snaporch.clone.clone`."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ class CommandHost:
         return load_config(path)
 
     def open_pool(self, *, read_only: bool = False) -> Pool:
-        """ZFS; see :func:`~snaporch.zfs.open_pool`."""
-        from snaporch.zfs import open_pool
+        """ZFS; see :func:`~snaporch.zfs.open_pool.open_pool`."""
+        from snaporch.zfs.open_pool import open_pool
 
         return open_pool(read_only=read_only)
 

@@ -45,7 +45,7 @@ def _domains(config: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _snapshots(config: Mapping[str, Any]) -> Iterable[str]:
-    from snaporch.zfs import open_pool
+    from snaporch.zfs.open_pool import open_pool
 
     del config
     return snapshot_names(open_pool(read_only=True))

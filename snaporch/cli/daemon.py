@@ -1,4 +1,4 @@
-"""``snaporch daemon``."""
+"""``snaporch daemon``: carries out the policies by :mod:`snaporch.schedule.daemon`."""
 
 from __future__ import annotations
 

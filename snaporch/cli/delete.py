@@ -1,4 +1,4 @@
-"""``snaporch delete``."""
+"""``snaporch delete``: asks, and deletes what :mod:`snaporch.delete.decision` does not refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch extract``."""
+"""``snaporch extract``: copies a disk out of a snapshot by :mod:`snaporch.extract.extract`."""
 
 from __future__ import annotations
 

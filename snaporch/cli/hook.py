@@ -1,4 +1,4 @@
-"""``snaporch hook``."""
+"""``snaporch hook``: help for sanoid's hooks, answered by :mod:`snaporch.sanoid.hooks.dispatch`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch list``."""
+"""``snaporch list``: prints the snapshots that :mod:`snaporch.catalog.records` finds."""
 
 from __future__ import annotations
 

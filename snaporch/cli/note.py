@@ -1,4 +1,4 @@
-"""``snaporch note``."""
+"""``snaporch note``: sets the note of a snapshot by :mod:`snaporch.catalog.note`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch plan``."""
+"""``snaporch plan``: prints what :mod:`snaporch.schedule.forecast` foresees for each guest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch prune``."""
+"""``snaporch prune``: prints and deletes what :mod:`snaporch.prune.decision` does not keep."""
 
 from __future__ import annotations
 

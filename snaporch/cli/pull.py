@@ -1,4 +1,4 @@
-"""``snaporch pull``."""
+"""``snaporch pull``: copies guests from sources by :mod:`snaporch.pull.pull`, and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch rebuild``."""
+"""``snaporch rebuild``: brings guests back by :mod:`snaporch.rebuild.rebuild_guest`; reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch receive``."""
+"""``snaporch receive``: answers a host's request by :mod:`snaporch.replication.receiver`."""
 
 from __future__ import annotations
 

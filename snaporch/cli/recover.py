@@ -1,4 +1,4 @@
-"""``snaporch recover``."""
+"""``snaporch recover``: recovers runs by :mod:`snaporch.recovery.recover_domains`, and reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch replicate``."""
+"""``snaporch replicate``: copies guests by :mod:`snaporch.replication.replicate`, and reports."""
 
 from __future__ import annotations
 

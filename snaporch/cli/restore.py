@@ -1,4 +1,4 @@
-"""``snaporch restore``."""
+"""``snaporch restore``: asks and reports; :mod:`snaporch.restore.confirm_and_restore` restores."""
 
 from __future__ import annotations
 

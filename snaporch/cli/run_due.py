@@ -1,4 +1,4 @@
-"""``snaporch run-due``."""
+"""``snaporch run-due``: one pass over all policies by :mod:`snaporch.schedule.run_due`."""
 
 from __future__ import annotations
 

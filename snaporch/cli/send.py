@@ -1,4 +1,4 @@
-"""``snaporch send``."""
+"""``snaporch send``: answers a pulling machine's request by :mod:`snaporch.pull.sender`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch show``."""
+"""``snaporch show``: prints the description of a snapshot that :mod:`snaporch.show` makes."""
 
 from __future__ import annotations
 

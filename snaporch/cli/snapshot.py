@@ -1,4 +1,4 @@
-"""``snaporch snapshot``."""
+"""``snaporch snapshot``: takes snapshots by :mod:`snaporch.snapshot.run`, and reports."""
 
 from __future__ import annotations
 

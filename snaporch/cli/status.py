@@ -1,4 +1,4 @@
-"""``snaporch status``."""
+"""``snaporch status``: prints the state, and the problems of :mod:`snaporch.status.problems`."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def _print_nagios(opening: AbstractContextManager[Context], names: Sequence[str]
 
 def _write_metrics(target: Path, status: Status, problems: Sequence[Problem]) -> None:
     from snaporch.output.terminal import print_result
-    from snaporch.status.metrics import as_text, write_textfile
+    from snaporch.status.metrics import as_text
+    from snaporch.status.metrics_textfile import write_textfile
 
     text = as_text(status, problems)
     if str(target) == "-":

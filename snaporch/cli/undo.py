@@ -1,4 +1,4 @@
-"""``snaporch undo``."""
+"""``snaporch undo``: asks and reports; :mod:`snaporch.restore.confirm_and_undo` carries it out."""
 
 from __future__ import annotations
 

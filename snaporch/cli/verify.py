@@ -1,4 +1,4 @@
-"""``snaporch verify``."""
+"""``snaporch verify``: test restores by :mod:`snaporch.verify.verify`, and what they found."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from snaporch.config.schema import (
     Schedule,
 )
 from snaporch.config.source import Source
-from snaporch.config.window import Windows
+from snaporch.config.transfer_window import Windows
 
 _HEAD = f"""# Configuration
 

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from snaporch.config.window import ALWAYS, Paced, WindowOption
+from snaporch.config.transfer_window import ALWAYS, Paced, WindowOption
 from snaporch.zfs_names import is_dataset
 
 

@@ -20,7 +20,7 @@ from snaporch.config.copies import Copies, KeepAll, keep_all_field
 from snaporch.config.duration import Duration
 from snaporch.config.policy import Keep
 from snaporch.config.replica import Dataset, Directory, Replica, host_name
-from snaporch.config.window import ALWAYS, Paced, WindowOption
+from snaporch.config.transfer_window import ALWAYS, Paced, WindowOption
 
 GuestName = Annotated[str, StringConstraints(min_length=1, max_length=255)]
 

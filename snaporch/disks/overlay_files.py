@@ -1,4 +1,6 @@
-"""Overlay files: made before the freeze, removed only when no guest needs them.
+"""Overlay files: made before the freeze; removed, committed offline or quarantined afterwards.
+
+An image that is opened is checked by :mod:`snaporch.disks.image_layers`: it may be refused there.
 
 Whether one is still needed is decided by :mod:`snaporch.recovery.overlay_removal`.
 
@@ -16,7 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from snaporch.disks.qemu_img import OverlayError, given_to, open_layers, open_overlay, qemu_img
+from snaporch.disks.image_layers import given_to, open_layers, open_overlay
+from snaporch.disks.qemu_img import OverlayError, qemu_img
 from snaporch.hypervisor import OverlayDisk
 from snaporch.model import Owner
 from snaporch.private_files import private_directory, store_errors, sync_directory

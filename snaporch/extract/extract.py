@@ -1,4 +1,7 @@
-"""Copy a disk out of a snapshot into an image file, without touching the guest."""
+"""Copy a disk out of a snapshot into an image file, without touching the guest.
+
+Room is checked here, and the destination by :mod:`snaporch.restore.extracted_file`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.extract.disk_reader import blocks, open_disk
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import sync_directory, write_at
-from snaporch.restore.output_file import ExtractedFile, check_destination
+from snaporch.restore.extracted_file import ExtractedFile, check_destination
 from snaporch.restore.source import Source, check_whole_disks
 from snaporch.zfs.resolver import Resolver
 

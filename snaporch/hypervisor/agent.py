@@ -1,5 +1,8 @@
 """The guest's agent: freeze and thaw the guest's file systems.
 
+The limit of a freeze, ``agent_timeout``, is handed in: it is an option in
+:mod:`snaporch.config.schema`.
+
 Every request has its own time limit, because a dead agent would block for ever. libvirt's general
 limit (``virDomainAgentSetResponseTimeout``) applies to all of libvirt's clients, so it is left
 unchanged. The agent executes one command after the other (QEMU Guest Agent protocol reference). So

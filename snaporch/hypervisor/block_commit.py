@@ -1,5 +1,8 @@
 """Commit overlays into their bases, by the state of the domain and never by an event alone.
 
+How long a guest may be suspended, and when a commit is given up, is set by
+:mod:`snaporch.hypervisor.commit_timeouts`.
+
 The order is that of libvirt's manual: ``blockCommit(ACTIVE|SHALLOW)``, ready, pivot, completed.
 Here a commit is done when the live XML names the base and no block job is left. That neither the
 live nor the inactive XML names the overlay is proved by :mod:`snaporch.recovery.overlay_removal`.
@@ -21,10 +24,10 @@ import libvirt
 
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.apparmor import PROFILES, denies_writing, is_confined
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.interface import (
     CommitStage,
-    CommitTimeouts,
     HypervisorError,
     OnCommitStage,
     OverlayDisk,

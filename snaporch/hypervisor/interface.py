@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from snaporch.errors import ExitCode, SnaporchError
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.hypervisor.pause_clock import Pause
 from snaporch.known_faults import Component
 from snaporch.model import Domain, DomainState, Strategy, Versions
@@ -43,18 +44,6 @@ class CommitStage(Enum):
 
 OnCommitStage = Callable[[CommitStage], None]
 """Receives the stages of a commit. If it raises, the waiting ends, but not the commit."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommitTimeouts:
-    """Time limits of a commit, in seconds."""
-
-    running: float = 60.0
-    """How long the guest may write faster than the commit copies, before it is suspended."""
-    pause: float = 5.0
-    """The first suspension. An equally long rest follows each, and the next is twice as long."""
-    stall: float = 300.0
-    """How long a commit may make no progress."""
 
 
 class HypervisorError(SnaporchError):

@@ -14,11 +14,11 @@ import libvirt
 from snaporch.errors import NotFoundError
 from snaporch.hypervisor import agent, domain_xml
 from snaporch.hypervisor.block_commit import commit_overlays
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.interface import (
     CaptureRequest,
     CommitStage,
-    CommitTimeouts,
     HypervisorError,
     OnCommitStage,
     OverlayDisk,

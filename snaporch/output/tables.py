@@ -1,4 +1,4 @@
-"""Tables of snapshots."""
+"""Tables of snapshots, and of the results of runs: their columns, widths and colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""On a source: an output to the machine that pulls, which waits only so long for it to read."""
+"""On a source: an output to the machine that pulls, which waits only so long for it to read.
+
+How long is set in :mod:`snaporch.replication.receive_limits`.
+"""
 
 from __future__ import annotations
 

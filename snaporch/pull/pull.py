@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from snaporch.config import Config, Source
-from snaporch.config.window import ALWAYS
+from snaporch.config.transfer_window import ALWAYS
 from snaporch.context import Context
 from snaporch.errors import (
     InterruptedRunError,

@@ -1,5 +1,7 @@
 """On a source: which guests it lets another machine copy, and which snapshots: pure decisions.
 
+A request for anything else is refused by :mod:`snaporch.pull.sender`.
+
 Which requests are accepted at all is decided by :mod:`snaporch.pull.send_request`.
 
 - A guest is allowed by its UUID, or by the name that its newest snapshot has.

@@ -1,5 +1,9 @@
 """On the machine that pulls: a source, asked by ssh. What it answers is input.
 
+How long a request may take is set in :mod:`snaporch.remote_host`, how long a stream may be silent
+in :mod:`snaporch.replication.stall_detector`, how slow it may be in
+:mod:`snaporch.replication.receive_limits`.
+
 Its lists are checked by :mod:`snaporch.pull.source_listing`.
 """
 

@@ -14,7 +14,6 @@ from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.replication.checked_stream import command
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
@@ -22,6 +21,7 @@ from snaporch.replication.remote_output import remote_output
 from snaporch.replication.restic import ResticRepository
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import STREAM_FILE, StreamRecord
+from snaporch.replication.restic_stream import command
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.unsent_files import UnsentFiles

@@ -1,6 +1,6 @@
 """The guardian: ``python3 -m snaporch.recovery.guardian PID JOURNAL DEADLINE URI [CONFIG]``.
 
-When a guest is held for too long is decided by :mod:`snaporch.recovery.guest_hold`.
+When a guest is held for too long is decided by :mod:`snaporch.recovery.hold_limits`.
 
 The guardian waits until the run's process exits; PID 0 stands for a process that has exited. If the
 journal still exists then, the run was killed, and the guardian runs ``snaporch recover``.
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
-from snaporch.recovery.guest_hold import (
+from snaporch.recovery.hold_limits import (
     GuestHold,
     exceeds_limits,
     facts_of,

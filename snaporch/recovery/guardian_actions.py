@@ -1,5 +1,7 @@
 """The guardian's calls to libvirt: they check whether a guest runs, and release it.
 
+When a guest is released is decided by :mod:`snaporch.recovery.hold_limits`.
+
 Only the standard library is imported until libvirt is needed.
 """
 
@@ -15,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from snaporch.recovery.guest_hold import GuestHold, is_frozen, is_suspended, last_noted
+from snaporch.recovery.hold_limits import GuestHold, is_frozen, is_suspended, last_noted
 
 if TYPE_CHECKING:
     from snaporch.hypervisor import Hypervisor
@@ -36,7 +38,7 @@ def _open_hypervisor(uri: str) -> Hypervisor:
 
 
 def _open_pool() -> Pool:
-    from snaporch.zfs import open_pool
+    from snaporch.zfs.open_pool import open_pool
 
     return open_pool(read_only=True)
 
@@ -132,12 +134,13 @@ def release(
     Returns: False if the release must be tried again.
     """
     from snaporch.command_log import set_fields
-    from snaporch.context import LibvirtTimes
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import CommitTimeouts, OverlayDisk
+    from snaporch.hypervisor import OverlayDisk
+    from snaporch.hypervisor.commit_timeouts import CommitTimeouts
     from snaporch.journal import Note, append_note, note_stages
     from snaporch.recovery.drain_pipe import reader_of
     from snaporch.recovery.release_guest import abort_snapshot_job, resume
+    from snaporch.waiting_times import LibvirtTimes
 
     facts = lines[0]["facts"]
     set_fields(DOMAIN=facts["domain"], RUN=facts["run"], SNAPSHOT=facts["snapshot"], STEP="guard")

@@ -14,7 +14,7 @@ from pathlib import Path
 from snaporch.config import Config, load_config
 from snaporch.errors import ConfigError, RefusedError, SnaporchError
 from snaporch.journal import UnreadableJournal, list_journals
-from snaporch.systemd.unit_configuration import DIRECTORIES, unit_configurations
+from snaporch.systemd.configurations_in_units import DIRECTORIES, unit_configurations
 
 
 def check_no_run(journals: Path) -> None:

@@ -13,7 +13,8 @@ from snaporch.catalog.torn import Commit, recorded_commit
 from snaporch.context import Context
 from snaporch.disks import overlay_files
 from snaporch.errors import AttentionError
-from snaporch.hypervisor import CommitTimeouts, OverlayDisk
+from snaporch.hypervisor import OverlayDisk
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.journal import Note, RunFacts, append_note, note_stages
 from snaporch.model import Domain
 from snaporch.recovery.decision import Action, UserDecision, decide

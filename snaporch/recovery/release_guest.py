@@ -1,4 +1,8 @@
-"""Releases a guest that a run holds: thaws and resumes it, before any other recovery step."""
+"""Releases a guest that a run holds: thaws and resumes it, before any other recovery step.
+
+How long it waits for libvirt is set by ``LibvirtTimes`` in :mod:`snaporch.waiting_times`, and for
+the agent by ``agent_timeout`` in :mod:`snaporch.config.schema`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,13 @@ from tenacity import (
     wait_fixed,
 )
 
-from snaporch.context import Context, LibvirtTimes
+from snaporch.context import Context
 from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
 from snaporch.journal import Note, RunFacts, append_note, explains_no_pause
 from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.recovery.result import Effect, RecoveryResult
+from snaporch.waiting_times import LibvirtTimes
 
 _OURS = "snapshot"
 """libvirt's name for the job of a snapshot with memory, and for a pause requested during it."""

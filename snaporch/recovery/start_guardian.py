@@ -1,5 +1,8 @@
 """Starts the guardian, a process of its own that releases a guest when its run cannot.
 
+The deadline, ``freeze_deadline`` of the guest's configuration, is handed over here; it is compared
+in :mod:`snaporch.recovery.hold_limits`.
+
 Under systemd the guardian is a unit of its own (``systemd-run``), because systemd may kill the
 children of a service with it. Elsewhere it is a process in a session of its own. Its code is in
 ``guardian.py``.

@@ -19,8 +19,8 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot, moment_at
 from snaporch.progress import Progress
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
+from snaporch.replication.append_only_protection import weakness
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
-from snaporch.replication.protection import weakness
 from snaporch.replication.receive_request import Verb, is_mark, request_command
 from snaporch.replication.request_command import MAX_ARGUMENT_BYTES
 from snaporch.replication.resume_transfer import CopyState

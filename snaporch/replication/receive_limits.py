@@ -1,4 +1,8 @@
-"""Limits of what another host can use on this one while it sends: time without data, processes."""
+"""Limits of what another host can use on this one while it sends: time without data, processes.
+
+They apply to ``receive`` and, by :mod:`snaporch.pull.limited_output` and
+:mod:`snaporch.pull.source`, to pulls.
+"""
 
 from __future__ import annotations
 

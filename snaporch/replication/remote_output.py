@@ -1,4 +1,7 @@
-"""What a script on another machine prints, as a stream that is read while the script runs."""
+"""What a script on another machine prints, as a stream that is read while the script runs.
+
+How much a short command may print, and how long it may take, is set in :mod:`snaporch.remote_host`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Copy a domain's snapshots and bundles to a replica.
 
 Which streams are needed is decided by :mod:`snaporch.replication.needed_streams`; whether RAM
-must not be there in clear, by :mod:`snaporch.replication.encrypted_disks`.
+must not be there in clear, by :mod:`snaporch.replication.ram_in_clear`.
 
 GUIDs show which snapshots have arrived. A snapshot is marked as replicated on this host only when
 the replica has every ZFS snapshot of its run, and its bundle. So a transfer that was interrupted at
@@ -37,7 +37,6 @@ from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.remote_host import check_installed
 from snaporch.replication.bookmarks import ReplicaBookmarks
 from snaporch.replication.bundle_copies import BundleCopies
-from snaporch.replication.encrypted_disks import encrypted_disks
 from snaporch.replication.interface import Destination, ReplicaError
 from snaporch.replication.marks import (
     COPIED,
@@ -48,6 +47,7 @@ from snaporch.replication.marks import (
     replicas,
 )
 from snaporch.replication.members import Originals, nesting_reason
+from snaporch.replication.ram_in_clear import encrypted_disks
 
 
 @dataclass(frozen=True, slots=True)

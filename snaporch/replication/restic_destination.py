@@ -18,7 +18,6 @@ from snaporch.catalog.records import COPY
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.remote_host import LIMIT_SECONDS
-from snaporch.replication.checked_stream import Digest, command, read_report
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW, Originals
@@ -38,6 +37,7 @@ from snaporch.replication.restic_records import (
     stream_tags,
     upload_tags,
 )
+from snaporch.replication.restic_stream import Digest, command, read_report
 from snaporch.replication.transfer import expected_bytes
 from snaporch.zfs import Pool
 

@@ -1,5 +1,8 @@
 """Detect a transfer that no longer moves data.
 
+Transfers are ended by :mod:`snaporch.replication.transfer`; streams that are read (pull, rebuild,
+restic) have the same ``STALL_SECONDS``.
+
 If the pool of another machine is suspended, the connection stays alive and the transfer waits for
 ever, and so do all transfers after it.
 """

@@ -1,4 +1,6 @@
-"""The first record of a stream of ``zfs send``, which is checked before ZFS gets it.
+"""Whether a stream of ``zfs send`` may be received: its first record is checked before ZFS gets it.
+
+Its size and SHA-256 are checked only for restic, by :mod:`snaporch.replication.restic_stream`.
 
 Only a stream of one snapshot is accepted. A package of streams (``zfs send -p``, ``-R``, ``-I``)
 can contain properties, renames and a list of what to destroy. A clone would pin its origin, which

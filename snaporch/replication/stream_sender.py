@@ -1,5 +1,8 @@
 """Send the snapshots that a copy lacks, by ``zfs send``.
 
+Whether a dataset is sent ``raw`` is decided by :mod:`snaporch.replication.replicate` (``_send``)
+and, on a source, by :mod:`snaporch.pull.sender`.
+
 Which streams those are is decided by :mod:`snaporch.replication.needed_streams`.
 
 This is the same for each way to reach the copies; :class:`Copies` is what differs.

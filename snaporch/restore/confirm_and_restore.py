@@ -13,10 +13,11 @@ from snaporch.errors import RefusedError, UsageError
 from snaporch.locks import domain_lock
 from snaporch.model import SnapshotRecord, iso
 from snaporch.recovery.recover_runs import recover_leftovers, recover_runs
+from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.plan import RAISED, make_restore_plan
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.preview import Refusals, RestorePreview, make_preview
-from snaporch.restore.run import Restored, check_as_shown, check_bundle, restore
+from snaporch.restore.run import Restored, check_as_shown, restore
 from snaporch.restore.select import newest_until, others_of_group, parse_moment, split_name
 
 

@@ -1,5 +1,7 @@
 """Whether the disks of a snapshot can be rolled back: paths, datasets, volumes, backing files.
 
+Disks over which RAM must not be resumed: :mod:`snaporch.restore.ram_checks`.
+
 Whether something else would be rolled back with them is in
 :mod:`snaporch.restore.shared_dataset_checks`.
 """

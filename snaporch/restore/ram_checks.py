@@ -1,5 +1,8 @@
 """Whether a restore can resume RAM: the bundle is complete, and all disks are in the snapshot.
 
+Backing files that changed, which ``--despite-other-disks`` allows as well:
+:mod:`snaporch.restore.disk_checks`.
+
 Whether the definition in the RAM image is the bundle's: :mod:`snaporch.restore.definition_checks`.
 Whether this host has the machine and the memory: :mod:`snaporch.restore.host_requirements`.
 """

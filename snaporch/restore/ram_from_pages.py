@@ -17,7 +17,7 @@ from snaporch.bundle.save_image import SaveImageError
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
 from snaporch.private_files import sha256_of, sync_directory
-from snaporch.restore.output_file import ExtractedFile, check_destination
+from snaporch.restore.extracted_file import ExtractedFile, check_destination
 from snaporch.restore.source import IncompleteError, Source
 from snaporch.zfs import PoolError
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 
 from snaporch.catalog.records import all_records
-from snaporch.config.window import ALWAYS
+from snaporch.config.transfer_window import ALWAYS
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.journal import read_journals

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from snaporch.config import AnyReplica, Replica
-from snaporch.config.window import ALWAYS, Windows
+from snaporch.config.transfer_window import ALWAYS, Windows
 from snaporch.model import Level, SnapshotRecord, iso
 from snaporch.replication.transfer import limits_rate
 from snaporch.schedule.failed_attempts import FailedAttempt

@@ -1,14 +1,15 @@
-"""The contents of a run's bundle: RAM, firmware files, definitions and the manifest."""
+"""The contents of a run's bundle beside RAM: firmware files, definitions and the manifest.
+
+RAM is received by :mod:`snaporch.snapshot.ram_capture`. The largest firmware file is set in
+:mod:`snaporch.bundle.firmware_files`.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.firmware_files import PERMANENT_SUFFIX, tpm_files
 from snaporch.bundle.manifest import (
     BackingFileEntry,
@@ -24,11 +25,7 @@ from snaporch.bundle.manifest import (
     VersionsEntry,
     cut_to_milliseconds,
 )
-from snaporch.bundle.ram_pipe import RamPipe
-from snaporch.bundle.rate_limit import RateLimit
-from snaporch.bundle.save_image import SaveImage, SaveImageWriter
-from snaporch.bundle.store import RAM_NAME, PartialBundle
-from snaporch.context import SealingTimes
+from snaporch.bundle.store import PartialBundle
 from snaporch.disks.backing_chain import BackingFile
 from snaporch.hypervisor import Pause
 from snaporch.model import (
@@ -42,205 +39,6 @@ from snaporch.model import (
 )
 from snaporch.snapshot.plan import Plan
 from snaporch.zfs.resolver import Resolver
-
-_READ = 1 << 20
-_FORMAT_NAMES = {method.image_format: method.value for method in Compression} | {
-    2: "bzip2",
-    3: "xz",
-    4: "lzop",
-}
-
-
-class _Sealing(threading.Thread):
-    """Finishes the RAM image in a thread of its own, so that the caller can abort it."""
-
-    def __init__(self, finish: Callable[[], SaveImage]) -> None:
-        super().__init__(name="seal", daemon=True)
-        self._finish = finish
-        self._image: SaveImage | None = None
-        self._failure: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._image = self._finish()
-        except BaseException as error:  # noqa: BLE001 - raised by `image`
-            self._failure = error
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait at most so many seconds; return whether it has ended."""
-        self.join(seconds)
-        return not self.is_alive()
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the image is finished."""
-        return self._image is not None
-
-    def image(self) -> SaveImage:
-        """Return the finished image, or raise the error of the thread."""
-        if self._failure is not None:
-            raise self._failure
-        assert self._image is not None
-        return self._image
-
-
-class RamCapture:
-    """Receives RAM: through a pipe and a compressor, or in a raw file that is compressed later."""
-
-    def __init__(
-        self,
-        directory: Path,
-        pipe: Path,
-        raw: Path,
-        how: CompressionSettings,
-        times: SealingTimes,
-    ) -> None:
-        self._times = times
-        self._directory = directory
-        self._pipe = pipe
-        self._raw = raw
-        self._how = how
-        self._throttle = RateLimit(0)
-        self._stream: RamPipe | None = None
-        self._writer: SaveImageWriter | None = None
-
-    @property
-    def streams(self) -> bool:
-        """Whether RAM is received through a pipe."""
-        return self._stream is not None
-
-    @property
-    def target(self) -> Path:
-        """The path to which libvirt writes RAM."""
-        return self._pipe if self._stream else self._raw
-
-    @property
-    def arrived_bytes(self) -> int:
-        """Bytes of RAM that libvirt has written so far."""
-        if self._stream is not None:
-            return self._stream.payload_bytes
-        return self._raw.stat().st_size if self._raw.exists() else 0
-
-    @property
-    def compressed_bytes(self) -> int:
-        """Bytes of RAM that were compressed so far."""
-        return self._writer.payload_bytes if self._writer is not None else 0
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The error of the stream, if it failed."""
-        return self._stream.failure if self._stream else None
-
-    def limit(self, rate: float) -> None:
-        """Read at most ``rate`` MiB of RAM a second; to be called before the stream is opened."""
-        self._throttle = RateLimit(rate)
-
-    def open_stream(self) -> None:
-        """Make the pipe and start its reader; to be called before libvirt is."""
-        self._writer = writer = SaveImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
-        try:
-            self._stream = RamPipe(self._pipe, writer, self._throttle)
-        except BaseException:
-            writer.abandon()
-            raise
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether a rate limits the reader of the pipe."""
-        return self.streams and self._throttle.limits
-
-    def lift_limit(self) -> None:
-        """Lift the rate limit."""
-        if self._stream is not None:
-            self._stream.lift_limit()
-
-    def record_times(self) -> None:
-        """Record the times of saving RAM, which end now: libvirt has written all of it."""
-        if self._stream is not None:
-            self._stream.end_measurement()
-
-    def enlarge_pipe(self) -> None:
-        """Enlarge the pipe and lift the limit: the guest is paused and must not wait for us."""
-        if self._stream is not None:
-            self._stream.enlarge_buffers()
-
-    def abort(self) -> None:
-        """Abort: stop the reader and the compressor, so that no process waits for them."""
-        if self._stream is not None:
-            self._stream.abort()
-        elif self._writer is not None:
-            self._writer.abort()
-
-    def seal(self, tick: Callable[[int], None]) -> Part:
-        """Finish the compressed image.
-
-        Args:
-            tick: called at each interval with the bytes compressed and stored so far, until only
-                syncing is left. If it raises, the image is aborted and the error raised, even if
-                the store or the compressor hangs.
-
-        Returns:
-            The image as a part of the manifest.
-
-        Raises:
-            SaveImageError, OSError: the image is incomplete.
-        """
-        sealing = _Sealing(self._finish)
-        sealing.start()
-        while not sealing.ended_within(self._times.tick):
-            if self._writer is None or self._writer.syncing:
-                continue
-            try:
-                tick(self._writer.moved_bytes)
-            except BaseException:
-                if not self._abort_sealing(sealing):
-                    raise
-        return self._part(sealing.image())
-
-    def _abort_sealing(self, sealing: _Sealing) -> bool:
-        """Abort sealing; return whether the image was finished nevertheless."""
-        self.abort()
-        if not sealing.ended_within(self._times.abort):
-            self._stream = None  # its open file is deleted with the unfinished bundle
-        return sealing.succeeded
-
-    def _finish(self) -> SaveImage:
-        return self._stream.finish() if self._stream else self._compress_raw()
-
-    def _part(self, image: SaveImage) -> Part:
-        return Part(
-            name=RAM_NAME,
-            role=Role.RAM,
-            bytes=image.stored_bytes,
-            sha256=image.sha256,
-            payload_bytes=image.payload_bytes,
-            compression=_FORMAT_NAMES.get(image.image_format, str(image.image_format)),
-            pace=self._stream.pace
-            if self._stream and image.image_format == Compression.ZSTD.image_format
-            else None,
-        )
-
-    def _compress_raw(self) -> SaveImage:
-        self._writer = writer = SaveImageWriter(
-            self._directory / RAM_NAME, self._how, trailer=False
-        )
-        try:
-            with self._raw.open("rb") as stream:
-                self._raw.unlink()  # first: a later run of the domain uses the same name
-                while block := stream.read(_READ):
-                    writer.write(block)
-                    self._throttle.spend(len(block))
-            image = writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
-        return image
-
-    def abandon(self) -> None:
-        """Close the pipe, so that libvirt cannot wait for a reader, and discard the image."""
-        if self._stream is not None:
-            self._stream.abandon()
-            self._stream = None
 
 
 def side_parts(bundle: PartialBundle, domain: Domain, pause: Pause) -> list[Part]:

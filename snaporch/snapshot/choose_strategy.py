@@ -1,5 +1,11 @@
 """Choose the strategy of a run: the requested one, or the best that is possible and allowed.
 
+Overlays are avoided (``avoid_overlays``) if this QEMU may corrupt what is written to them
+(``risks_overlays`` in :mod:`snaporch.known_faults`), or if another program snapshots the disks
+(:mod:`snaporch.catalog.unfrozen_snapshots`). :mod:`snaporch.snapshot.plan` finds both out. Blockers
+are found by :mod:`snaporch.hypervisor.definition_blockers` and
+:mod:`snaporch.snapshot.storage_blockers`.
+
 :func:`lower_level` decides whether a run that cannot reach its level fails, or takes a lower one.
 """
 

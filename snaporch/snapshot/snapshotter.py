@@ -1,4 +1,8 @@
-"""The part of a run that takes the ZFS snapshots, or lets another program take them."""
+"""The part of a run that takes the ZFS snapshots, or lets another program take them.
+
+How long another program is waited for at most is ``longest_window`` in
+:mod:`snaporch.sanoid.hold.window`.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from snaporch.context import Context
 from snaporch.disks.backing_chain import BackingFile
-from snaporch.disks.qemu_img import COMMITTED_OFFLINE
+from snaporch.disks.image_layers import COMMITTED_OFFLINE
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import Blocker
 from snaporch.model import Domain, Strategy

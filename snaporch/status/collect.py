@@ -58,7 +58,7 @@ from snaporch.status.model import (
     Status,
     StoreUsage,
 )
-from snaporch.status.overlay_limits import exceeded_limit
+from snaporch.status.unwatched_overlays import exceeded_limit
 from snaporch.verify.copy_results import CopyResults
 from snaporch.zfs import REBUILD_PROPERTY, BlockingMount
 

@@ -1,19 +1,17 @@
 """A status as Prometheus metrics, by its naming rules: base units, times as Unix timestamps.
 
-Metrics hold points in time, not ages, so that they stay correct between two collections.
+Metrics hold points in time, not ages, so that they stay correct between two collections. They are
+served by :mod:`snaporch.status.metrics_exporter`, and written into a file by
+:mod:`snaporch.status.metrics_textfile`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
-from snaporch.private_files import store_errors
 from snaporch.status.model import DomainStatus, Problem, ProblemGrade, SourceStatus, Status
 
 if TYPE_CHECKING:
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 
     from snaporch.verify.copy_results import CopyResult
 
-_MODE = 0o644
 _MILLI = 1000.0
 
 
@@ -261,24 +258,3 @@ def _many(
     for words, value in samples:
         family.add_metric([words[label] for label in labels], float(value))
     return family
-
-
-def write_textfile(path: Path, text: bytes) -> None:
-    """Replace ``path`` atomically, so that the textfile collector never reads a part of it.
-
-    Raises:
-        UnavailableError: the file cannot be written.
-    """
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")  # the collector reads only *.prom
-    with store_errors(path.parent):
-        try:
-            descriptor = os.open(
-                fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE
-            )
-            with os.fdopen(descriptor, "wb") as stream:
-                os.fchmod(stream.fileno(), _MODE)  # whatever the umask: the collector is not root
-                stream.write(text)
-            os.replace(fresh, path)
-        finally:
-            with suppress(FileNotFoundError):
-                fresh.unlink()

@@ -13,7 +13,8 @@ from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.schedule.forecast import Forecast
 from snaporch.status.collect import collect_status
-from snaporch.status.metrics import as_text, registry, write_textfile
+from snaporch.status.metrics import as_text, registry
+from snaporch.status.metrics_textfile import write_textfile
 from snaporch.status.model import Problem, Status
 from snaporch.status.problems import find_problems
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from snaporch.config.window import ALWAYS, Windows
+from snaporch.config.transfer_window import ALWAYS, Windows
 from snaporch.locks import DAEMON, LockHolder
 from snaporch.model import Level, SnapshotRecord, iso, parse_iso
 from snaporch.pull.record import PullRecord

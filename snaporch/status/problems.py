@@ -1,7 +1,7 @@
 """Finds the problems in a status: a pure function.
 
 After how long a snapshot counts as missed is decided in :mod:`snaporch.status.missed_snapshots`,
-when an overlay exceeds a limit in :mod:`snaporch.status.overlay_limits`.
+when an overlay exceeds a limit in :mod:`snaporch.status.unwatched_overlays`.
 """
 
 from __future__ import annotations

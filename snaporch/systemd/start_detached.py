@@ -1,4 +1,7 @@
-"""Starts processes that outlive this one: units of systemd, or without it plain processes."""
+"""Starts processes that outlive this one: units of systemd, or without it plain processes.
+
+How long such a unit may take to stop is set in :mod:`snaporch.systemd.unit_settings`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from snaporch.command_log import LoggedCommand
+from snaporch.systemd.unit_settings import AFTER, STOP_TIME
 
 SYSTEMD = Path("/run/systemd/system")
-AFTER_LIBVIRT = (
-    "zfs.target", "libvirtd.service", "libvirtd.socket", "virtqemud.service", "virtqemud.socket",
-)  # fmt: skip
-"""The units without which no guest can be released; systemd stops those of snaporch before them."""
-AFTER = (*AFTER_LIBVIRT, "libvirt-guests.service")
-"""At shutdown libvirt-guests saves or shuts off guests, which must be on their bases by then."""
-STOP_TIME = "10min"
-"""How long a run may take to release its guest after SIGTERM. systemd allows 30 minutes for the
-whole shutdown, of which libvirt-guests needs the rest."""
 _SETTINGS = {
     "After": " ".join(AFTER),
     "OOMPolicy": "continue",

@@ -1,4 +1,9 @@
-"""Wait for signs of life of a clone that was just resumed or booted."""
+"""Wait for signs of life of a clone that was just resumed or booted.
+
+How long is set by ``LivenessTimes`` in :mod:`snaporch.waiting_times`, and for a script of the user
+by ``--script-timeout`` (:mod:`snaporch.cli.verify`). What a failure means for the result is decided
+by :mod:`snaporch.verify.verify`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""ZFS by the ``zfs`` command: all listings, and the fallback where libzfs_core is not available."""
+"""ZFS by the ``zfs`` command: all listings, and the fallback where libzfs_core is not available.
+
+It is chosen by :mod:`snaporch.zfs.open_pool`. Of its commands only ``zpool sync`` has a limit of
+time. Those on another machine have one (:mod:`snaporch.remote_host`).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """ZFS by libzfs_core (pyzfs): atomic, and without a fork while a guest is frozen.
 
+It is chosen by :mod:`snaporch.zfs.open_pool`.
+
 libzfs_core cannot list, nor read or set properties (``lzc_list_snaps`` raises NotImplementedError).
 For these this class uses the ``zfs`` command.
 """

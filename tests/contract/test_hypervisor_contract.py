@@ -19,12 +19,12 @@ from snaporch.errors import NotFoundError
 from snaporch.hypervisor import (
     CaptureRequest,
     CommitStage,
-    CommitTimeouts,
     HypervisorError,
     NotFrozenByUsError,
     domain_xml,
 )
 from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, make_clone_xml
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.model import DomainState, Strategy
 
 OTHER = "11111111-2222-3333-4444-555555555555"

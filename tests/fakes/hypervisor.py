@@ -24,6 +24,7 @@ from fakes import images
 from fakes.hooks import Hooks
 from snaporch.errors import NoSuchDomainError, NotFoundError
 from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.interface import (
     BackingImage,
@@ -31,7 +32,6 @@ from snaporch.hypervisor.interface import (
     CancelledError,
     CaptureRequest,
     CommitStage,
-    CommitTimeouts,
     HostObject,
     HypervisorError,
     NotFrozenByUsError,

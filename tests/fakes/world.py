@@ -20,13 +20,14 @@ from fakes.hypervisor import Agent, FakeGuest, FakeHypervisor
 from fakes.pool import FakePool
 from fakes.resolver import FakeResolver
 from snaporch.config import Config, Paths
-from snaporch.context import Clock, Context, LibvirtTimes, LivenessTimes, SealingTimes
+from snaporch.context import Clock, Context
 from snaporch.default_paths import HostPaths
 from snaporch.disks.overlay_files import OverlayImages
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import OtherJournal, RunFacts, SnapshotJournal, read_journal
 from snaporch.model import Domain, DomainState, Owner
 from snaporch.restore import recovery
+from snaporch.waiting_times import LibvirtTimes, LivenessTimes, RamTimes
 from snaporch.zfs import PREFIX
 
 _WRITTEN = b"the guest's last writes"
@@ -82,7 +83,7 @@ class World:
         self.clock = Clock()
         self.window_clock = time.monotonic
         self.libvirt_times = LibvirtTimes(resume=0)
-        self.sealing_times = SealingTimes()
+        self.ram_times = RamTimes()
         self.liveness_times = LivenessTimes(cpu=0.05, agent=0.05, poll=0.001)
         self.paths = Paths(
             overlays=root / "overlays",
@@ -113,7 +114,7 @@ class World:
             resolver=self.resolver,
             clock=self.clock,
             libvirt_times=self.libvirt_times,
-            sealing_times=self.sealing_times,
+            ram_times=self.ram_times,
             liveness_times=self.liveness_times,
             finishers={"restore": self.finish},
             overlay_images=OverlayImages(

@@ -1,4 +1,7 @@
-"""Rules about sanoid as a whole; single sections: :mod:`.sanoid_sections`."""
+"""Rules about sanoid as a whole; single sections: :mod:`.sanoid_sections`.
+
+Other programs that snapshot a guest's datasets are found in :mod:`.guests`.
+"""
 
 from __future__ import annotations
 

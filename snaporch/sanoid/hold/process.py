@@ -26,7 +26,7 @@ from snaporch.sanoid.hold.snapshotter import SanoidSnapshotter
 from snaporch.sanoid.hooks.handshake_times import order_seconds, patience
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
-from snaporch.zfs import open_pool
+from snaporch.zfs.open_pool import open_pool
 
 _JOIN_SECONDS = 60
 _MIN_ARGUMENTS = 2

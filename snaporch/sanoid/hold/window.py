@@ -1,5 +1,8 @@
 """A window: the time for which a guest is frozen, shared by all calls of sanoid that use it.
 
+The times are options, ``hook_deadline`` and ``freeze_deadline`` in :mod:`snaporch.config.schema`;
+:mod:`snaporch.snapshot.plan` makes ``max_frozen`` of the latter.
+
 :func:`window_end` and :func:`longest_window` say how long a guest is held at most.
 
 Each call of the pre hook for one of the guest's datasets *joins*, and *leaves* with the post hook.

@@ -1,1 +1,1 @@
-"""sanoid's hooks."""
+"""sanoid's hooks: they freeze guests before its snapshots, and delete bundles after pruning."""

@@ -72,7 +72,7 @@ class HookHost:
         Raises:
             UnavailableError: ZFS is not installed.
         """
-        from snaporch.zfs import open_pool
+        from snaporch.zfs.open_pool import open_pool
 
         return open_pool(read_only=True)
 

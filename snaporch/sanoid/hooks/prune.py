@@ -35,7 +35,7 @@ def pre_prune(environment: Mapping[str, str]) -> int:
 
 
 def _open_pool() -> Pool:
-    from snaporch.zfs import open_pool
+    from snaporch.zfs.open_pool import open_pool
 
     return open_pool()
 

@@ -1,5 +1,7 @@
 """``overlay``: RAM is saved live and every disk switched to an overlay, which is committed later.
 
+How long its commit may take is set by :mod:`snaporch.hypervisor.commit_timeouts`.
+
 The guest is paused only for the switch. The base images do not change while the overlays exist, so
 there is time for the ZFS snapshots of many pools.
 """
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from snaporch.catalog.torn import commits_in, recorded_commit
 from snaporch.disks import overlay_files
-from snaporch.hypervisor import CommitTimeouts
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.journal import Note, note_stages
 from snaporch.model import DomainState, Level
 from snaporch.recovery.overlay_removal import remove_unused

@@ -1,4 +1,7 @@
-"""Saving RAM while the guest runs, for the strategies ``overlay`` and ``manual``."""
+"""Saving RAM while the guest runs, for the strategies ``overlay`` and ``manual``.
+
+Its limits of time, bytes and rate are in :mod:`snaporch.snapshot.strategies.ram_limits`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
 from snaporch.journal import Note, release_mark
 from snaporch.private_files import private_directory, store_errors
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.ram_capture import RamCapture
 from snaporch.snapshot.strategies.base import FreezeStrategy, RunMaterial
 from snaporch.snapshot.strategies.ram_limits import (
     DowntimeLimit,
@@ -32,7 +35,7 @@ class RamStrategy(FreezeStrategy):
             self._pipe,
             work.bundle.raw_ram,
             work.plan.compression,
-            work.context.sealing_times,
+            work.context.ram_times,
         )
         self._downtime = DowntimeLimit(work)
         self._budget = RamBudget(work, self._capture, self._downtime, 0)
@@ -158,7 +161,8 @@ class RamStrategy(FreezeStrategy):
         """Finish the image and return it."""
         self._downtime.restore()
         name, progress = self.work.domain.name, self.work.context.progress
-        watch = SealingWatch(name, self.work.context.interrupt, self.work.clock.monotonic)
+        context = self.work.context
+        watch = SealingWatch(name, context.interrupt, self.work.clock.monotonic, context.ram_times)
         size = self._capture.arrived_bytes
 
         def tick(moved: int) -> None:

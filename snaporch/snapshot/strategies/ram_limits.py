@@ -3,6 +3,10 @@
 A guest can change RAM faster than it is saved, by itself or because of two limits: the rate, and
 the downtime into which the rest of RAM must fit. Both limits are lifted when twice the guest's RAM
 was saved. When a budget is used up, the guest is suspended, or the run aborted.
+
+How long RAM may not arrive, or not be stored, is set by ``RamTimes`` in
+:mod:`snaporch.waiting_times`; the budgets and the rate are options, in
+:mod:`snaporch.config.schema`.
 """
 
 from __future__ import annotations
@@ -16,15 +20,11 @@ from snaporch.errors import RunFailedError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Note
 from snaporch.recovery.release_guest import suspend
-from snaporch.snapshot.bundle_parts import RamCapture
+from snaporch.snapshot.ram_capture import RamCapture
 from snaporch.snapshot.strategies.base import RunMaterial
+from snaporch.waiting_times import RamTimes
 
 _REPORT_SECONDS = 0.5
-_STALL_SECONDS = 120
-_SEAL_STALL_SECONDS = 600
-"""The guest runs meanwhile, so a slow store gets time to write everything to its disks."""
-_SEAL_PATIENCE_SECONDS = 30
-"""The same after a signal: sealing that still progresses is finished."""
 _PASSES = 2
 """How many times the guest's RAM is saved before the limits are lifted."""
 _SHARE = 0.5
@@ -98,7 +98,7 @@ class RamBudget:
 
         Raises:
             RunFailedError: the budget is used up and ``on_ram_budget`` is ``abort``, or no RAM has
-                arrived for two minutes.
+                arrived for :attr:`~RamTimes.arrival`.
         """
         now = self._work.clock.monotonic()
         arrived = self._capture.arrived_bytes
@@ -114,10 +114,11 @@ class RamBudget:
         if excess and not self._suspended:
             self._overrun(excess)
             self._moved = now
-        if now - self._moved > _STALL_SECONDS:
+        patience = self._work.context.ram_times.arrival
+        if now - self._moved > patience:
             raise RunFailedError(
                 self._work.domain.name,
-                f"no RAM has arrived for {_STALL_SECONDS} s",
+                f"no RAM has arrived for {patience} s",
                 "check the bundle store and the compressor",
             )
 
@@ -153,28 +154,32 @@ class RamBudget:
 class SealingWatch:
     """Watches over sealing, while the guest runs again, and ends it when it does not progress."""
 
-    def __init__(self, name: str, interrupt: Interrupt, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, name: str, interrupt: Interrupt, monotonic: Callable[[], float], times: RamTimes
+    ) -> None:
         self._name = name
         self._interrupt = interrupt
         self._bytes = -1
         self._monotonic = monotonic
+        self._times = times
         self._moved = monotonic()
 
     def check(self, moved: int) -> None:
         """Compare the bytes that were compressed or stored so far with the last call.
 
         Raises:
-            InterruptedRunError: a signal came, and there was no progress for 30 s.
-            RunFailedError: there was no progress for 600 s.
+            InterruptedRunError: a signal came, and there was no progress for
+                :attr:`~RamTimes.interrupted`.
+            RunFailedError: there was no progress for :attr:`~RamTimes.sealing`.
         """
         now = self._monotonic()
         if moved != self._bytes:
             self._bytes, self._moved = moved, now
-        if now - self._moved > _SEAL_PATIENCE_SECONDS:
+        if now - self._moved > self._times.interrupted:
             self._interrupt.check(self._name)
-        if now - self._moved > _SEAL_STALL_SECONDS:
+        if now - self._moved > self._times.sealing:
             raise RunFailedError(
                 self._name,
-                f"the bundle store has taken nothing for {_SEAL_STALL_SECONDS} s",
+                f"the bundle store has taken nothing for {self._times.sealing} s",
                 "check the bundle store and the compressor",
             )

@@ -9,7 +9,8 @@ from fakes.hooks import failing, failing_once
 from snaporch.catalog.records import all_records
 from snaporch.catalog.torn import mark_torn, record_commit, recorded_commit
 from snaporch.errors import AttentionError, RefusedError, RunFailedError
-from snaporch.hypervisor import CommitTimeouts, HypervisorError
+from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.journal import Note, read_journals, release_mark
 from snaporch.model import BundleState, Level
 from snaporch.recovery.recover_runs import recover, recover_run

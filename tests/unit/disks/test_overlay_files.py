@@ -9,7 +9,8 @@ import pytest
 from fakes.images import qcow2
 
 from snaporch.disks import overlay_files
-from snaporch.disks.qemu_img import OverlayError, given_to
+from snaporch.disks.image_layers import given_to
+from snaporch.disks.qemu_img import OverlayError
 from snaporch.disks.qemu_img import qemu_img as qemu_img_command
 from snaporch.errors import UnavailableError
 from snaporch.hypervisor import OverlayDisk

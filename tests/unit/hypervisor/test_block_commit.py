@@ -8,7 +8,8 @@ import pytest
 
 from snaporch.hypervisor.apparmor import PROFILES
 from snaporch.hypervisor.block_commit import commit_overlays
-from snaporch.hypervisor.interface import CommitStage, CommitTimeouts, HypervisorError, OverlayDisk
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
+from snaporch.hypervisor.interface import CommitStage, HypervisorError, OverlayDisk
 
 SLOW = CommitTimeouts()
 HASTY = CommitTimeouts(running=0, pause=5)

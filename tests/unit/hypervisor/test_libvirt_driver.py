@@ -4,7 +4,8 @@ import libvirt
 import pytest
 
 from snaporch.hypervisor import HypervisorError, domain_xml
-from snaporch.hypervisor.interface import CommitStage, CommitTimeouts, OverlayDisk
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
+from snaporch.hypervisor.interface import CommitStage, OverlayDisk
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"

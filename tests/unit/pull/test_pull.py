@@ -10,7 +10,7 @@ import pytest
 from fakes.pull_case import UUID, Notes, PullCase
 
 from snaporch.config import Config
-from snaporch.config.window import ALWAYS, parse_windows
+from snaporch.config.transfer_window import ALWAYS, parse_windows
 from snaporch.errors import InterruptedRunError, NotFoundError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.pull.pull import due_sources, find_sources, pull_sources, without_windows

@@ -21,7 +21,7 @@ from snaporch.errors import ConfigError, UnavailableError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import DomainState, Strategy
-from snaporch.recovery import guardian, guardian_actions, guest_hold
+from snaporch.recovery import guardian, guardian_actions, hold_limits
 from snaporch.recovery.guardian_actions import Host, RunningPoll
 from snaporch.recovery.release_guest import is_ours_to_resume
 from snaporch.snapshot.plan import make_plan
@@ -517,9 +517,9 @@ def test_a_released_guest_is_not_in_the_window(begin, strategy):
     """A later freeze or pause is not the run's."""
     run = begin(strategy).frozen()
     run.journal.note(Note.FREEZING)
-    assert guest_hold.hold_of(lines_of(run)) is guest_hold.GuestHold.STOPPED
+    assert hold_limits.hold_of(lines_of(run)) is hold_limits.GuestHold.STOPPED
     run.journal.note(Note.RELEASED)
-    assert guest_hold.hold_of(lines_of(run)) is None
+    assert hold_limits.hold_of(lines_of(run)) is None
 
 
 @pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
@@ -527,13 +527,13 @@ def test_a_guest_held_after_its_release_is_in_the_window(begin, strategy, note):
     run = begin(strategy).write("begin", Step.FREEZE)
     run.journal.note(Note(note))
     run.journal.note(Note.RELEASED)
-    assert guest_hold.hold_of(lines_of(run)) is None
+    assert hold_limits.hold_of(lines_of(run)) is None
     run.write("end", Step.FREEZE)
-    assert guest_hold.hold_of(lines_of(run)) is guest_hold.GuestHold.STOPPED
+    assert hold_limits.hold_of(lines_of(run)) is hold_limits.GuestHold.STOPPED
     (journal,) = read_journals(run.world.paths.journal)
     assert journal.held
     run.journal.note(Note.RELEASED)
-    assert guest_hold.hold_of(lines_of(run)) is None
+    assert hold_limits.hold_of(lines_of(run)) is None
 
 
 def test_a_guest_paused_only_after_its_release_is_resumed(begin, host, process, recovering):
@@ -608,7 +608,7 @@ def test_a_guest_suspended_for_its_commit_is_only_resumed(begin, host):
     host.guest().live = host.guest().live.replace(disk.base, disk.overlay)
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
-    release(run, guest_hold.GuestHold.SUSPENDED_FOR_COMMIT)
+    release(run, hold_limits.GuestHold.SUSPENDED_FOR_COMMIT)
     assert host.guest().state is DomainState.RUNNING
     assert not host.on_bases()
 
@@ -644,9 +644,9 @@ def test_overlays_have_limits(begin, process, releases, world, limits, let):
 def test_a_window_held_for_sanoid_has_a_deadline(begin, world, seconds, let):
     """The hold process may hang; otherwise it would have ended the window."""
     facts = asdict(begin("overlay").frozen().facts)
-    window = guest_hold.GuestHold.ON_OVERLAYS
-    assert not guest_hold.exceeds_limits(window, facts, 1e6, 60)
-    assert guest_hold.exceeds_limits(window, facts | {"window_seconds": 90}, seconds, 60) is let
+    window = hold_limits.GuestHold.ON_OVERLAYS
+    assert not hold_limits.exceeds_limits(window, facts, 1e6, 60)
+    assert hold_limits.exceeds_limits(window, facts | {"window_seconds": 90}, seconds, 60) is let
 
 
 def test_overlays_removed_already_do_not_end_the_guardian(begin, process, recovering):
@@ -675,7 +675,7 @@ def test_the_window_is_found_whatever_of_the_last_line_is_there(begin):
     for cut in range(len(whole), len(longer)):
         run.path.write_bytes(longer[:cut])
         lines = lines_of(run)
-        assert guest_hold.hold_of(lines) is guest_hold.GuestHold.STOPPED
+        assert hold_limits.hold_of(lines) is hold_limits.GuestHold.STOPPED
         assert lines[0]["facts"]["uuid"] == run.facts.uuid
 
 
@@ -689,7 +689,7 @@ def host(world):
 
 def release(run, window=None):
     overlay = run.facts.strategy is Strategy.OVERLAY
-    held = guest_hold.GuestHold.ON_OVERLAYS if overlay else guest_hold.GuestHold.STOPPED
+    held = hold_limits.GuestHold.ON_OVERLAYS if overlay else hold_limits.GuestHold.STOPPED
     return guardian_actions.release(window or held, lines_of(run), URI, run.path, run.tools.host)
 
 
@@ -746,7 +746,7 @@ def test_a_frozen_guest_is_thawed_and_a_later_freeze_is_not_the_runs(begin, host
     host.guest().frozen = True
     release(run)
     assert not host.guest().frozen
-    assert guest_hold.hold_of(lines_of(run)) is None
+    assert hold_limits.hold_of(lines_of(run)) is None
     (journal,) = read_journals(host.paths.journal)
     assert not journal.held
 
@@ -787,7 +787,7 @@ def test_another_programs_job_does_not_delay_a_release(saving, host, job):
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = job
-    assert release(run, guest_hold.GuestHold.SAVING_RAM)
+    assert release(run, hold_limits.GuestHold.SAVING_RAM)
     assert (host.guest().job, host.guest().state) == (job, DomainState.RUNNING)
 
 
@@ -887,7 +887,7 @@ def test_a_guest_suspended_while_its_ram_is_saved_is_released(
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     releases.then = process.kill
     guard(run, process.pid, "0.1")
-    assert (releases.times, releases.window) == (1, guest_hold.GuestHold.SAVING_RAM)
+    assert (releases.times, releases.window) == (1, hold_limits.GuestHold.SAVING_RAM)
 
 
 def test_a_guest_for_which_libvirt_does_not_answer_is_released(
@@ -934,7 +934,7 @@ def test_the_cause_of_a_pause_while_ram_is_saved(
     (journal,) = read_journals(host.paths.journal)
     ours = is_ours_to_resume(host.context, run.facts, journal.notes)
     assert ours is (state is DomainState.RUNNING)
-    release(run, guest_hold.GuestHold.SAVING_RAM)
+    release(run, hold_limits.GuestHold.SAVING_RAM)
     assert host.guest().state is state
 
 
@@ -957,7 +957,7 @@ def test_a_guest_that_its_owner_paused_stays_paused(saving, host, recovering, st
     run.write("end", Step.FREEZE)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, reason
     if strategy == "manual":
-        assert guest_hold.hold_of(lines_of(run)) is None
+        assert hold_limits.hold_of(lines_of(run)) is None
     release(run)
     guard(run, 0)
     assert host.guest().state is DomainState.PAUSED
@@ -1009,7 +1009,7 @@ def test_a_guest_is_committed_although_the_disk_is_full(begin, host, fill_disk):
 def test_a_guest_suspended_for_a_commit_on_the_way_back_is_in_the_window(begin):
     run = begin("overlay").frozen()
     run.journal.note(Note.SUSPENDED)
-    assert guest_hold.hold_of(lines_of(run)) is guest_hold.GuestHold.SUSPENDED_FOR_COMMIT
+    assert hold_limits.hold_of(lines_of(run)) is hold_limits.GuestHold.SUSPENDED_FOR_COMMIT
 
 
 def test_a_guest_that_was_paused_before_may_stay_paused(saving, process, releases):
@@ -1025,7 +1025,7 @@ def test_saving_is_ended_before_the_guest_is_resumed(saving, host, strategy):
     run.journal.note(Note.SUSPENDED)
     host.guest().state, host.guest().paused_reason = DomainState.PAUSED, "user"
     host.guest().job = "snapshot"
-    release(run, guest_hold.GuestHold.SAVING_RAM)
+    release(run, hold_limits.GuestHold.SAVING_RAM)
     assert host.guest().job is None
     assert host.guest().state is DomainState.RUNNING
 
@@ -1276,7 +1276,7 @@ def test_it_imports_few_modules_before_it_has_to_act():
 
 
 def test_every_strategy_is_known():
-    assert set(guest_hold._HELD) | {"overlay", "crash", "off"} == set(Strategy)
+    assert set(hold_limits._HELD) | {"overlay", "crash", "off"} == set(Strategy)
 
 
 def test_a_libvirt_that_does_not_answer_is_no_sign_that_the_guest_runs():

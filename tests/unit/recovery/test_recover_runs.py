@@ -15,7 +15,6 @@ from fakes.images import qcow2
 from snaporch import command_log, default_paths
 from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.save_image import read_header
-from snaporch.context import LibvirtTimes
 from snaporch.disks.qemu_img import OverlayError
 from snaporch.errors import AttentionError, ExitCode, UnavailableError
 from snaporch.hypervisor import HypervisorError, Pause
@@ -32,6 +31,7 @@ from snaporch.snapshot.bundle_parts import build_manifest
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.snapshotter import initial_properties
+from snaporch.waiting_times import LibvirtTimes
 from snaporch.zfs import PoolError
 
 

@@ -9,8 +9,9 @@ from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
 from snaporch.bundle.store import RAM_NAME
 from snaporch.errors import RefusedError
+from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.definition_checks import check_identity, check_ram_definition
-from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.run import restore
 
 from .plans import plan
 

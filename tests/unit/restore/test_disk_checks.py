@@ -14,7 +14,8 @@ from snaporch.default_paths import HostPaths
 from snaporch.errors import RefusedError, SnaporchError
 from snaporch.model import DatasetKind
 from snaporch.restore import disk_checks
-from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.bundle_checks import check_bundle
+from snaporch.restore.run import restore
 from snaporch.zfs.resolver import Resolver
 
 from .plans import plan, refusal

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from fakes import manifests
 
+from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.losses import losses
-from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.run import restore
 
 from .plans import plan, refusal
 from .test_disk_checks import read_only  # noqa: F401

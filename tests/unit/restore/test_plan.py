@@ -11,9 +11,10 @@ from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.catalog.keep import KEEP_HOLD, keep, unkeep
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
+from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.losses import losses
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.run import check_as_shown, check_bundle, restore
+from snaporch.restore.run import check_as_shown, restore
 from snaporch.restore.select import split_name
 from snaporch.restore.shared_dataset_checks import check_own_places
 from snaporch.snapshot.request import SnapshotRequest

@@ -16,9 +16,10 @@ from snaporch.errors import AttentionError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, Level
 from snaporch.recovery.recover_runs import recover
+from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.ram_from_pages import check_pages, extract_ram
-from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.run import restore
 from snaporch.restore.source import IncompleteError, complete_source, find_records
 from snaporch.show import describe
 from snaporch.snapshot.request import SnapshotRequest

@@ -10,9 +10,10 @@ from fakes import manifests
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import BundleState, DomainState
+from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.confirm_and_restore import RestoreRequest
 from snaporch.restore.plan import make_restore_plan
-from snaporch.restore.run import check_bundle, restore
+from snaporch.restore.run import restore
 from snaporch.restore.select import newest_until, parse_moment
 from snaporch.restore.source import find_records
 

@@ -7,7 +7,7 @@ from fakes.replica import FakeReplica
 from fakes.schedule import Scheduled
 
 from snaporch.config import ResticReplica
-from snaporch.config.window import ALWAYS, parse_windows
+from snaporch.config.transfer_window import ALWAYS, parse_windows
 from snaporch.errors import WindowClosedError
 from snaporch.model import BundleState, Level
 from snaporch.schedule.failed_attempts import STOPPED, FailedAttempt, read_failed, write_failed

@@ -24,7 +24,7 @@ from fakes.hypervisor import Agent
 from fakes.leftovers import nothing_left_open
 
 from snaporch.catalog.records import all_records
-from snaporch.context import Clock, SealingTimes
+from snaporch.context import Clock
 from snaporch.errors import (
     AttentionError,
     InterruptedRunError,
@@ -33,10 +33,11 @@ from snaporch.errors import (
     SnaporchError,
     UnavailableError,
 )
-from snaporch.hypervisor import CommitTimeouts, HypervisorError
+from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import BundleState, DomainState, Level, PauseParts, Strategy
-from snaporch.recovery.guest_hold import GuestHold, hold_of
+from snaporch.recovery.hold_limits import GuestHold, hold_of
 from snaporch.recovery.recover_runs import recover
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -44,6 +45,7 @@ from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.strategies import make_strategy
 from snaporch.snapshot.strategies.base import RunMaterial
 from snaporch.snapshot.strategies.ram_limits import SealingWatch
+from snaporch.waiting_times import RamTimes
 from snaporch.zfs import PoolError
 
 TWO_POOLS = {"vda": "tank/web", "vdb": "flash/web"}
@@ -1095,7 +1097,7 @@ def sealing(world, clock, ram_store):
     def begin():
         world.context.clock = Clock(monotonic=look)
 
-    world.sealing_times = SealingTimes(tick=0, abort=0)
+    world.ram_times = RamTimes(tick=0, abort=0)
     world.heard.at["sealing the bundle"] = begin
     return looks
 
@@ -1165,7 +1167,7 @@ def test_the_times_of_saving_ram_end_with_the_capture(world, prepare):
 def test_after_a_signal_sealing_that_progresses_is_finished(world, clock, prepare):
     """However long it takes, also after a signal."""
     prepare("overlay")
-    watch = SealingWatch("web", world.context.interrupt, clock.monotonic)
+    watch = SealingWatch("web", world.context.interrupt, clock.monotonic, RamTimes())
     sigterm(world)()
     for stored in range(100):
         clock.go_on(60)

@@ -1,5 +1,3 @@
-import os
-import stat
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,11 +6,10 @@ from fakes.status_example import NOW, RUN, TAKEN, WELL, with_domain, with_policy
 from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
-from snaporch.errors import UnavailableError
 from snaporch.pull.record import PullRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
-from snaporch.status.metrics import as_text, registry, write_textfile
+from snaporch.status.metrics import as_text, registry
 from snaporch.status.model import Problem, ProblemGrade, SourceStatus
 from snaporch.verify.copy_decision import Source
 from snaporch.verify.copy_results import CopyResult
@@ -86,30 +83,6 @@ def test_names_follow_the_conventions():
     assert len(names) == len(set(names)) > 15
     assert all(name.startswith("snaporch_") for name in names)
     assert not any(name.endswith(("_total", "_ms", "_mib")) for name in names)
-
-
-def test_a_textfile_is_replaced_in_one_step_for_others_to_read(tmp_path):
-    path = tmp_path / "snaporch.prom"
-    path.write_text("old")
-    before = os.umask(0o077)
-    try:
-        with path.open() as reader:
-            write_textfile(path, b"new\n")
-            assert reader.read() == "old"
-    finally:
-        os.umask(before)
-    assert path.read_bytes() == b"new\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert [each.name for each in tmp_path.iterdir()] == ["snaporch.prom"]
-
-
-def test_a_textfile_that_cannot_be_written(tmp_path):
-    with pytest.raises(UnavailableError):
-        write_textfile(tmp_path / "no" / "snaporch.prom", b"")
-    (tmp_path / "d.prom").mkdir()
-    with pytest.raises(UnavailableError):
-        write_textfile(tmp_path / "d.prom", b"")
-    assert [each.name for each in tmp_path.iterdir()] == ["d.prom"]
 
 
 def test_copies_are_counted_by_their_last_verification():

@@ -10,7 +10,8 @@ from fakes.hypervisor import Agent
 
 from snaporch.catalog.records import all_records
 from snaporch.errors import RefusedError, RunFailedError, SnaporchError
-from snaporch.hypervisor import CommitTimeouts, HypervisorError
+from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.model import BundleState, DomainState, Level
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.run import restore

@@ -7,7 +7,7 @@ import pytest
 from fakes.zfs_stream import zfs_stream
 
 from snaporch.errors import RefusedError
-from snaporch.replication.checked_stream import Digest, command, pass_on, read_report
+from snaporch.replication.restic_stream import Digest, command, pass_on, read_report
 
 STREAM = zfs_stream("s1", 7, os.urandom(1 << 20))
 RIGHT = Digest(len(STREAM), hashlib.sha256(STREAM).hexdigest())

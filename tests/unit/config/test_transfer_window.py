@@ -8,7 +8,7 @@ import pytest
 
 from snaporch.config import Config
 from snaporch.config.load import ConfigError, load_config
-from snaporch.config.window import ALWAYS, parse_windows, rate_at
+from snaporch.config.transfer_window import ALWAYS, parse_windows, rate_at
 
 BERLIN = ZoneInfo("Europe/Berlin")
 NIGHT = parse_windows("22:00-06:00")

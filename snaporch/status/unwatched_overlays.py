@@ -1,6 +1,6 @@
 """Limits of overlays that no guardian watches, because their journal is missing or unreadable.
 
-Those of a run that a guardian watches are in :mod:`snaporch.recovery.guest_hold`.
+Those of a run that a guardian watches are in :mod:`snaporch.recovery.hold_limits`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""A stream of ``zfs send`` on its way to or from a repository: counted, hashed and checked.
+"""A stream of ``zfs send`` to or from a repository of restic: counted, hashed and checked.
 
-``python3 -m snaporch.replication.checked_stream NAME GUID --report FILE`` passes on the stream of
+How a stream goes to a replica without restic is in :mod:`snaporch.replication.stream_sender`; which
+streams ZFS may receive is decided by :mod:`snaporch.replication.stream_header`.
+
+``python3 -m snaporch.replication.restic_stream NAME GUID --report FILE`` passes on the stream of
 this snapshot, and writes its size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,
 the last part is withheld unless both are right: so ZFS never has a snapshot that differs.
 ``--check BYTES SHA256`` passes nothing on.
@@ -82,7 +85,7 @@ def command(name: str, guid: int, *options: str) -> list[str]:
         guid: of the snapshot.
         options: ``--report FILE``, ``--expect BYTES SHA256`` or ``--check BYTES SHA256``.
     """
-    words = [sys.executable, "-P", "-m", "snaporch.replication.checked_stream"]
+    words = [sys.executable, "-P", "-m", "snaporch.replication.restic_stream"]
     return [*words, name, str(guid), *options]
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from snaporch.replication.protection import weakness
+from snaporch.replication.append_only_protection import weakness
 
 NEEDED = {"create", "mount", "receive:append", "userprop"}
 

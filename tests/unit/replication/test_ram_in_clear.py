@@ -3,7 +3,7 @@
 import pytest
 
 from snaporch.bundle.manifest import read_manifest
-from snaporch.replication.encrypted_disks import encrypted_disks
+from snaporch.replication.ram_in_clear import encrypted_disks
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 

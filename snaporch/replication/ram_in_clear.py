@@ -1,4 +1,7 @@
-"""Why a guest's RAM must not be on a replica in clear: its disks are encrypted on this host."""
+"""Why a guest's RAM must not be on a replica in clear: its disks are encrypted on this host.
+
+It is asked, and RAM is refused, by :mod:`snaporch.replication.replicate`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The file that is copied out of a snapshot, and the check of its destination."""
+"""The file that is copied out of a snapshot, and the check of its destination.
+
+Room for a disk is checked in :mod:`snaporch.extract.extract`, for RAM in
+:mod:`snaporch.restore.ram_from_pages`.
+"""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from snaporch.zfs import open_pool
 from snaporch.zfs.cli import ZfsCommand
+from snaporch.zfs.open_pool import open_pool
 
 
 class ZFSError(Exception):

@@ -1,4 +1,8 @@
-"""Reads from a run's journal whether the run may hold its guest, and whether for too long.
+"""Reads from a run's journal whether the run may hold its guest, and whether it exceeds a limit.
+
+The deadline is handed over by :mod:`snaporch.recovery.start_guardian`, the limits of overlays by
+the journal (:mod:`snaporch.snapshot.plan` sets them from ``paths``).
+:mod:`snaporch.recovery.guardian` compares and releases.
 
 Only the standard library is imported, because each guardian keeps this module in memory.
 """

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from snaporch.systemd.unit_configuration import unit_configurations
+from snaporch.systemd.configurations_in_units import unit_configurations
 
 
 def test_units_and_drop_ins_with_a_configuration_are_found(tmp_path):
