@@ -1,5 +1,8 @@
 """Decide about each item of the store: keep it, move it to or from the trash, or delete it.
 
+After which time is set by the options of ``[prune]`` (:mod:`snaporch.config.schema`), which
+:mod:`snaporch.prune.prune` hands in.
+
 Which snapshots are deleted is decided by :mod:`snaporch.schedule.retention`.
 
 A pure function of the item, the snapshots that exist, the runs under way, and the time.

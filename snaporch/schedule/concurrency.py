@@ -1,4 +1,8 @@
-"""Limits how many snapshots run at once: on the host, in each pool, and by their RAM."""
+"""Limits how many snapshots run at once: on the host, in each pool, and by their RAM.
+
+The limits are options of ``[schedule]`` (:mod:`snaporch.config.schema`); those of ``--jobs`` are
+made by ``limits_for`` in :mod:`snaporch.schedule.parallel_snapshots`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Decides after how long the next snapshot of a policy counts as missed: a pure function.
 
+The option is ``status.grace`` in :mod:`snaporch.config.monitoring`.
+
 How grave that is, as all other problems, is decided in :mod:`snaporch.status.problems`.
 """
 

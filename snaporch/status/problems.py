@@ -1,5 +1,8 @@
 """Finds the problems in a status: a pure function.
 
+After which time something is late is set by the options of ``[status]`` in
+:mod:`snaporch.config.monitoring`.
+
 After how long a snapshot counts as missed is decided in :mod:`snaporch.status.missed_snapshots`,
 when an overlay exceeds a limit in :mod:`snaporch.status.unwatched_overlays`.
 """

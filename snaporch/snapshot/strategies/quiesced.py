@@ -1,5 +1,8 @@
 """``quiesced``: the guest agent freezes the guest's file systems while its disks are snapshotted.
 
+The times are options in :mod:`snaporch.config.schema`: ``agent_timeout`` for each request,
+``quiesce_budget`` for the whole freeze.
+
 A freeze is never interrupted: a signal takes effect when the agent has answered. If the agent does
 not answer in time, the guest may be frozen or not, so it is thawed until the agent confirms that.
 File systems that another program has frozen are left to that program, and no snapshot is taken at
