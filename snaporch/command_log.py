@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 LOGGER = "snaporch"
 MAX_ARGUMENT = 500
 """Characters of one argument that are logged."""
+MAX_OF_QUESTION = 80
+"""Characters of one argument of a command that only asks ZFS: it may be a list of properties."""
 MAX_ARGUMENTS = 2000
 """Characters of all arguments that are logged."""
 FIELD_NAMES = ("DOMAIN", "SNAPSHOT", "RUN", "STEP")
+_QUESTIONS = (("zfs", "get"), ("zfs", "list"), ("zpool", "get"), ("zpool", "list"))
 _MAX_RESULT = 300
 _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("fields", default=MappingProxyType({}))
 _SECRET = re.compile(
@@ -131,10 +134,11 @@ class LoggedCommand:
 def shown(words: Sequence[str]) -> str:
     """A command line as it is logged: quoted, without secrets, bounded."""
     parts: list[str] = []
+    most = MAX_OF_QUESTION if tuple(words[:2]) in _QUESTIONS else MAX_ARGUMENT
     length = 0
     is_secret = False
     for number, word in enumerate(words):
-        text = "***" if is_secret else _cut(_without_secrets(word), MAX_ARGUMENT)
+        text = "***" if is_secret else _cut(_without_secrets(word), most)
         is_secret = number > 0 and _SECRET_OPTION.fullmatch(word) is not None
         length += len(text) + 1
         if length > MAX_ARGUMENTS:

@@ -39,9 +39,16 @@ def check_newer(plan: RestorePlan, *, discard: bool) -> None:
     if precious and not discard:
         raise RefusedError(
             plan.thing,
-            f"newer snapshots would be destroyed: {', '.join(precious)}",
+            f"newer {_kinds(precious)} would be destroyed: {', '.join(precious)}",
             "use --discard-newer to destroy them",
         )
+
+
+def _kinds(names: Sequence[str]) -> str:
+    """Return what the names are: of snapshots, of bookmarks such as a pull sets, or of both."""
+    marks = sum("#" in name for name in names)
+    kinds = ("snapshots" if marks < len(names) else "", "bookmarks" if marks else "")
+    return " and ".join(filter(None, kinds))
 
 
 def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:

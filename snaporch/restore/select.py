@@ -19,6 +19,8 @@ from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord, iso
 from snaporch.restore.disk_checks import as_named_here
 from snaporch.snapshot.snapshot_name import check_snapshot_name
 
+_NAMED = 3
+"""Snapshots that an error names."""
 Found = tuple[SnapshotRecord, Manifest | None, tuple[PoolSnapshot, ...]]
 """A snapshot, its manifest if there is one, and the ZFS snapshots that it is made of."""
 
@@ -164,7 +166,10 @@ def _named(records: Sequence[SnapshotRecord], domain: str, name: str) -> list[Sn
     found = [record for record in of_domain if record.run == name]
     found = found or [record for record in of_domain if record.snapshot == name]
     if not found:
-        step = f"see `snaporch list {domain}`" if of_domain else "see `snaporch list`"
+        step = f"see `snaporch list {domain}`"
+        if not of_domain:  # it may have been renamed since
+            alike = dict.fromkeys(e.full_name for e in records if name in (e.snapshot, e.run))
+            step = f"{_alike(list(alike))}see `snaporch list`"
         raise NotFoundError(f"{domain}@{name}", "snaporch has no such snapshot", step)
     if len({record.run for record in found}) > 1:
         each = [f"{one.domain}@{one.run} on {', '.join(one.datasets)}" for one in found]
@@ -172,6 +177,14 @@ def _named(records: Sequence[SnapshotRecord], domain: str, name: str) -> list[Sn
             f"{domain}@{name}", "stands for several instants", f"name the run: {'; '.join(each)}"
         )
     return found
+
+
+def _alike(names: Sequence[str]) -> str:
+    """Return what the snapshots of other domains are called, for a name that no domain has."""
+    if not names:
+        return ""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"other domains have {', '.join(names[:_NAMED])}{more}; "
 
 
 def find_inside(context: Context, domain: str, snapshot: str) -> Found:

@@ -226,6 +226,7 @@ def _domain(
         unknown_overlays=() if known else overlays_in_use(context, domain),
         lost_policy=_lost(config, forecast, by_groups),
         replicated_by=_replication(domain.uuid),
+        assigned_by=forecast.assignment.source,
     )
 
 

@@ -126,6 +126,8 @@ class DomainStatus:
     """The policy that took its newest snapshot, if the domain now has no policy."""
     replicated_by: LockHolder | None = None
     """The replication of it that runs now; retention waits for its end."""
+    assigned_by: str = ""
+    """The place that assigns its policies, also those that do not exist; empty if none does."""
 
 
 @dataclass(frozen=True, slots=True)

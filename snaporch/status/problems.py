@@ -132,8 +132,10 @@ def _anything_waits(status: Status, grace: timedelta) -> bool:
 def _domain(domain: DomainStatus, *, has_run: bool) -> Iterator[Problem]:
     """Problems of a domain; ``has_run``: a run on it has not ended, and may be reported itself."""
     for name in domain.unknown_policies:
-        text = f"is given the policy {name!r}, which does not exist"
-        yield Problem("unknown-policy", ProblemGrade.WARNING, domain.name, text)
+        text = f"{domain.assigned_by} names the policy {name!r}, which does not exist"
+        grade = ProblemGrade.WARNING if domain.policies else ProblemGrade.CRITICAL
+        text += "" if domain.policies else ", and it has no other"
+        yield Problem("unknown-policy", grade, domain.name, f"{text}; see: snaporch plan")
     if domain.lost_policy:
         text = f"had the policy {domain.lost_policy!r} but has none now; if intended, assign 'none'"
         yield Problem("no-policy", ProblemGrade.CRITICAL, domain.name, text)

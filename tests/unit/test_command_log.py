@@ -101,6 +101,12 @@ def test_a_secret_in_an_error_is_not_logged(log):
     assert "hunter2" not in log.lines[0]
 
 
+@pytest.mark.parametrize("words", [("zfs", "get"), ("zfs", "list"), ("zpool", "get")])
+def test_the_lists_of_properties_in_questions_are_short(words):
+    assert shown([*words, "p" * 600]) == f"{' '.join(words)} '{'p' * 80}…'"
+    assert len(shown(["zfs", "destroy", "p" * 600])) > 500
+
+
 def test_arguments_are_bounded_and_have_no_control_characters():
     line = shown(["zfs", "a" * 3000, "\x1b[31m\n\udcff", *["b" * 90] * 100])
     assert len(line) < command_log.MAX_ARGUMENTS + 100

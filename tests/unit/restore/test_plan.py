@@ -312,7 +312,12 @@ def test_newer_bookmarks_need_consent_too(story, world):
     world.pool.bookmark("tank/web@x", "sent")
     world.pool.destroy_snapshots(["tank/web@x"])
     world.hooks.log.clear()
-    assert "tank/web#sent" in refusal(world)
+    assert "newer bookmarks would be destroyed: tank/web#sent" in refusal(world)
+    world.pool.snapshot(["tank/web@y"], {})
+    world.hooks.log.clear()
+    said = refusal(world)
+    assert "newer snapshots and bookmarks would be destroyed: " in said
+    assert "tank/web@y" in said
 
 
 def test_newer_snapshots_with_clones_are_refused(story, world):

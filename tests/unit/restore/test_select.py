@@ -106,6 +106,18 @@ def test_a_name_of_two_runs_is_ambiguous(twice, world):
             assert f"web@{record.run} on {', '.join(record.datasets)}" in refused.value.step
 
 
+def test_snapshots_of_a_former_name_are_named(story, world):
+    with pytest.raises(NotFoundError) as caught:
+        find_records(world.context, "shop@s1")
+    assert caught.value.step == "other domains have web@s1; see `snaporch list`"
+    with pytest.raises(NotFoundError) as caught:
+        find_records(world.context, "web@nope")
+    assert caught.value.step == "see `snaporch list web`"
+    with pytest.raises(NotFoundError) as caught:
+        find_records(world.context, "shop@nope")
+    assert caught.value.step == "see `snaporch list`"
+
+
 def test_each_of_them_can_be_named_by_its_run(twice, world):
     for record in twice:
         (found,) = find_records(world.context, f"web@{record.run}")

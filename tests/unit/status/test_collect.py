@@ -96,7 +96,13 @@ def test_a_snapshot_after_a_failure_ends_it(scheduled, standing):
 
 def test_a_policy_that_does_not_exist_is_reported(scheduled, standing):
     scheduled.world.pool.set_properties(["tank/web"], {"snaporch:policy": "dayly"})
-    assert standing().domains[0].unknown_policies == ("dayly",)
+    status = standing()
+    assert status.domains[0].unknown_policies == ("dayly",)
+    (text,) = [e.text for e in find_problems(status, StatusOptions()) if e.code == "unknown-policy"]
+    assert text == (
+        "snaporch:policy of tank/web names the policy 'dayly', which does not exist, and it has no "
+        "other; see: snaporch plan"
+    )
 
 
 def test_a_failed_verification_counts_as_long_as_its_snapshot_exists(scheduled, standing):

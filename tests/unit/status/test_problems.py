@@ -109,6 +109,7 @@ def test_nothing_needs_attention(status):
         (with_policy(next=FAILED), ("failed", "warning")),
         (with_policy(next=FAILED, last=None), ("failed", "critical")),
         (with_domain(unknown_policies=("dayly",)), ("unknown-policy", "warning")),
+        (with_domain(unknown_policies=("dayly",), policies=()), ("unknown-policy", "critical")),
         (with_domain(unknown_overlays=("/o/vda",)), ("on-overlay", "critical")),
         (replace(WELL, store_missing=True), ("no-store", "critical")),
         (with_replica(failed=TRIED), ("replica-failed", "critical")),
