@@ -33,8 +33,9 @@ test-all: test test-package ## the packages and the long matrices too, with repo
 		test_restore_interrupted test_layouts test_hostile test_replicate test_destination_contract \
 		test_boot_systemd test_verify test_ram_pages_cost test_units_systemd test_confined test_undo \
 		test_clone test_groups test_pause test_prune test_sanoid test_pull test_append_only test_verify_on \
-		test_rebuild test_pages test_disks test_tpm test_hypervisor_contract test_other_programs
-	@for day in 1 2 3; do DAY=$$day tests/e2e/run $(LABS) test_boot_systemd test_clone test_prune \
+		test_rebuild test_pages test_disks test_tpm test_hypervisor_contract test_other_programs \
+		test_by_hand test_runs test_luks test_starved_systemd test_pool_contract
+	@for day in 1 2 3 4; do DAY=$$day tests/e2e/run $(LABS) test_boot_systemd test_clone test_prune \
 		test_replicate test_sanoid test_units_systemd test_verify || exit 1; done
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --report docs/reference/fault-matrix.md
 	@FAULTS_SAMPLE=all tests/e2e/faults/run --others --report docs/reference/acts-of-others.md

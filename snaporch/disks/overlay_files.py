@@ -130,29 +130,35 @@ def open_somewhere(paths: Sequence[Path]) -> int | None:
         status = os.stat(path, follow_symlinks=False)
         expected[status.st_dev, status.st_ino] = path.name
     names = {str(inode): name for (_, inode), name in expected.items()}
-    for process in Path("/proc").iterdir():
-        if not process.name.isdecimal():
-            continue
+    for process in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError):  # the process exited meanwhile
-            for entry in os.listdir(process / "fdinfo"):
+            for entry in os.listdir(f"/proc/{process}/fdinfo"):
                 with suppress(OSError):
                     if not _may_be(process, entry, names):
                         continue
-                    status = os.stat(process / "fd" / entry)
+                    status = os.stat(f"/proc/{process}/fd/{entry}")
                     if (status.st_dev, status.st_ino) in expected:
-                        return int(process.name)
+                        return int(process)
     return None
 
 
-def _may_be(process: Path, entry: str, names: Mapping[str, str]) -> bool:
-    """Whether a process's open file may be one of these, by inode number and name."""
-    number = _INODE.search((process / "fdinfo" / entry).read_bytes())
+def _may_be(process: str, entry: str, names: Mapping[str, str]) -> bool:
+    """Whether a process's open file may be one of these, by inode number and name.
+
+    A host may have many thousands of open files: this takes as few calls as it can.
+    """
+    descriptor = os.open(f"/proc/{process}/fdinfo/{entry}", os.O_RDONLY)
+    try:
+        number = _INODE.search(os.read(descriptor, 4096))  # among the first lines
+    finally:
+        os.close(descriptor)
     if number is None:  # Linux before 5.14
         return True
     name = names.get(number[1].decode())
     if name is None:
         return False
-    return Path(os.readlink(process / "fd" / entry)).name.removesuffix(" (deleted)") == name
+    opened = Path(os.readlink(f"/proc/{process}/fd/{entry}"))
+    return opened.name.removesuffix(" (deleted)") == name
 
 
 def remove(directory: Path, overlays: Sequence[OverlayDisk]) -> None:

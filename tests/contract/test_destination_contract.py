@@ -57,7 +57,7 @@ def append_only(scratch, store, interrupt=None, heard=None, **more):
     return WithAdmin("x", replica, scratch.pool, interrupt or Interrupt(), heard or Heard())
 
 
-IN_LAB = (pytest.mark.lab, pytest.mark.daily(1))
+IN_LAB = (pytest.mark.lab, pytest.mark.daily(18, "destination"))
 
 
 @pytest.fixture(

@@ -41,7 +41,7 @@ def made_in_a_directory(kind):
         made.remove()
 
 
-IN_LAB = (pytest.mark.lab, pytest.mark.daily(20, "libvirt"))
+IN_LAB = (pytest.mark.lab, pytest.mark.daily(13, "libvirt"))
 
 
 @pytest.fixture(params=[FakeHost, pytest.param(ProbeHost, marks=IN_LAB)], ids=["fake", "libvirt"])

@@ -35,7 +35,7 @@ MAKERS = {
 @pytest.fixture(
     params=[
         "fake",
-        pytest.param("command", marks=pytest.mark.lab),
+        pytest.param("command", marks=(pytest.mark.lab, pytest.mark.daily(22, "command"))),
         pytest.param("lzc", marks=pytest.mark.lab),
     ]
 )

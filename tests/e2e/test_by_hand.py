@@ -14,7 +14,10 @@ def guest():
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip", "none"])
-@pytest.mark.parametrize("capture", ["stream", "file"])
+@pytest.mark.parametrize(
+    "capture",
+    [pytest.param(each, marks=pytest.mark.daily(1, each)) for each in ("stream", "file")],
+)
 def test_virsh_restores_the_ram_image_as_it_lies_in_the_bundle(
     guest, tmp_path, compression, capture
 ):

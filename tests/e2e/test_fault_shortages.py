@@ -223,7 +223,7 @@ def test_one_pool_refuses_the_snapshot(guest, tmp_path, way):
     zfs("destroy", f"tank/short@{name}")
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["overlay", "manual", "paused"])
 @pytest.mark.parametrize("days", [-1, 1])
 def test_the_clock_jumps(guest, tmp_path, way, days):
@@ -254,7 +254,7 @@ def test_a_run_that_is_stopped_when_qemu_pauses_its_guest_for_the_end_of_ram(gue
     assert_clean(guest)
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", ["manual", "overlay"])
 @pytest.mark.parametrize("killed", [False, True])
 @pytest.mark.timeout(200)

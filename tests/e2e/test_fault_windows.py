@@ -95,7 +95,7 @@ def is_paused(guest):
     return guest.mark() == mark
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("fault", IN_LAB)
 @pytest.mark.parametrize("way", RAM)
 def test_while_ram_is_saved(large, tmp_path, way, fault):
@@ -112,6 +112,7 @@ def test_while_ram_is_saved(large, tmp_path, way, fault):
     examine(large, fault, before)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("way", RAM)
 def test_killed_before_libvirt_opens_the_ram_pipe_again(large, tmp_path, way):
     """libvirt writes RAM, closes the pipe, and opens its path once more for the header.

@@ -137,20 +137,20 @@ def test_both_come_back_to_it(app, db):
     assert "of the group pair: app@g1 would be of the same instant" in refused.err
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_both_are_paused_when_the_snapshots_are_there(pair, tmp_path):
     with taken(tmp_path, "g5"):
         assert [guest.state() for guest in pair] == ["paused", "paused"]
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_on_overlays_both_run_when_the_snapshots_are_there(pair, tmp_path):
     with taken(tmp_path, "g6", '[defaults]\nram_strategy = "overlay"\n'):
         for guest in pair:
             guest.wait_count(beyond=guest.wait_count())
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_on_overlays_it_is_one_transaction_too(pair, tmp_path):
     entries = together(tmp_path, "g2", '[defaults]\nram_strategy = "overlay"\n')
     assert {entry["level"] for entry in entries.values()} == {"ram"}
@@ -160,7 +160,7 @@ def test_on_overlays_it_is_one_transaction_too(pair, tmp_path):
         assert guest.snapshot_count("g2") <= guest.wait_count()
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_one_that_is_off_is_taken_along(app, db, tmp_path):
     db.destroy()
     entries = together(tmp_path, "g3")
@@ -170,7 +170,7 @@ def test_one_that_is_off_is_taken_along(app, db, tmp_path):
     db.start()
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_one_that_cannot_be_frozen_is_refused_before_anything(pair, tmp_path):
     with config(tmp_path, GROUP + '[domain.db]\nlevel = "quiesced"\n') as env:
         outcome = snaporch("snapshot", "--group", "pair", "--name", "no", env=env)
@@ -178,7 +178,7 @@ def test_one_that_cannot_be_frozen_is_refused_before_anything(pair, tmp_path):
     assert none_of("no")
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_one_whose_freeze_fails_has_the_other_released(pair, tmp_path):
     """app is saved and paused; db's RAM never arrives, and its budget ends."""
     with stalled_compressor(tmp_path) as env:
@@ -194,7 +194,7 @@ def test_one_whose_freeze_fails_has_the_other_released(pair, tmp_path):
     assert "no" not in {entry["snapshot"] for entry in snaporch("list", "--json").json}
 
 
-@pytest.mark.daily(3, "way")
+@pytest.mark.daily(2, "way")
 def test_a_downgrade_that_is_allowed_takes_the_group_all_the_same(pair, tmp_path):
     more = '[domain.db]\nlevel = "quiesced"\non_unavailable = "paused"\n'
     entries = together(tmp_path, "g4", more)
@@ -214,7 +214,7 @@ KILLED = {
 """Where the process is killed, and whether the snapshots are there by then."""
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("point", KILLED)
 def test_killed_each_recovers_by_its_own_journal(pair, tmp_path, point):
     name = point.replace(":", "-")

@@ -131,7 +131,7 @@ def recovers(scene):
     assert_clean(scene.guest, "shut off")
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("name", hostile.HEADERS)
 def test_a_forged_header(scene, name):
     """The emulator's user can write into its overlay, and nowhere beside it."""
@@ -281,14 +281,14 @@ def suffer(guest, name, command):
 CASES = [*hostile.WHOLE, "names"]
 
 
-@pytest.mark.daily(6)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", CASES)
 def test_a_tpm_state(tpm, name, command):
     suffer(tpm, name, command)
 
 
-@pytest.mark.daily(8)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("command", [each for each in COMMANDS if each != "verify"])
 @pytest.mark.parametrize("name", CASES)
 def test_uefi_variables(variables, name, command):

@@ -119,7 +119,7 @@ def in_two_goes(layout, case, *words):
     return outcome if changed(before) else snaporch(*words)
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("layout", "change"), cases(), indirect=["layout"])
 def test_the_way_back_does_no_harm(request, layout, change):

@@ -94,6 +94,7 @@ def test_it_goes_back(guest, taken):
     assert_clean(guest)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("point", ["after:freeze", "after:pool-snapshot"])
 def test_a_run_that_is_killed_leaves_it_as_it_was(guest, point):
     mark = guest.mark()
@@ -117,6 +118,7 @@ def test_a_run_that_is_killed_leaves_it_as_it_was(guest, point):
     assert not guest.bad_since(mark)
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("resumed", [True, False])
 def test_a_clone_reads_it_by_the_same_secret(guest, taken, resumed):
     options = ("--running",) if resumed else ()

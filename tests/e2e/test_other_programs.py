@@ -1,7 +1,7 @@
 """Others act on a guest in the middle of a run: backup tools, administrators, libvirt's own.
 
 The scenes are in ``faults/others.py``, what others do in ``acts.py``. ``FAULTS_SAMPLE`` chooses as
-in ``test_faults.py``; without it six that change from day to day. ``faults/run --others`` makes a
+in ``test_faults.py``; without it four that change from day to day. ``faults/run --others`` makes a
 page of the lines that they print.
 """
 
@@ -42,7 +42,7 @@ from snaporch.model import Strategy
 NAME = others.LARGE
 _CHANNEL = ("channel", "source")
 """Of an agent: its path has the number that a domain has from its start."""
-CASES = matrix.sample(others.cases(), matrix.wanted(), 6)
+CASES = matrix.sample(others.cases(), matrix.wanted(), 4)
 
 
 class Guests:
@@ -274,7 +274,7 @@ def reached(guest, case, outcome):
 # -- what is said, and what is done about it -----------------------------------------------------
 
 
-@pytest.mark.daily(3, "single")
+@pytest.mark.daily(2, "single")
 @pytest.mark.timeout(300)
 def test_a_member_of_a_group_that_waits_for_another(guest, tmp_path):
     """The other's RAM does not come to an end before a backup tool has begun with this one."""
@@ -309,7 +309,7 @@ def test_a_member_of_a_group_that_waits_for_another(guest, tmp_path):
         other.remove()
 
 
-@pytest.mark.daily(3, "single")
+@pytest.mark.daily(2, "single")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", [Strategy.OVERLAY, Strategy.MANUAL])
 def test_suspended_while_its_ram_is_saved(guest, tmp_path, strategy):
@@ -326,7 +326,7 @@ def test_suspended_while_its_ram_is_saved(guest, tmp_path, strategy):
     guest.assert_undisturbed(mark)
 
 
-@pytest.mark.daily(3, "single")
+@pytest.mark.daily(2, "single")
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("strategy", [Strategy.OVERLAY, Strategy.MANUAL])
 def test_its_job_aborted(guest, tmp_path, strategy):
@@ -341,7 +341,7 @@ def test_its_job_aborted(guest, tmp_path, strategy):
     guest.wait_count()
 
 
-@pytest.mark.daily(3, "single")
+@pytest.mark.daily(2, "single")
 @pytest.mark.timeout(200)
 def test_its_ram_saved_by_libvirt_while_it_is_on_overlays(guest, tmp_path):
     with under_way(tmp_path, Strategy.OVERLAY, "after:pool-snapshot") as run:
@@ -354,7 +354,7 @@ def test_its_ram_saved_by_libvirt_while_it_is_on_overlays(guest, tmp_path):
     assert_went_on(guest, mark)
 
 
-@pytest.mark.daily(3, "single")
+@pytest.mark.daily(2, "single")
 @pytest.mark.timeout(300)
 def test_a_backup_over_an_overlay(guest, tmp_path):
     """The commands that the error names bring the guest back, when it is off."""
@@ -374,7 +374,7 @@ def test_a_backup_over_an_overlay(guest, tmp_path):
     guest.wait_count()
 
 
-@pytest.mark.daily(3, "single")
+@pytest.mark.daily(2, "single")
 def test_a_disk_that_others_may_have_too(tmp_path):
     def share(domain):
         SubElement(domain.find("devices/disk"), "shareable")

@@ -86,7 +86,7 @@ def guests(**disks):
         yield made
 
 
-pytestmark = pytest.mark.daily(5, "page")
+pytestmark = pytest.mark.daily(4, "page")
 
 WEB = ("tank/vm/web", "flash/web-data")
 

@@ -40,8 +40,7 @@ def guest(_private):
 @pytest.fixture
 def other(_private):
     """Another guest; it is off until a test starts it."""
-    made = Guest.create("other", disks=[Disk("file", "tank/other")])
-    made.destroy()
+    made = Guest.create("other", disks=[Disk("file", "tank/other")], start=False)
     yield made
     made.remove()
 

@@ -157,7 +157,7 @@ def newer(pulled, guests):
     return new, {each["domain"]: each["arrived"] for each in outcome.json}
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_what_is_new_comes_by_a_bookmark_when_the_last_one_is_gone(newer):
     new, arrived = newer
     disk = DISKS["db"][0].where
@@ -165,7 +165,7 @@ def test_what_is_new_comes_by_a_bookmark_when_the_last_one_is_gone(newer):
     assert guids(copy(disk)).items() > guids(disk).items()
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_a_cut_line_is_continued(pulled, guests, machine, tmp_path):
     Path(guests["web"].sources()["vda"]).with_name("more").write_bytes(os.urandom(24 << 20))
     new = snapshot(guests["web"])["snapshot"]
@@ -190,7 +190,7 @@ def test_a_cut_line_is_continued(pulled, guests, machine, tmp_path):
     assert guids(copy("tank/web")) == guids("tank/web")
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_a_name_that_matches_nothing_is_seen_and_the_others_come(pulled, machine, tmp_path):
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(machine.read_text().replace('"web"', '"wbe"'))
@@ -216,7 +216,7 @@ def unharmed(pulled):
     assert sums(bundle_of(BUNDLES, "secret")) == before[1]
 
 
-@pytest.mark.daily(4)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize(
     "command",
     [
@@ -246,7 +246,7 @@ def test_the_key_forwards_nothing_and_has_no_terminal(unharmed, option):
     assert outcome.out.replace("\r", "") in ("", outcome.err) or "no request" in outcome.out
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_the_key_reads_no_other_guest_and_no_other_file(unharmed, guests):
     secret, web = uuid_of("secret"), uuid_of("web")
     guid = int(next(iter(guids("tank/secret").values())))
@@ -287,7 +287,7 @@ def test_a_token_for_another_dataset_sends_nothing(unharmed):
     assert json.loads(outcome.out) == {"bytes": 0, "refused": "its token names another dataset"}
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, newer, tmp_path):
     own = tmp_path / "pulled-vm1.toml"
     own.write_text(f'[paths]\nbundles = "{PULLED}"\n')
@@ -303,7 +303,7 @@ def test_bundles_of_destroyed_copies_are_pruned_and_no_others(pulled, newer, tmp
     assert {each["domain"]: each["arrived"] for each in outcome.json} == {"web": [], "db": []}
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_a_hostile_source_is_one_error_and_harms_nothing(pulled, machine, tmp_path, guests):
     """Another program answers for the source: everything that it sends is a lie."""
     oldest = int(next(iter(guids("tank/web").values())))
@@ -345,7 +345,7 @@ elif verb == "stream":
     assert snaporch("pull", "vm1").status == 0
 
 
-@pytest.mark.daily(3, "long")
+@pytest.mark.daily(2, "long")
 def test_a_lost_guest_is_rebuilt_from_what_was_pulled(pulled, guests):
     guest = guests["web"]
     uuid = uuid_of("web")

@@ -118,7 +118,7 @@ def test_a_lost_guest_goes_on_where_it_was(guest):
     assert all(copies)
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_the_history_comes_back_too(guest):
     taken = [take(guest)["snapshot"] for _ in range(3)]
     must("snaporch", "replicate", guest.name)
@@ -133,7 +133,7 @@ def test_the_history_comes_back_too(guest):
     assert snaporch("verify", f"{guest.name}@{taken[0]}").status == 0
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_what_is_killed_goes_on(guest, there, configuration):
     image = Path(guest.sources()["vda"])
     (image.parent / "noise").write_bytes(os.urandom(24 << 20))
@@ -161,7 +161,7 @@ def test_what_is_killed_goes_on(guest, there, configuration):
     assert_clean(guest)
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_what_exists_here_is_not_touched(guest):
     last = take(guest)["snapshot"]
     must("snaporch", "replicate", guest.name)
@@ -177,7 +177,7 @@ def test_what_exists_here_is_not_touched(guest):
     assert snaporch("restore", f"{guest.name}@{last}", "--yes").status == 0
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_a_damaged_copy_is_found_before_the_guest_is_defined(guest, there):
     older, last = take(guest)["snapshot"], take(guest)
     must("snaporch", "replicate", guest.name)
@@ -224,7 +224,7 @@ def pool():
     run("virsh", "pool-undefine", POOL)
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_what_surrounds_it_comes_back(plain, pool, tmp_path):
     must("zfs", "set", *(f"{key}={value}" for key, value in SETTINGS.items()), "tank/plain")
     must("zfs", "set", "refreservation=auto", "copies=2", "flash/plain")
@@ -281,7 +281,7 @@ def victim(tmp_path):
     must("virsh", "undefine", "victim")
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_a_hostile_definition_replaces_no_other_guest(plain, victim, there):
     last = take(plain)
     must("snaporch", "replicate", plain.name)
@@ -296,7 +296,7 @@ def test_a_hostile_definition_replaces_no_other_guest(plain, victim, there):
     assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost)
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_no_guest_is_resumed_with_a_definition_that_was_not_shown(plain, there):
     last = take(plain)
     must("snaporch", "replicate", plain.name)
@@ -320,7 +320,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.daily(4, "long")
+@pytest.mark.daily(3, "long")
 def test_a_hostile_replica_chooses_nothing_of_this_host(plain, there):
     last = take(plain)
     must("snaporch", "replicate", plain.name)

@@ -91,7 +91,7 @@ def assert_cannot_be_started(guest):
     assert "run-snaporch-recover-first" in outcome.err
 
 
-@pytest.mark.daily(5)
+@pytest.mark.daily(4)
 @pytest.mark.parametrize("point", [*WARM, "past:define"])
 def test_killed_and_recovered(running, point):
     count = running.snapshot_count("s1")
@@ -111,7 +111,7 @@ def test_killed_and_recovered(running, point):
     assert recover() == ""
 
 
-@pytest.mark.daily(2)
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("point", COLD)
 def test_a_cold_one_is_killed_and_recovered(running, point):
     count = running.snapshot_count("s1")

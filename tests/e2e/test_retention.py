@@ -48,8 +48,8 @@ trash_keep = "0s"
 def guest():
     CONFIG.parent.mkdir(exist_ok=True)
     CONFIG.write_text(POLICY)
-    made = Guest.create("aged", disks=[Disk("file", "tank/aged"), Disk("zvol", "flash/aged")])
-    made.destroy()
+    disks = [Disk("file", "tank/aged"), Disk("zvol", "flash/aged")]
+    made = Guest.create("aged", disks=disks, start=False)
     yield made
     must("zfs", "release", "keep", f"tank/aged@{name_of(HELD_DAY)}")
     made.remove()

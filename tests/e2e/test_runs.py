@@ -90,6 +90,7 @@ def has_open(pid, path):
     return False
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_in_the_ram_phase_undoes_the_run(guest, tmp_path, signum):
     before = zfs_snapshots()

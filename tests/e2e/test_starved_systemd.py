@@ -103,6 +103,7 @@ def starve(unit, process):
     assert "oom-kill" in must("dmesg")
 
 
+@pytest.mark.daily(1)
 @pytest.mark.parametrize("unit", ["snaporch.service", "snaporch-run-due.service"])
 def test_no_other_process_ends_and_the_guest_is_released(guest, release, unit):
     CONFIG.write_text(POLICY.format(name=f"of-{unit.partition('.')[0]}"))

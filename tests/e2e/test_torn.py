@@ -15,7 +15,7 @@ from other_program import assert_none_is_called_otherwise, judge, slow_commits, 
 from support import assert_clean, config, must, one_line_error, run, snaporch
 
 DATASET = "tank/torn"
-ROUNDS = 1000 if os.environ.get("LONG") else 6
+ROUNDS = 1000 if os.environ.get("LONG") else 3
 HELD_FOR = (0, 4, 8)
 """Snapshots for which a commit is held up, by turns: not at all is how it is on a host."""
 REPORT_EACH = 5

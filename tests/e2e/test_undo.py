@@ -157,7 +157,7 @@ def test_the_script_discards_nothing_that_was_written_since_the_restore_was_undo
     assert_undone(guest, restored)
 
 
-@pytest.mark.daily(3)
+@pytest.mark.daily(2)
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_and_recovered(guest, restored, point):
     mark = guest.mark()

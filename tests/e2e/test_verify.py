@@ -234,7 +234,7 @@ def test_a_domain_that_is_undefined():
         guest.remove()
 
 
-@pytest.mark.daily(2, "guests of their own")
+@pytest.mark.daily(1, "guests of their own")
 def test_a_guest_with_an_agent_answers():
     guest = Guest.create("talks", [Disk("file", "tank/talks")], kind="linux")
     try:
@@ -246,7 +246,7 @@ def test_a_guest_with_an_agent_answers():
         guest.remove()
 
 
-@pytest.mark.daily(2, "guests of their own")
+@pytest.mark.daily(1, "guests of their own")
 def test_a_picture_of_the_screen(tmp_path):
     guest = Guest.create("sees", [Disk("file", "tank/sees")], mutate=add_screen)
     try:
@@ -267,7 +267,7 @@ def add_screen(domain):
     ET.SubElement(video, "model", type="vga")
 
 
-@pytest.mark.daily(2, "guests of their own")
+@pytest.mark.daily(1, "guests of their own")
 def test_uefi():
     guest = Guest.create("efi", firmware="uefi", disks=[Disk("zvol", "tank/efi")])
     try:
@@ -278,7 +278,7 @@ def test_uefi():
         guest.remove()
 
 
-@pytest.mark.daily(2, "guests of their own")
+@pytest.mark.daily(1, "guests of their own")
 @pytest.mark.timeout(120)
 def test_a_guest_on_a_user_network_is_resumed_without_it():
     """QEMU's image of its RAM has the state of that network, and cannot be loaded without it."""
