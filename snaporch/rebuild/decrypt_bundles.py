@@ -9,7 +9,7 @@ from __future__ import annotations
 from snaporch.bundle.age import AgeError, Digest, Identity
 from snaporch.bundle.encrypted_bundles import EncryptedBundles
 from snaporch.bundle.manifest import Manifest, Part
-from snaporch.config.replica import is_recipient
+from snaporch.config.recipients import is_recipient
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.replication.interface import ReplicaError

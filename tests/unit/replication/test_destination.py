@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes.age_command import recipient
 from fakes.pool import FakePool
 from fakes.world import Heard
 
@@ -1123,10 +1124,14 @@ def test_a_signal_is_no_answer_about_encryption():
 
 def test_without_age_the_package_is_named(tmp_path, tools, monkeypatch):
     without("age", monkeypatch)
-    replica = Replica(dataset="backup/kvm", bundles=tmp_path, encrypt_to=("age1" + "q" * 58,))
+    replica = Replica(dataset="backup/kvm", bundles=tmp_path, encrypt_to=(recipient(1),))
     assert "apt install age" in unavailable_reason(replica)
 
 
 def test_a_key_that_age_refuses_is_a_problem(tmp_path, tools, age):
-    replica = Replica(dataset="b/k", bundles=tmp_path, encrypt_to=("ssh-ed25519 " + "b" * 68,))
+    replica = Replica(
+        dataset="b/k",
+        bundles=tmp_path,
+        encrypt_to=("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA" + "b" * 42,),
+    )
     assert "malformed recipient" in unavailable_reason(replica)
