@@ -14,7 +14,7 @@ from snaporch.bundle.manifest import Part
 from snaporch.bundle.store import copy_name
 from snaporch.errors import RefusedError
 from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.replication.checked_stream import command
+from snaporch.replication.checked_stream import Wanted, command
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.received_bundles import ReceivedBundles
@@ -121,7 +121,7 @@ class ResticSource:
         expected = ("--expect", str(record.bytes), record.sha256)
         status, lines = self._repository.transfers.run(
             self._repository.dump(record.stream, STREAM_FILE),
-            command(snapshot.name, snapshot.guid, *expected),
+            command(Wanted(snapshot.name, snapshot.guid, record.base), *expected),
             receiver,
             through=1,
             size=record.bytes,

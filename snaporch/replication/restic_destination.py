@@ -18,7 +18,7 @@ from snaporch.catalog.records import COPY
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.remote_host import LIMIT_SECONDS
-from snaporch.replication.checked_stream import Digest, command, read_report
+from snaporch.replication.checked_stream import Digest, Wanted, command, read_report
 from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.marks import MARKS
 from snaporch.replication.needed_streams import RAW, Originals
@@ -127,7 +127,11 @@ class ResticDestination:
             counted = Path(directory) / "stream"
             status, lines = transfers.run(
                 ["zfs", "send", *words],
-                command(snapshot.name, snapshot.guid, "--report", str(counted)),
+                command(
+                    Wanted(snapshot.name, snapshot.guid, stream.base_guid),
+                    "--report",
+                    str(counted),
+                ),
                 self._repository.backup(tags, "--stdin", "--stdin-filename", STREAM_FILE),
                 through=1,
                 size=expected_bytes(report),
@@ -160,7 +164,12 @@ class ResticDestination:
         latest = self._repository.dump("latest", STREAM_FILE)
         status, lines = self._repository.transfers.run(
             [*latest, "--tag", f"upload={upload}"],
-            command(snapshot.name, snapshot.guid, "--check", str(digest.bytes), digest.sha256),
+            command(
+                Wanted(snapshot.name, snapshot.guid, 0),
+                "--check",
+                str(digest.bytes),
+                digest.sha256,
+            ),
             through=1,
             size=digest.bytes,
         )

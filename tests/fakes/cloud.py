@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 from fakes import restic
@@ -23,7 +24,11 @@ send\\ *)
     echo "$*" >>{place}/sent
     test ! -p {place}/under-way || {{ echo >{place}/under-way; exec sleep 600; }}
     test ! -e {place}/cut || {{ head -c 400 {place}/streams/"$(echo "$last" | tr / :)"; exit 1; }}
-    cat {place}/streams/"$(echo "$last" | tr / :)" ;;
+    stream={place}/streams/"$(echo "$last" | tr / :)"
+    case "$3" in
+    -i) head -c 48 "$stream"; cat {place}/guids/"$(echo "$4" | tr / :)"; tail -c +57 "$stream" ;;
+    *) cat "$stream" ;;
+    esac ;;
 esac
 """
 
@@ -34,7 +39,7 @@ class Cloud:
     def __init__(self, place: Path, pool: FakePool) -> None:
         self.place, self.pool, self.heard = place, pool, Heard()
         self.tools = place / "tools"
-        for directory in ("tools", "streams", "repository/data", "repository/snapshots"):
+        for directory in ("tools", "streams", "guids", "repository/data", "repository/snapshots"):
             (place / directory).mkdir(parents=True)
         (place / "repository" / "config").write_text("{}")
         restic.put_in(self.tools)
@@ -76,15 +81,21 @@ class Cloud:
 
     def prepare(self) -> None:
         """Let ``zfs send`` know the snapshots of the pool."""
+        guids = {}
         for each in self.pool.snapshots():
             (self.place / "streams" / each.full_name.replace("/", ":")).write_bytes(
                 self.stream(each.full_name)
             )
+            guids[each.full_name] = each.guid
+            guids |= {name: mark.guid for name, mark in self.pool.bookmarks(each.dataset).items()}
+        for name, guid in guids.items():
+            (self.place / "guids" / name.replace("/", ":")).write_bytes(struct.pack("<Q", guid))
 
-    def stream(self, full: str) -> bytes:
-        """What ``zfs send`` prints for a snapshot."""
-        (found,) = (each for each in self.pool.snapshots() if each.full_name == full)
-        return zfs_stream(found.name, found.guid, full.encode() * 5000)
+    def stream(self, full: str, base: str = "") -> bytes:
+        """What ``zfs send`` prints for a snapshot, and with ``-i`` for the base."""
+        guids = {each.full_name: each.guid for each in self.pool.snapshots()}
+        content = full.encode() * 5000
+        return zfs_stream(full.partition("@")[2], guids[full], content, guids.get(base, 0))
 
     def sent(self) -> list[str]:
         """The arguments of each ``zfs send`` so far."""

@@ -83,15 +83,15 @@ def receive(cloud, name, token=NO_TOKEN):
 
 
 def test_a_stream_comes_as_it_was_sent(cloud):
-    assert receive(cloud, "b") == cloud.stream(f"{WEB}@b")
+    assert receive(cloud, "b") == cloud.stream(f"{WEB}@b", f"{WEB}@a")
 
 
 def test_the_end_of_a_damaged_stream_never_reaches_zfs(cloud):
-    cloud.damage(cloud.stream(f"{WEB}@b"))
+    cloud.damage(cloud.stream(f"{WEB}@b", f"{WEB}@a"))
     with pytest.raises(ReplicaError, match="ciphertext verification failed; name an older") as seen:
         receive(cloud, "b")
     assert "rename or destroy the datasets with snaporch:rebuild=transfer" in seen.value.step
-    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b"))
+    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b", f"{WEB}@a"))
 
 
 def test_a_stream_that_is_not_as_recorded_never_ends(cloud):
@@ -99,11 +99,22 @@ def test_a_stream_that_is_not_as_recorded_never_ends(cloud):
     for path in (cloud.place / "repository" / "snapshots").iterdir():
         text = path.read_text()
         if '"kind=stream-record"' in text and '"snapshot=b"' in text:
-            digest = hashlib.sha256(cloud.stream(f"{WEB}@b")).hexdigest()
+            digest = hashlib.sha256(cloud.stream(f"{WEB}@b", f"{WEB}@a")).hexdigest()
             path.write_text(text.replace(digest, "0" * 64))
     with pytest.raises(ReplicaError, match="another SHA-256 than its record"):
         receive(cloud, "b")
-    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b"))
+    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b", f"{WEB}@a"))
+
+
+def test_a_stream_that_follows_another_snapshot_than_recorded_never_begins(cloud):
+    base = str(cloud.pool.snapshots([WEB])[0].guid)
+    for path in (cloud.place / "repository" / "snapshots").iterdir():
+        text = path.read_text()
+        if '"kind=stream-record"' in text and '"snapshot=c"' in text:
+            path.write_text(text.replace('"base=0"', f'"base={base}"'))
+    with pytest.raises(ReplicaError, match="follows another snapshot than it should"):
+        receive(cloud, "c")
+    assert cloud.got == b""
 
 
 def test_what_another_replica_has_begun_is_not_continued(cloud):
