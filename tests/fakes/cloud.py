@@ -115,6 +115,13 @@ class Cloud:
             if f'"{tag}' in path.read_text():
                 path.unlink()
 
+    def change_record(self, name: str, old: str, new: str) -> None:
+        """Change the record of a stream, as an admin with the password could."""
+        for path in (self.place / "repository" / "snapshots").iterdir():
+            text = path.read_text()
+            if '"kind=stream-record"' in text and f'"snapshot={name}"' in text:
+                path.write_text(text.replace(old, new))
+
     def fail(self, command: str, times: int) -> None:
         """Let a command of restic fail so often, as without a server."""
         (self.place / "repository" / f"fail-{command}").write_text(str(times))
