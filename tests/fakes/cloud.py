@@ -45,18 +45,21 @@ class Cloud:
         restic.put_in(self.tools)
         (self.tools / "zfs").write_text(_ZFS.format(place=place))
         (self.tools / "zfs").chmod(0o755)
+        self.options: dict[str, object] = {}
+        """Of the replica's section, beside its defaults."""
         self.secret = place / "password"
         self.secret.write_text("open sesame\n")
         self.secret.chmod(0o600)
 
     def section(self, **more: object) -> ResticReplica:
         """The replica's section of the configuration."""
-        given = {"engine": "restic", "repository": str(self.place / "repository")}
-        return ResticReplica.model_validate({**given, "password_file": self.secret, **more})
+        given = {"repository": str(self.place / "repository"), "password_file": self.secret}
+        options = {"engine": "restic", **given, **self.options, **more}
+        return ResticReplica.model_validate(options)
 
     def destination(self, interrupt: Interrupt | None = None, **more: object) -> ResticDestination:
         """The repository, as a new command sees it."""
-        return ResticDestination(self._repository(interrupt or Interrupt(), **more), self.pool)
+        return ResticDestination(self.repository(interrupt, **more), self.pool)
 
     def slow(self) -> Path:
         """Let streams take as long as this named pipe is there; reading it awaits the next one."""
@@ -66,11 +69,13 @@ class Cloud:
 
     def source(self) -> ResticSource:
         """The repository, as a new rebuild sees it."""
-        return ResticSource(self._repository(Interrupt()))
+        return ResticSource(self.repository())
 
-    def _repository(self, interrupt: Interrupt, **more: object) -> ResticRepository:
+    def repository(self, interrupt: Interrupt | None = None, **more: object) -> ResticRepository:
+        """The repository itself."""
         section, cache = self.section(**more), self.place / "cache"
-        return ResticRepository("cloud", section, interrupt, self.heard, cache=cache)
+        signals = interrupt or Interrupt()
+        return ResticRepository("cloud", section, signals, self.heard, cache=cache)
 
     def take(self, *names: str, **properties: str) -> None:
         """Take ZFS snapshots; the names are full."""
