@@ -226,12 +226,12 @@ class ResticRepository:
         return sorted({each for each in found if len(each) > _SHORT}, key=len, reverse=True)
 
     def by_hand(self, *words: str) -> str:
-        """A restic command as an admin types it; it contains no secret."""
+        """A restic command as an admin types it; it contains no secret, and leaves none behind."""
         path = self.replica.environment_file
-        begin = f"set -a; . {shlex.quote(path)}; set +a; " if path else ""
         repository = ["-r", self.replica.repository] if self.replica.repository else []
         secret = ["--password-file", str(self.replica.password_file)]
-        return f"{begin}{shlex.join(['restic', *repository, *secret, *words])}"
+        command = shlex.join(["restic", *repository, *secret, *words])
+        return f"(set -a; . {shlex.quote(path)}; {command})" if path else command
 
 
 def new_upload() -> str:
