@@ -33,7 +33,7 @@ _REACHED = {
     "resumed": "a clone resumed from RAM",
 }
 _COMPARED = {
-    "here": "as this host has recorded it",
+    "here": "as this host has recorded them",
     "last-verification": "as at its last verification",
     "replica": "as the replica's own manifest says",
 }
@@ -133,8 +133,7 @@ def verify_command(
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
         if replica:
             raise typer.BadParameter(
-                f"expected --on {replica} and DOMAIN... or DOMAIN@SNAPSHOT..., or --all "
-                "[--sample N]"
+                f"--on {replica}: expected DOMAIN..., DOMAIN@SNAPSHOT... or --all [--sample N]"
             )
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
     if due and (checksums or disks or script or screenshots or replica or wait is not None):

@@ -29,7 +29,7 @@ def check_recipient(text: str) -> str:
         ValueError: the text is none, or has a mistake in it.
     """
     if _AGE.fullmatch(text) and not is_recipient(text):
-        raise ValueError("has a mistake: its checksum is wrong; copy the line of age-keygen again")
+        raise ValueError("must be a public key of age-keygen, with the right checksum")
     if not is_recipient(text):
         raise ValueError(
             "must be a public key: age1… as age-keygen prints it, or ssh-ed25519 …; never the "

@@ -254,5 +254,5 @@ def test_an_encrypted_copy_is_compared_with_what_was_sent(copied, snaporch, age)
 def test_without_a_guest_the_usage_is_that_of_copies(copied, snaporch):
     answer = snaporch("verify", "--on", "nas")
     assert answer.code == ExitCode.USAGE
-    assert "expected --on nas and DOMAIN... or DOMAIN@SNAPSHOT..., or --all" in answer.err
+    assert "--on nas: expected DOMAIN..., DOMAIN@SNAPSHOT... or --all" in answer.err
     assert "--due" not in answer.err
