@@ -210,7 +210,7 @@ class ResticRepository:
     def step(self, reason: str) -> str:
         """The next step after a failure with this reason."""
         if _WRONG in reason:
-            return f"put the password of the repository into {self.replica.password_file}; {SEE}"
+            return f"put the password of the repository into {self.replica.password_file}"
         return f"try again, or see: {self.by_hand('snapshots')}; {SEE}"
 
     @cached_property

@@ -155,7 +155,7 @@ def test_a_wrong_password_is_one_line_that_names_its_file(place, secret, tmp_pat
         opened(section(place, secret), tmp_path).contents()
     assert caught.value.line() == (
         "replica cloud: cannot be listed: wrong password or no key found; put the password of the "
-        f"repository into {secret}; see docs/how-to/object-storage.md"
+        f"repository into {secret}"
     )
     found = repository_problem(section(place, secret), Interrupt())
     assert f"put the password of the repository into {secret}" in found
