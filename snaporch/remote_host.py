@@ -158,18 +158,21 @@ class Host:
         except OSError as error:  # such as E2BIG
             raise CommandError(what, f"cannot be run: {error.strerror}") from error
         end = time.monotonic() + limit
+        printed, errors = bytearray(), bytearray()
 
         def check() -> None:
             self._check()
             if time.monotonic() > end:
                 if limit == self._limit:  # one that moves much data may be slow by itself
                     self._blocked_by = what
-                reason = f"takes over {limit:.0f} s, and was ended"
+                said = errors.decode("utf-8", "replace").strip()
+                last = f": {_last(said)}" if said else ""
+                reason = f"takes over {limit:.0f} s, and was ended{last}"
                 raise CommandError(what, reason, self._status_step)
 
         try:
             with process.stdout as out, process.stderr as err:  # type: ignore[union-attr]
-                texts = _read_both(out, err, what, check)
+                _read_both((out, printed), (err, errors), what, check)
             while process.poll() is None:
                 check()
                 with suppress(subprocess.TimeoutExpired):
@@ -180,25 +183,30 @@ class Host:
             with suppress(subprocess.TimeoutExpired):  # it may be blocked in the kernel
                 process.wait(_END_SECONDS)
             raise
-        return process.returncode, *texts
+        return process.returncode, bytes(printed), bytes(errors)
 
 
 def _read_both(
-    out: IO[bytes], err: IO[bytes], what: str, check: Callable[[], None]
-) -> tuple[bytes, bytes]:
+    out: tuple[IO[bytes], bytearray],
+    err: tuple[IO[bytes], bytearray],
+    what: str,
+    check: Callable[[], None],
+) -> None:
     """Read both outputs of a command to their ends; of the errors, only the last are kept.
 
     Args:
+        out: the output, and what gets it.
+        err: the errors, and what gets them.
         what: the command, for an error.
         check: called several times a second.
 
     Raises:
         CommandError: there is too much output.
     """
-    printed, errors = bytearray(), bytearray()
+    (_, printed), (_, errors) = out, err
     with selectors.DefaultSelector() as selector:
-        selector.register(out, selectors.EVENT_READ, printed)
-        selector.register(err, selectors.EVENT_READ, errors)
+        for stream, target in (out, err):
+            selector.register(stream, selectors.EVENT_READ, target)
         while selector.get_map():
             check()
             for key, _ in selector.select(_POLL_SECONDS):
@@ -209,7 +217,6 @@ def _read_both(
             del errors[:-_ERROR_BYTES]
             if len(printed) > _OUTPUT_BYTES:
                 raise CommandError(what, f"prints over {_OUTPUT_BYTES >> 20} MiB, and was ended")
-    return bytes(printed), bytes(errors)
 
 
 def ssh_words(*more: str) -> list[str]:

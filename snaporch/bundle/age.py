@@ -26,6 +26,7 @@ _MAX_IDENTITY = 1 << 16
 """Bytes of a file of identities; one has about 200."""
 _PROTECTED = (b"age-encryption.org/", b"-----BEGIN AGE ENCRYPTED FILE-----")
 _ERROR = "age: error: "
+_FILE_STEP = "name the file that age-keygen wrote: --identity FILE"
 _CHUNK, _TAG = 1 << 16, 16
 """``age`` adds a tag to each chunk (https://c2sp.org/age)."""
 _WRITE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -120,8 +121,7 @@ class Identity:
         if begin.startswith(_PROTECTED):
             self._memory = self._opened()
 
-    def _refused(self, reason: str) -> RefusedError:
-        step = "name the file that age-keygen wrote: --identity FILE"
+    def _refused(self, reason: str, step: str = _FILE_STEP) -> RefusedError:
         return RefusedError(str(self._path), reason, step)
 
     def _opened(self) -> int:
@@ -131,7 +131,8 @@ class Identity:
             words, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=_environment()
         )
         if done.returncode != 0:
-            raise self._refused(_reason(done.stderr))
+            step = "run the command again at a terminal, and type the passphrase of this file"
+            raise self._refused(_reason(done.stderr), step)
         memory = os.memfd_create("identity")
         os.write(memory, done.stdout[: _MAX_IDENTITY + 1])
         return memory

@@ -201,6 +201,8 @@ class HostFacts:
     """``None`` if no guest stores its RAM in pages."""
     replicas: Mapping[str, str] = field(default_factory=dict)
     """Replicas that policies name, each with the reason why it cannot be reached, or empty."""
+    repositories: frozenset[str] = frozenset()
+    """Those of them that are repositories of restic."""
     bundle_privacy: Mapping[str, BundlePrivacy] = field(default_factory=dict)
     """Of the replicas that can be reached: how their bundles are protected from being read."""
     weak_replicas: Mapping[str, str] = field(default_factory=dict)

@@ -116,8 +116,9 @@ def gather(
         store=_store(context, encrypted),
         pages=_pages(context, domains, names, encrypted),
         replicas=replicas,
-        bundle_privacy=_bundle_privacy(context.config, replicas),
-        weak_replicas=_weak_replicas(context.config, replicas),
+        repositories=_repositories(context.config, replicas),
+        bundle_privacy=_bundle_privacy(context, replicas),
+        weak_replicas=_weak_replicas(context, replicas),
         unlimited=_unlimited(context.config, replicas),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
@@ -349,10 +350,17 @@ def _pages(
 def _replicas(context: Context) -> dict[str, str]:
     config = context.config
     named = {name for policy in config.policy.values() for name in policy.replicate}
-    return {name: unavailable_reason(config.replica[name]) for name in sorted(named)}
+    return {
+        name: unavailable_reason(config.replica[name], context.interrupt) for name in sorted(named)
+    }
 
 
-def _bundle_privacy(config: Config, reasons: Mapping[str, str]) -> dict[str, BundlePrivacy]:
+def _repositories(config: Config, names: Iterable[str]) -> frozenset[str]:
+    """The replicas that are repositories of restic."""
+    return frozenset(name for name in names if isinstance(config.replica[name], ResticReplica))
+
+
+def _bundle_privacy(context: Context, reasons: Mapping[str, str]) -> dict[str, BundlePrivacy]:
     """How the bundles on the replicas that can be reached are protected from being read."""
 
     def privacy_of(replica: AnyReplica) -> BundlePrivacy:
@@ -362,7 +370,7 @@ def _bundle_privacy(config: Config, reasons: Mapping[str, str]) -> dict[str, Bun
             return BundlePrivacy.ENCRYPTED
         if replica.append_only:
             return BundlePrivacy.NOT_ASKED
-        host = Host(replica.host)
+        host = Host(replica.host, lambda: context.interrupt.check("check"))
         if not has_encrypted_bundles(replica, host):
             return BundlePrivacy.CLEAR
         copies = has_encrypted_copies(replica, host)
@@ -371,7 +379,8 @@ def _bundle_privacy(config: Config, reasons: Mapping[str, str]) -> dict[str, Bun
     found = {}
     for name in (name for name, reason in reasons.items() if not reason):
         with suppress(SnaporchError):  # it does not answer any more
-            found[name] = privacy_of(config.replica[name])
+            found[name] = privacy_of(context.config.replica[name])
+        context.interrupt.check("check")
     return found
 
 
@@ -385,10 +394,11 @@ def _unlimited(config: Config, names: Iterable[str]) -> list[str]:
     ]
 
 
-def _weak_replicas(config: Config, reasons: Mapping[str, str]) -> dict[str, str]:
+def _weak_replicas(context: Context, reasons: Mapping[str, str]) -> dict[str, str]:
     """Of the replicas that can be reached, those that are protected less than they could be."""
+    replicas, interrupt = context.config.replica, context.interrupt
     reached = [name for name, reason in reasons.items() if not reason]
-    found = {name: weakness_of(config.replica[name]) for name in reached}
+    found = {name: weakness_of(replicas[name], interrupt) for name in reached}
     return {name: reason for name, reason in found.items() if reason}
 
 

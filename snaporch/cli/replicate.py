@@ -148,6 +148,7 @@ def _report(
         "incomplete": [record.snapshot for record in outcome.missing],
         "damaged": [record.snapshot for record in outcome.damaged],
         "read": outcome.read,
+        "encrypted": [record.snapshot for record in outcome.encrypted],
     }
     outcomes.add(document, _line(domain, replica, outcome))
 
@@ -163,6 +164,8 @@ def _line(domain: str, replica: str, outcome: ReplicationResult) -> str:
         text += f"; {len(outcome.missing)} without their bundles, which are not whole here"
     if outcome.damaged:
         text += f"; the replica's bundles of {len(outcome.damaged)} were missing or damaged"
+    if outcome.encrypted:
+        text += f"; {len(outcome.encrypted)} that were there in clear are encrypted now"
     if outcome.read:
         text += f"; {outcome.read} of the replica's bundles read, and whole"
     return one_line(f"{domain}  {replica}  {text}")

@@ -33,7 +33,7 @@ _REACHED = {
     "resumed": "a clone resumed from RAM",
 }
 _COMPARED = {
-    "here": "as this host has recorded it",
+    "here": "as this host has recorded them",
     "last-verification": "as at its last verification",
     "replica": "as the replica's own manifest says",
 }
@@ -131,10 +131,14 @@ def verify_command(
     from snaporch.cli.session import session
     from snaporch.verify.verify import VerifyOptions
 
-    if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
-        raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
     if replica == "":
         raise typer.BadParameter("--on has no name of a replica")
+    if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
+        if replica:
+            raise typer.BadParameter(
+                f"--on {replica}: expected DOMAIN..., DOMAIN@SNAPSHOT... or --all [--sample N]"
+            )
+        raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
     if due and (checksums or disks or script or screenshots or replica or wait is not None):
         raise typer.BadParameter("--due takes only --json and --quiet")
     if replica and (checksums or disks or script or screenshots):
@@ -332,9 +336,10 @@ class _CopyVerification:
             return False
         compared = _COMPARED[outcome.result.source]
         files = f"{outcome.files} files and " if outcome.files else ""
-        passed = f"passed, {files}its ZFS snapshots are {compared}"
+        what = "the records of its streams" if outcome.has_streams else "its ZFS snapshots"
+        passed = f"passed, {files}{what} are {compared}"
         if outcome.has_streams:
-            passed += "; its streams are listed and were not read"
+            passed += "; the streams were not read"
         outcomes.add(outcome.as_json(), f"{start}  {passed if outcome.result.passed else 'FAILED'}")
         if outcome.problem is not None:
             outcomes.fail(outcome.problem)

@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.recipients import check_recipient
 from snaporch.config.transfer_window import ALWAYS, Paced, WindowOption
 from snaporch.zfs_names import is_dataset
 
@@ -37,9 +38,6 @@ def rebuild_step(replicas: Collection[str], domain: str) -> str:
     return f"if this host has lost it: {shlex.join(words)}{others}"
 
 
-_RECIPIENT = re.compile(
-    r"age1[02-9ac-hj-np-z]{58}|ssh-ed25519 [A-Za-z0-9+/]{68}( [A-Za-z0-9_.@:+-]{1,200})?"
-)
 _HOST = re.compile(r"([A-Za-z0-9_.][A-Za-z0-9_.-]*@)?[A-Za-z0-9_.][A-Za-z0-9_.-]*")
 
 
@@ -67,24 +65,10 @@ def _directory(path: Path) -> Path:
     return path
 
 
-def is_recipient(text: str) -> bool:
-    """Whether a text has the form of a public key that bundles can be encrypted for."""
-    return _RECIPIENT.fullmatch(text) is not None
-
-
-def _recipient(text: str) -> str:
-    if not is_recipient(text):
-        raise ValueError(
-            "must be a public key: age1… as age-keygen prints it, or ssh-ed25519 …; never the "
-            "private key"
-        )
-    return text
-
-
 Dataset = Annotated[str, AfterValidator(_dataset)]
 Directory = Annotated[Path, AfterValidator(_directory)]
 
-Recipient = Annotated[str, AfterValidator(_recipient)]
+Recipient = Annotated[str, AfterValidator(check_recipient)]
 
 
 class Replica(BaseModel, Paced):

@@ -6,10 +6,12 @@ The form of encrypted bundles is in :mod:`snaporch.bundle.encrypted_bundles`, th
 
 from __future__ import annotations
 
+import shlex
+
 from snaporch.bundle.age import AgeError, Digest, Identity
 from snaporch.bundle.encrypted_bundles import EncryptedBundles
 from snaporch.bundle.manifest import Manifest, Part
-from snaporch.config.replica import is_recipient
+from snaporch.config.recipients import is_recipient
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.replication.interface import ReplicaError
@@ -19,13 +21,21 @@ _SHOWN = 4
 """Public keys that a message names."""
 
 
-def missing_identity(thing: str, manifest: Manifest) -> RefusedError:
-    """The error for an encrypted bundle that cannot be decrypted without its identity."""
+def missing_identity(thing: str, manifest: Manifest, replica: str) -> RefusedError:
+    """The error for an encrypted bundle that cannot be decrypted without its identity.
+
+    Args:
+        thing: the subject.
+        manifest: of the bundle.
+        replica: the name of the replica that has it.
+    """
     keys = [e if is_recipient(e) else quoted(e) for e in (manifest.recipients or ())[:_SHOWN]]
+    chosen = f"{manifest.domain}@{manifest.snapshot}"
+    disks = shlex.join(["snaporch", "rebuild", "--from", replica, chosen, "--no-restore"])
     return RefusedError(
         thing,
         f"its bundle is encrypted for {' or '.join(keys)}",
-        "name the file of the private key: --identity FILE; for the disks alone: --no-restore",
+        f"name the file of the private key: --identity FILE; for the disks alone: {disks}",
     )
 
 

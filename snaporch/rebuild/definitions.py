@@ -36,7 +36,7 @@ def definitions(source: Source, plan: RebuildPlan, identity: Identity | None = N
     """
     manifest = plan.sent or plan.manifest
     if plan.sent and identity is None:
-        raise missing_identity(plan.thing, plan.sent)
+        raise missing_identity(plan.thing, plan.sent, source.name)
     found = [manifest.part(role) for role in (Role.LIVE_XML, Role.INACTIVE_XML)]
     return [_definition(source, plan, part, identity) for part in found if part]
 

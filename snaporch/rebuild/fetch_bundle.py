@@ -95,7 +95,7 @@ def _fetch_encrypted(
     """Fetch the files of an encrypted bundle, and decrypt them into the store."""
     reference = f"{manifest.uuid}/{manifest.run}"
     if identity is None:
-        raise missing_identity(reference, manifest)
+        raise missing_identity(reference, manifest, source.name)
     bundles = EncryptedBundles(context.store, source.name)
     directory = bundles.path(reference)
     if bundles.record(reference) != manifest or not has_all_files(directory, manifest):

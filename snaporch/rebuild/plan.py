@@ -270,12 +270,15 @@ def make_plan(
     wanted = {each.dataset: each.guid for each in members_of(manifest, name, copies)}
     if manifest.pages:
         wanted[manifest.pages.dataset] = manifest.pages.guid
-    encrypted, kinds = source.encrypted(), source.kinds()
+    newest = {
+        dataset: next(each for each in copies[copy_name(dataset)] if each.guid == guid)
+        for dataset, guid in sorted(wanted.items())
+    }
+    encrypted, kinds = source.encrypted(newest.values()), source.kinds(newest.values())
     incoming = []
-    for dataset, guid in sorted(wanted.items()):
+    for dataset, last in newest.items():
         copy = copy_name(dataset)
         found = list(copies[copy])
-        last = next(each for each in found if each.guid == guid)
         is_pages = manifest.pages is not None and dataset == manifest.pages.dataset
         if copy not in kinds:
             reason = f"replica {source.name} lists its snapshots, and not the dataset"

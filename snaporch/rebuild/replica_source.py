@@ -89,14 +89,14 @@ class Source(Protocol):
     def policies(self, copies: Collection[str]) -> Mapping[str, str]:
         """The value of ``snaporch:policy`` of those copies that have one."""
 
-    def encrypted(self) -> frozenset[str]:
-        """The copies that are encrypted."""
+    def encrypted(self, wanted: Collection[PoolSnapshot]) -> frozenset[str]:
+        """The copies of these snapshots that are encrypted, or were then."""
 
-    def kinds(self) -> Mapping[str, DatasetKind]:
-        """The kind of each copy."""
+    def kinds(self, wanted: Collection[PoolSnapshot]) -> Mapping[str, DatasetKind]:
+        """The kind of each copy of these snapshots, as it was then."""
 
     def sizes(self, snapshots: Sequence[PoolSnapshot]) -> Mapping[str, int]:
-        """The bytes that each of these snapshots of copies refers to, by its full name."""
+        """The bytes that come with each of these snapshots, by its full name, without a history."""
 
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
@@ -218,14 +218,14 @@ class ReplicaSource:
             found = self._pool.policies([f"{root}{each}" for each in copies])
         return {name.removeprefix(root): policy for name, policy in found.items()}
 
-    def encrypted(self) -> frozenset[str]:
-        """See :class:`Source`."""
+    def encrypted(self, wanted: Collection[PoolSnapshot]) -> frozenset[str]:
+        """See :class:`Source`; a copy keeps what it is."""
         root = f"{self._replica.dataset}/"
         with readable(self._name, self._host.label):
             return frozenset(name.removeprefix(root) for name in self._pool.encrypted())
 
-    def kinds(self) -> Mapping[str, DatasetKind]:
-        """See :class:`Source`."""
+    def kinds(self, wanted: Collection[PoolSnapshot]) -> Mapping[str, DatasetKind]:
+        """See :class:`Source`; a copy keeps what it is."""
         root = f"{self._replica.dataset}/"
         with readable(self._name, self._host.label):
             return {each.name.removeprefix(root): each.kind for each in self._pool.datasets()}

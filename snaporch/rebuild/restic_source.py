@@ -21,7 +21,7 @@ from snaporch.replication.remote_output import remote_output
 from snaporch.replication.restic import ResticRepository
 from snaporch.replication.restic_bundles import ResticBundles
 from snaporch.replication.restic_records import STREAM_FILE, StreamRecord
-from snaporch.replication.restic_stream import command
+from snaporch.replication.restic_stream import Wanted, command
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.unsent_files import UnsentFiles
@@ -94,19 +94,31 @@ class ResticSource:
         found = self._repository.contents().policies
         return {copy_name(name): text for name, text in found.items() if copy_name(name) in copies}
 
-    def encrypted(self) -> frozenset[str]:
+    def encrypted(self, wanted: Collection[PoolSnapshot]) -> frozenset[str]:
         """See the protocol."""
-        return frozenset(copy for (copy, _), each in self._streams().items() if each.raw)
+        return frozenset(each.dataset for each, record in self._records(wanted) if record.raw)
 
-    def kinds(self) -> Mapping[str, DatasetKind]:
-        """See the protocol."""
-        return {copy: each.kind for (copy, _), each in self._streams().items()}
+    def kinds(self, wanted: Collection[PoolSnapshot]) -> Mapping[str, DatasetKind]:
+        """See the protocol: a dataset of this name may have been another one before."""
+        return {each.dataset: record.kind for each, record in self._records(wanted)}
 
     def sizes(self, snapshots: Sequence[PoolSnapshot]) -> Mapping[str, int]:
-        """See the protocol."""
+        """See the protocol; all streams of the chain come."""
+        contents = self._repository.contents()
+        return {
+            each.full_name: max(
+                record.referenced, sum(stream.bytes for stream in contents.chain(record.key))
+            )
+            for each, record in self._records(snapshots)
+        }
+
+    def _records(
+        self, snapshots: Collection[PoolSnapshot]
+    ) -> list[tuple[PoolSnapshot, StreamRecord]]:
+        """Snapshots of copies with the records of their streams."""
         streams = self._streams()
-        found = ((each.full_name, streams.get((each.dataset, each.guid))) for each in snapshots)
-        return {name: record.referenced for name, record in found if record is not None}
+        keys = ((each, (each.dataset, each.guid)) for each in snapshots)
+        return [(each, streams[key]) for each, key in keys if key in streams]
 
     def receive(
         self, snapshot: PoolSnapshot, base: str, token: str, receiver: Sequence[str], *, raw: bool
@@ -121,7 +133,7 @@ class ResticSource:
         expected = ("--expect", str(record.bytes), record.sha256)
         status, lines = self._repository.transfers.run(
             self._repository.dump(record.stream, STREAM_FILE),
-            command(snapshot.name, snapshot.guid, *expected),
+            command(Wanted(snapshot.name, snapshot.guid, record.base), *expected),
             receiver,
             through=1,
             size=record.bytes,

@@ -303,16 +303,19 @@ class AppendOnlyDestination:
             return [_text(name) for name in list(answer["damaged"])]
 
 
-def check_append_only(replica: Replica) -> str:
+def check_append_only(replica: Replica, interrupt: Interrupt) -> str:
     """Why an append-only replica is protected less well than it could be; empty if it is not.
 
     Args:
         replica: its section in the configuration.
+        interrupt: a signal ends the question.
 
     Raises:
         SnaporchError: it cannot receive copies.
+        InterruptedRunError: a signal came.
     """
-    found = Receiving("", replica, Host(replica.host, prelude="")).check()
+    host = Host(replica.host, lambda: interrupt.check("check"), prelude="")
+    found = Receiving("", replica, host).check()
     with readable(replica.host, replica.host):
         permissions = [_text(each) for each in list(found["permissions"])]
         return weakness(_text(found["release"]), permissions, is_root=bool(found["root"]))

@@ -32,7 +32,7 @@ READ_AGAIN_SECONDS = 7 * 86_400
 _SPREAD_SECONDS = 86_400
 """At each replication the bundle that was read longest ago is read again, if so long ago."""
 _SHOWN = 3
-"""Runs that a note names."""
+"""Names in a message."""
 
 
 class BundleFile(NamedTuple):
@@ -66,6 +66,7 @@ class BundleCopies:
         self._replica = replica
         self._copies = destination.bundles(records[0].uuid)
         self._recipients = context.config.replica[replica].encrypt_to
+        self._replaces_none = context.config.replica[replica].append_only
         self._encrypted = EncryptedBundles(context.store, replica)
         self._manifests = manifests
         self._files = {run: self._expected(manifest) for run, manifest in manifests.items()}
@@ -92,7 +93,7 @@ class BundleCopies:
             ):
                 return encrypted
             return _files(self._context.store.path(reference), manifest)
-        if sent is None and self._context.config.replica[self._replica].append_only:
+        if sent is None and self._replaces_none:
             sent = self._adopted(reference, manifest)
         found = _files(self._encrypted.path(reference), sent) if sent is not None else None
         return found or {MANIFEST_NAME: BundleFile(-1, "")}  # no file is as it should be
@@ -246,10 +247,12 @@ class BundleCopies:
                 clear: it would not replace it.
             SnaporchError: it cannot be encrypted.
         """
-        if self._context.config.replica[self._replica].append_only and self._is_clear(record.run):
+        if self._replaces_none and self._is_clear(record.run):
+            clear = [quoted(each) for each in sorted(self._copies) if self._is_clear(each)]
             raise ReplicaError(
                 f"{self._replica}: {record.domain}",
-                "bundles are there in clear, and an append-only replica replaces none",
+                f"bundles are there in clear ({_listed(clear)}), and an append-only replica "
+                "replaces none",
                 f"move these away there, below its bundles/{record.uuid}: "
                 "docs/how-to/replication.md, 'Encrypt bundles'",
             )
@@ -272,7 +275,37 @@ class BundleCopies:
         self._files[record.run] = self._expected(manifest)
         return directory
 
-    def note_clear(self, domain: str) -> None:
+    def is_in_clear(self, record: SnapshotRecord) -> bool:
+        """Whether the replica has all of a bundle in clear, and bundles are sent encrypted now.
+
+        By the names and sizes of its files.
+        """
+        copy, manifest = self._copies.get(record.run), self._manifests[record.run]
+        if not self._recipients or copy is None or manifest is None:
+            return False
+        files = _files(self._context.store.path(f"{record.uuid}/{record.run}"), manifest) or {}
+        sizes = {name: file.bytes for name, file in files.items()}
+        return bool(files) and COPY_NAME in copy.sizes and sizes.items() <= copy.sizes.items()
+
+    def note_in_clear(self, records: Sequence[SnapshotRecord]) -> None:
+        """Note the bundles that are there in clear, and are copied again, encrypted.
+
+        Args:
+            records: snapshots of the domain that the replica has.
+        """
+        found = [
+            f"@{each.snapshot}"
+            for each in records
+            if self.is_in_clear(each) and not self._stays_in_clear(each.run)
+        ]
+        if found and not self._replaces_none:
+            self._context.progress.note(
+                f"{self._replica}: {records[0].domain}",
+                "bundles from before encrypt_to are there in clear, and are copied again, "
+                f"encrypted: {_listed(found)}",
+            )
+
+    def note_left_in_clear(self, domain: str) -> None:
         """Note what is there in clear though bundles are sent encrypted, and cannot be replaced.
 
         Args:
@@ -280,14 +313,22 @@ class BundleCopies:
         """
         if not self._recipients:
             return
-        lost = [run for run in self._copies if self._manifests.get(run) is None]
-        if clear := sorted(filter(self._has_clear_parts, lost)):
-            more = f" and {len(clear) - _SHOWN} more" if len(clear) > _SHOWN else ""
+        if clear := [quoted(run) for run in sorted(self._copies) if self._stays_in_clear(run)]:
             self._context.progress.note(
                 f"{self._replica}: {domain}",
-                "bundles that this host has no longer are there in clear; remove them there: "
-                f"{', '.join(map(quoted, clear[:_SHOWN]))}{more}",
+                "bundles that this host has no longer, or not whole, are there in clear; remove "
+                f"them there: {_listed(clear)}",
             )
+
+    def _stays_in_clear(self, run: str) -> bool:
+        """Whether a bundle is there in clear, and none of this host can replace it."""
+        manifest = self._manifests.get(run)
+        if not self._has_clear_parts(run) or run in self._read:
+            return False
+        if manifest is None:
+            return True
+        reference = f"{manifest.uuid}/{manifest.run}"
+        return self._context.store.state(reference)[0] is not BundleState.COMPLETE
 
     def _has_clear_parts(self, run: str) -> bool:
         names = self._copies[run].sizes.keys() - {MANIFEST_NAME, COPY_NAME}
@@ -304,6 +345,12 @@ class BundleCopies:
             f"its bundle is damaged on this host, and was not copied: {files}",
             f"see: {shlex.join(['snaporch', 'verify', record.full_name])}",
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for a message; of many only the first."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _files(directory: Path, manifest: Manifest) -> dict[str, BundleFile] | None:

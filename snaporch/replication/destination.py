@@ -18,7 +18,7 @@ from snaporch.bundle.age import check_recipients
 from snaporch.bundle.store import copy_name
 from snaporch.config import AnyReplica, Replica, ResticReplica
 from snaporch.context import Context
-from snaporch.errors import SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
@@ -198,26 +198,37 @@ def open_replica(context: Context, name: str) -> Destination:
     return kind(name, replica, context.pool, context.interrupt, progress)
 
 
-def unavailable_reason(replica: AnyReplica, open_host: Callable[[str], Host] = Host) -> str:
+def unavailable_reason(
+    replica: AnyReplica,
+    interrupt: Interrupt,
+    open_host: Callable[[str, Callable[[], None]], Host] = Host,
+) -> str:
     """Why no transfer to a replica can succeed now; empty if no obstacle is found.
 
     Args:
         replica: its section.
+        interrupt: a signal ends the question.
         open_host: returns the machine with a name; see :class:`~snaporch.remote_host.Host`.
+
+    Raises:
+        InterruptedRunError: a signal came.
     """
     if isinstance(replica, ResticReplica):
-        return repository_problem(replica)
-    host, pool = open_host(replica.host), replica.dataset.partition("/")[0]
+        return repository_problem(replica, interrupt)
+    host = open_host(replica.host, lambda: interrupt.check("check"))
+    pool = replica.dataset.partition("/")[0]
     try:
         if replica.encrypt_to:
             check_recipients(replica.encrypt_to)
         if replica.append_only:
-            check_append_only(replica)
+            check_append_only(replica, interrupt)
             return ""
         check_installed("rsync")
         host.run("rsync", "--version", limit=_CHECK_SECONDS)
         host.run("zfs", "list", "-H", "-o", "name", pool, limit=_CHECK_SECONDS)
         host.run("ls", "-d", f"{replica.bundles}/", limit=_CHECK_SECONDS)
+    except InterruptedRunError:
+        raise
     except SnaporchError as error:
         return error.line()
     return ""
@@ -262,12 +273,19 @@ def _is_encrypted(host: Host, name: str) -> bool:
     return found.startswith("aes-")
 
 
-def weakness_of(replica: AnyReplica) -> str:
+def weakness_of(replica: AnyReplica, interrupt: Interrupt) -> str:
     """Why an append-only replica is protected less than it could be.
 
     Empty if it is not, if it does not answer, and for other replicas.
+
+    Raises:
+        InterruptedRunError: a signal came.
     """
     if isinstance(replica, Replica) and replica.append_only:
-        with suppress(SnaporchError):
-            return check_append_only(replica)
+        try:
+            return check_append_only(replica, interrupt)
+        except InterruptedRunError:
+            raise
+        except SnaporchError:
+            return ""
     return ""

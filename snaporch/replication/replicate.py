@@ -63,6 +63,8 @@ class ReplicationResult:
     are also among ``arrived``."""
     read: int = 0
     """How many bundles on the replica were read again, and are whole."""
+    encrypted: tuple[SnapshotRecord, ...] = ()
+    """Snapshots whose bundles were there in clear, and were replaced by encrypted ones."""
 
 
 @contextmanager
@@ -141,6 +143,7 @@ class _Transfer:
         self._failures: list[SnaporchError] = []
         self._members: dict[SnapshotRecord, tuple[PoolSnapshot, ...]] = {}
         self._damaged: list[SnapshotRecord] = []
+        self._encrypted: list[SnapshotRecord] = []
         self._unmarked: set[str] = set()
         """Snapshots of this host whose copies may lack properties."""
         self._read = 0
@@ -178,13 +181,19 @@ class _Transfer:
         with self._collect_failure():
             self._set_policies({dataset for dataset, _ in theirs})
         whole = [r for r in self._records if self._members[r] and not self._lacking(r, theirs)]
+        self._bundles.note_in_clear(whole)
         marked, missing = self._copy_bundles(whole, recheck=recheck)
-        self._bundles.note_clear(self._records[-1].domain)
+        self._bundles.note_left_in_clear(self._records[-1].domain)
         self._mark_dropped(by_dataset(arrived), theirs)
         self._require_newest(whole, missing)
         self._raise_failures()
-        damaged = tuple(self._damaged)
-        return ReplicationResult(tuple(marked), tuple(missing), damaged, self._read)
+        return ReplicationResult(
+            tuple(marked),
+            tuple(missing),
+            tuple(self._damaged),
+            self._read,
+            tuple(self._encrypted),
+        )
 
     def _require_bundles(self) -> None:
         """Check that the replica has bundles, if it got any: its file system may not be mounted."""
@@ -216,7 +225,7 @@ class _Transfer:
                 self._record(record, replicated=False)
                 continue
             differing = self._bundles.differing(record) if _has_bundle(record, members) else ()
-            if differing:
+            if differing and not self._bundles.is_in_clear(record):
                 self._report_damage(record, differing)
                 self._record(record, replicated=False)
 
@@ -503,6 +512,9 @@ class _Transfer:
         bundles, marked = self._bundles, self._is_marked(record)
         if not _has_bundle(record, self._members[record]) or bundles.is_read(record):
             return True
+        if bundles.is_in_clear(record):
+            self._replace_clear_bundle(record)
+            return True
         if not bundles.differing(record):
             if marked and not must_read:
                 return True
@@ -522,6 +534,11 @@ class _Transfer:
             step = f"see: {shlex.join(['snaporch', 'show', record.full_name])}"
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
+
+    def _replace_clear_bundle(self, record: SnapshotRecord) -> None:
+        """Replace a bundle that is there in clear by an encrypted one, if it is whole here."""
+        if self._bundles.copy(record) and self._bundles.is_read(record):
+            self._encrypted += self._same_run(record)
 
     def _refuse_clear_bundle(self, record: SnapshotRecord) -> None:
         """Refuse to send RAM in clear of a guest whose disks are sent encrypted.

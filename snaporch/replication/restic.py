@@ -6,6 +6,7 @@ options of restic 0.14 are used, which Debian 12 has.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -31,8 +32,11 @@ SEE = "see docs/how-to/object-storage.md"
 _MAX_BYTES = 1 << 16
 """Of a file with secrets."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_CHECK_SECONDS = 120
+_CHECK_SECONDS = 45
+"""restic gives up a connection after 30, prints why, and tries again for minutes."""
 _RECORD_FILE = "/record"
+_WRONG = "wrong password"
+"""In the reason of restic for a password that opens nothing."""
 _OF_RESTIC = ("Fatal: ", "cannot dump file")
 """With these begins a line of restic that says why it failed."""
 
@@ -129,7 +133,7 @@ class ResticRepository:
             try:
                 text, _, said = self.host.script(_LISTING, what="restic snapshots").partition("\0")
                 if lines := [e for e in text_lines(said) if not e.startswith(_OF_OTHERS)]:
-                    step = f"try again, or {self.by_hand('snapshots')}; {SEE}"
+                    step = self.step("")
                     reason = f"its listing may not be whole: {self.reason(lines[-1:])}"
                     raise ReplicaError(f"replica {self.name}", reason, step)
                 self._contents = parse_listing(text)
@@ -139,9 +143,8 @@ class ResticRepository:
                 if not isinstance(error, CommandError):
                     raise
                 reason = self.reason(error.reason.splitlines())
-                step = f"{self.by_hand('snapshots')}; {SEE}"
                 raise ReplicaError(
-                    f"replica {self.name}", f"cannot be listed: {reason}", step
+                    f"replica {self.name}", f"cannot be listed: {reason}", self.step(reason)
                 ) from error
         return self._contents
 
@@ -154,8 +157,10 @@ class ResticRepository:
         try:
             self.host.run("restic", "cat", "config", "--no-lock", limit=_CHECK_SECONDS)
         except CommandError as error:
-            reason = f"does not answer: {self.reason(error.reason.splitlines())}"
-            raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}") from error
+            reason = self.reason(error.reason.splitlines())
+            raise ReplicaError(
+                f"replica {self.name}", f"does not answer: {reason}", self.step(reason)
+            ) from error
 
     def backup(self, tags: Sequence[str], *what: str) -> list[str]:
         """The command line that stores something.
@@ -202,6 +207,12 @@ class ResticRepository:
             found = found.replace(secret, "…")
         return found
 
+    def step(self, reason: str) -> str:
+        """The next step after a failure with this reason."""
+        if _WRONG in reason:
+            return f"put the password of the repository into {self.replica.password_file}"
+        return f"try again, or see: {self.by_hand('snapshots')}; {SEE}"
+
     @cached_property
     def _secrets(self) -> list[str]:
         """What no message may have, longest first: values, and what addresses have before ``@``."""
@@ -215,12 +226,12 @@ class ResticRepository:
         return sorted({each for each in found if len(each) > _SHORT}, key=len, reverse=True)
 
     def by_hand(self, *words: str) -> str:
-        """A restic command as an admin types it; it contains no secret."""
+        """A restic command as an admin types it; it contains no secret, and leaves none behind."""
         path = self.replica.environment_file
-        begin = f"set -a; . {shlex.quote(path)}; set +a; " if path else ""
         repository = ["-r", self.replica.repository] if self.replica.repository else []
         secret = ["--password-file", str(self.replica.password_file)]
-        return f"{begin}{shlex.join(['restic', *repository, *secret, *words])}"
+        command = shlex.join(["restic", *repository, *secret, *words])
+        return f"(set -a; . {shlex.quote(path)}; {command})" if path else command
 
 
 def new_upload() -> str:
@@ -235,10 +246,21 @@ def restic_reason(lines: Sequence[str], *, reads: bool = False) -> str:
         lines: not empty ones.
         reads: restic is the first command, and the others fail because it does; otherwise the last.
     """
+    lines = [_plain(line) for line in lines]
     said = [line.removeprefix("Fatal: ") for line in lines if line.startswith(_OF_RESTIC)]
     own = [reason_of_receiver([line]) for line in lines if line.startswith("snaporch: ")]
     found = [*said, *own] if reads else [*own, *said]
     return [*found, *[*lines][-1:], "no output"][0]
+
+
+def _plain(line: str) -> str:
+    """A line of restic, which prints its errors as JSON, too, beside a listing."""
+    if not line.startswith("{"):
+        return line
+    try:
+        return str(json.loads(line)["message"])
+    except (LookupError, RecursionError, TypeError, ValueError):
+        return line
 
 
 def read_secret(path: Path) -> str:
@@ -301,14 +323,23 @@ class _Silent:
         """See the protocol."""
 
 
-def repository_problem(replica: ResticReplica) -> str:
-    """Why no transfer to a repository can succeed now; empty if no obstacle is found."""
-    repository = ResticRepository("restic", replica, Interrupt(), _Silent())
+def repository_problem(replica: ResticReplica, interrupt: Interrupt) -> str:
+    """Why no transfer to a repository can succeed now; empty if no obstacle is found.
+
+    Args:
+        replica: its section.
+        interrupt: a signal ends the question.
+
+    Raises:
+        InterruptedRunError: a signal came.
+    """
+    repository = ResticRepository("restic", replica, interrupt, _Silent())
     try:
         repository.host.run("restic", "cat", "config", "--no-lock", limit=_CHECK_SECONDS)
     except UnavailableError as error:
         return error.line()
-    except SnaporchError as error:
+    except CommandError as error:
         reason = repository.reason(error.reason.splitlines())
-        return f"{reason}; a new repository: {repository.by_hand('init')}"
+        made = f"if it was never made: {repository.by_hand('init')}"
+        return f"{reason}; {made if _WRONG not in reason else repository.step(reason)}"
     return ""

@@ -37,7 +37,7 @@ from snaporch.replication.restic_records import (
     stream_tags,
     upload_tags,
 )
-from snaporch.replication.restic_stream import Digest, command, read_report
+from snaporch.replication.restic_stream import Digest, Wanted, command, read_report
 from snaporch.replication.transfer import expected_bytes
 from snaporch.zfs import Pool
 
@@ -127,7 +127,11 @@ class ResticDestination:
             counted = Path(directory) / "stream"
             status, lines = transfers.run(
                 ["zfs", "send", *words],
-                command(snapshot.name, snapshot.guid, "--report", str(counted)),
+                command(
+                    Wanted(snapshot.name, snapshot.guid, stream.base_guid),
+                    "--report",
+                    str(counted),
+                ),
                 self._repository.backup(tags, "--stdin", "--stdin-filename", STREAM_FILE),
                 through=1,
                 size=expected_bytes(report),
@@ -160,7 +164,12 @@ class ResticDestination:
         latest = self._repository.dump("latest", STREAM_FILE)
         status, lines = self._repository.transfers.run(
             [*latest, "--tag", f"upload={upload}"],
-            command(snapshot.name, snapshot.guid, "--check", str(digest.bytes), digest.sha256),
+            command(
+                Wanted(snapshot.name, snapshot.guid, 0),
+                "--check",
+                str(digest.bytes),
+                digest.sha256,
+            ),
             through=1,
             size=digest.bytes,
         )

@@ -3,8 +3,9 @@
 How a stream goes to a replica without restic is in :mod:`snaporch.replication.stream_sender`; which
 streams ZFS may receive is decided by :mod:`snaporch.replication.stream_header`.
 
-``python3 -m snaporch.replication.restic_stream NAME GUID --report FILE`` passes on the stream of
-this snapshot, and writes its size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,
+``python3 -m snaporch.replication.restic_stream NAME GUID BASE --report FILE`` passes on the stream
+of this snapshot, which follows the one with the GUID BASE (0 for a full stream), and writes its
+size and SHA-256 into a file. With ``--expect BYTES SHA256`` instead,
 the last part is withheld unless both are right: so ZFS never has a snapshot that differs.
 ``--check BYTES SHA256`` passes nothing on.
 """
@@ -31,27 +32,39 @@ class Digest(NamedTuple):
     sha256: str
 
 
-def pass_on(source: int, target: int, name: str, guid: int, expected: Digest | None) -> Digest:
+class Wanted(NamedTuple):
+    """The snapshot that a stream must have."""
+
+    name: str
+    """Without its dataset."""
+    guid: int
+    base: int
+    """The GUID of the snapshot that the stream follows; 0 for a full stream."""
+
+
+def pass_on(source: int, target: int, wanted: Wanted, expected: Digest | None) -> Digest:
     """Pass a stream on.
 
     Args:
         source: the descriptor that is read.
         target: the descriptor that is written.
-        name: of the snapshot that the stream must have, without its dataset.
-        guid: of that snapshot.
+        wanted: the snapshot that the stream must have.
         expected: without it, any stream of this snapshot is passed on.
 
     Raises:
-        RefusedError: it is the stream of another snapshot, or differs from ``expected``; not all of
-            it was written.
+        RefusedError: it is the stream of another snapshot, or follows another one, or differs from
+            ``expected``; not all of it was written.
         OSError: reading or writing failed.
     """
     digest, size = hashlib.sha256(), 0
     held = b""
     while len(held) < HEADER_BYTES and (block := os.read(source, HEADER_BYTES - len(held))):
         held += block
-    if sent_snapshot(held)[:2] != (name, guid):
+    sent = sent_snapshot(held)
+    if (sent.name, sent.guid) != (wanted.name, wanted.guid):
         raise RefusedError("the stream", "has another snapshot")
+    if sent.base != wanted.base:
+        raise RefusedError("the stream", "follows another snapshot than it should")
     while True:
         digest.update(held)
         size += len(held)
@@ -77,16 +90,15 @@ def _write(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def command(name: str, guid: int, *options: str) -> list[str]:
+def command(wanted: Wanted, *options: str) -> list[str]:
     """The command line that passes on the stream of a snapshot.
 
     Args:
-        name: of the snapshot.
-        guid: of the snapshot.
+        wanted: the snapshot.
         options: ``--report FILE``, ``--expect BYTES SHA256`` or ``--check BYTES SHA256``.
     """
     words = [sys.executable, "-P", "-m", "snaporch.replication.restic_stream"]
-    return [*words, name, str(guid), *options]
+    return [*words, *map(str, wanted), *options]
 
 
 def read_report(path: Path) -> Digest:
@@ -101,11 +113,11 @@ def read_report(path: Path) -> Digest:
 
 def main(words: Sequence[str]) -> int:
     """Run the command; return its exit status."""
-    name, guid, option, *values = words
+    name, guid, base, option, *values = words
     expected = None if option == "--report" else Digest(int(values[0]), values[1])
     try:
         target = os.open(os.devnull, os.O_WRONLY) if option == "--check" else 1
-        found = pass_on(0, target, name, int(guid), expected)
+        found = pass_on(0, target, Wanted(name, int(guid), int(base)), expected)
     except BrokenPipeError:
         return 1  # the next command ended, and says why
     except (SnaporchError, OSError) as error:

@@ -46,6 +46,8 @@ class SentSnapshot(NamedTuple):
     """Seconds since the epoch, by the clock of the sender."""
     is_raw: bool
     """Its blocks are encrypted, and it sets the key of the dataset that receives it."""
+    base: int
+    """The GUID of the snapshot that it follows; 0 for a full stream."""
 
 
 def sent_snapshot(header: bytes) -> SentSnapshot:
@@ -61,7 +63,7 @@ def sent_snapshot(header: bytes) -> SentSnapshot:
         raise _refused("the stream is too short")
     for order in "<>":
         found = struct.unpack(order + _LAYOUT, header)
-        kind, _, magic, version, created, _, flags, guid, _, name = found
+        kind, _, magic, version, created, _, flags, guid, base, name = found
         if (kind, magic) == (_BEGIN, _MAGIC):
             break
     else:
@@ -73,7 +75,7 @@ def sent_snapshot(header: bytes) -> SentSnapshot:
     text, end, rest = name.partition(b"\0")
     snapshot: str = text.decode("ascii", "replace").partition("@")[2]
     if end and not rest.strip(b"\0") and is_snapshot(snapshot):
-        return SentSnapshot(snapshot, guid, created, bool(version >> 2 & _RAW))
+        return SentSnapshot(snapshot, guid, created, bool(version >> 2 & _RAW), base)
     raise _refused(f"{quoted(snapshot)} is no name of a snapshot")
 
 

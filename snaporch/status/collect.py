@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from snaporch import default_paths
+from snaporch.bundle.encrypted_bundles import ENCRYPTED_NAME
 from snaporch.bundle.store import RAW_NAME
 from snaporch.config import Config
 from snaporch.context import Context
@@ -368,6 +369,9 @@ def usage(store: Path) -> StoreUsage:
     """How much space the bundle store uses and has left."""
     bundles = bundle_bytes = trash = other = 0
     for domain in _directories(store):
+        if domain.name == ENCRYPTED_NAME:
+            other += _encrypted_size(domain)
+            continue
         with suppress(OSError):
             other += (domain / RAW_NAME).lstat().st_size
         for path in _directories(domain):
@@ -383,6 +387,13 @@ def usage(store: Path) -> StoreUsage:
     free = room.f_bavail * room.f_frsize
     used = (room.f_blocks - room.f_bfree) * room.f_frsize
     return StoreUsage(str(store), bundles, bundle_bytes, trash, other, free, used + free)
+
+
+def _encrypted_size(above: Path) -> int:
+    """The bytes of what waits for replicas encrypted, and of the records of what they got."""
+    replicas = _directories(above)
+    domains = (each for replica in replicas for each in _directories(replica))
+    return sum(_size(run) for domain in domains for run in _directories(domain))
 
 
 def _directories(path: Path) -> list[Path]:

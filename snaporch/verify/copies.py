@@ -391,6 +391,7 @@ class CopyVerifier:
             tuple(own),
             before,
             last is not None,
+            self._has_streams,
         )
 
     def _manifest_here(self, reference: str) -> KnownManifest | None:

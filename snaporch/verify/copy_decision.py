@@ -124,6 +124,8 @@ class CopyFacts:
     before: PassedBefore | None = None
     was_verified: bool = False
     """It passed or failed before, so it was there."""
+    has_streams: bool = False
+    """The replica is object storage: it has streams, each with a record, and no ZFS snapshots."""
 
     @property
     def manifest(self) -> KnownManifest | None:
@@ -214,7 +216,7 @@ def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
     known = facts.manifest
     if known is None:
         lost = [e for e in facts.own if e.guid not in guids_of(facts.copies, e.dataset)]
-        return [_snapshot_fault(each, [each], facts.copies) for each in lost]
+        return [_snapshot_fault(each, [each], facts) for each in lost]
     manifest = known.manifest
     present = {each.dataset for each in members_of(manifest, copy.snapshot, facts.copies)}
     found = []
@@ -222,25 +224,27 @@ def _snapshot_faults(copy: Copy, facts: CopyFacts) -> list[str]:
         own = [entry for entry in manifest.snapshots if entry.dataset == dataset]
         wanted = next((each for each in own if each.name == copy.snapshot), own[0])
         same = own if is_one_instant(manifest) else [wanted]
-        found.append(_snapshot_fault(wanted, same, facts.copies))
+        found.append(_snapshot_fault(wanted, same, facts))
     pages = manifest.pages if not _ram_moved_here(facts) else None
     if pages is not None and pages.guid not in guids_of(facts.copies, pages.dataset):
-        found.append(f"of the pages of its RAM: {_snapshot_fault(pages, [pages], facts.copies)}")
+        found.append(f"of the pages of its RAM: {_snapshot_fault(pages, [pages], facts)}")
     if facts.here is None:  # the replica's manifest may be of another run
         named = {entry.guid for entry in manifest.snapshots}
         lost = [each for each in facts.own if each.guid not in named]
         lost = [each for each in lost if each.guid not in guids_of(facts.copies, each.dataset)]
-        found += [_snapshot_fault(each, [each], facts.copies) for each in lost]
+        found += [_snapshot_fault(each, [each], facts) for each in lost]
     return found
 
 
-def _snapshot_fault(wanted: _Wanted, same: Iterable[_Wanted], copies: Copies) -> str:
+def _snapshot_fault(wanted: _Wanted, same: Iterable[_Wanted], facts: CopyFacts) -> str:
     """Describe a missing ZFS snapshot, of which ``same`` would do, too."""
     names, copy = {each.name for each in same}, copy_name(wanted.dataset)
-    for each in copies.get(copy, ()):
+    for each in facts.copies.get(copy, ()):
         if each.name in names:
             text = f"{copy}@{each.name} is another snapshot of this name"
             return f"{text} (its GUID is {each.guid}, and not {wanted.guid})"
+    if facts.has_streams:
+        return f"a stream of the chain of {wanted.dataset}@{wanted.name} has no record"
     return f"the ZFS snapshot {copy}@{wanted.name} is missing"
 
 

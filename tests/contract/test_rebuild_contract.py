@@ -117,8 +117,8 @@ def test_copies_are_listed_with_their_marks_oldest_first(place):
     assert [(each.name, each.guid) for each in found] == list(zip("ab", place.guids, strict=True))
     assert [dict(each.properties) for each in found] == [{"run": "r-1", "copy": "x"}, {}]
     assert place.source.policies([place.copy]) == {place.copy: "hourly"}
-    assert place.copy not in place.source.encrypted()
-    assert place.source.kinds()[place.copy] is DatasetKind.FILESYSTEM
+    assert place.copy not in place.source.encrypted(found)
+    assert place.source.kinds(found)[place.copy] is DatasetKind.FILESYSTEM
     sizes = place.source.sizes(found)
     assert sizes.keys() == {each.full_name for each in found}
     assert all(size > 0 for size in sizes.values())

@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 _BLOCK = 1 << 16
-IDENTITY, RECIPIENT = "AGE-SECRET-KEY-FAKE-", "age1" + "q" * 50
+IDENTITY = "AGE-SECRET-KEY-FAKE-"
+_BECH32 = "qpzry9x8gf2tvdw0s3jn54khce6mua7l"
+_GENERATOR = (0x3B6A57B2, 0x26508E6D, 0x1EA119FA, 0x3D4233DD, 0x2A1462B3)
 _MAGIC = b"fake age\n"
 
 
@@ -24,8 +26,14 @@ def install(directory):
 
 
 def recipient(number):
-    """The public key of an identity: eight characters of bech32."""
-    return RECIPIENT + "".join("qpzry9x8"[int(each)] for each in f"{number:08o}")
+    """The public key of an identity: eight characters of bech32, and a checksum."""
+    data = "q" * 44 + "".join("qpzry9x8"[int(each)] for each in f"{number:08o}")
+    check = 1
+    for value in (3, 3, 3, 0, 1, 7, 5, *map(_BECH32.index, data), *[0] * 6):
+        top, check = check >> 25, (check & 0x1FFFFFF) << 5 ^ value
+        for bit, generator in enumerate(_GENERATOR):
+            check ^= generator if top >> bit & 1 else 0
+    return f"age1{data}" + "".join(_BECH32[(check ^ 1) >> 5 * (5 - n) & 31] for n in range(6))
 
 
 def write_identity(path, number):

@@ -79,11 +79,11 @@ class FakeSource:
         named = {copy_name(name): policy for name, policy in self._replica.policies.items()}
         return {name: policy for name, policy in named.items() if name in copies}
 
-    def encrypted(self) -> frozenset[str]:
+    def encrypted(self, _wanted: Collection[PoolSnapshot]) -> frozenset[str]:
         """See the protocol."""
         return frozenset(self.ciphers)
 
-    def kinds(self) -> Mapping[str, DatasetKind]:
+    def kinds(self, _wanted: Collection[PoolSnapshot]) -> Mapping[str, DatasetKind]:
         """See the protocol."""
         present = {copy_name(each.name): each.kind for each in self._pool.datasets()}
         return present | {copy_name(n): each.dataset.kind for n, each in self._lost.items()}

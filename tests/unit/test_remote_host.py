@@ -30,6 +30,15 @@ def test_a_command_over_its_limit_is_ended_and_reported(nas, tmp_path):
         os.kill(int(number.read_text()), 0)
 
 
+def test_what_a_command_over_its_limit_has_said_last_is_in_the_error(nas):
+    with pytest.raises(
+        CommandError, match=r"takes over 1 s, and was ended: no route, trying again"
+    ):
+        nas.script(
+            "printf 'first\nno route, trying again\n' >&2; exec sleep 1000", what="x", limit=1
+        )
+
+
 def test_after_a_command_over_the_usual_limit_no_other_waits_for_it(nas, tmp_path):
     nas = Host("root@nas", limit=1)
     with pytest.raises(CommandError, match="takes over 1 s"):

@@ -49,7 +49,9 @@ def replica_unreachable(facts: HostFacts) -> Iterator[Finding]:
                 f"replica {name}",
                 reason,
                 "policies name it, and nothing can be copied to it",
-                "see docs/how-to/replication.md, how to set up a replica",
+                "see docs/how-to/object-storage.md, 'Set it up'"
+                if name in facts.repositories
+                else "see docs/how-to/replication.md, 'Set up a replica'",
             )
 
 

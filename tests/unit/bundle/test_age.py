@@ -186,3 +186,28 @@ def test_an_identity_with_a_passphrase_is_asked_for_once(tmp_path):
     words = [sys.executable, "-c", script, protected, tmp_path / "x.age", digest(b"secret").sha256]
     assert at_a_terminal(words, "open sesame") == 0
     assert at_a_terminal(words, "wrong") == 1
+
+
+@pytest.mark.skipif(not REAL, reason="age is not installed")
+def test_without_a_terminal_the_next_step_is_to_use_one(tmp_path):
+    key, protected = tmp_path / "key", tmp_path / "key.age"
+    subprocess.run(["age-keygen", "-o", key], check=True, capture_output=True)
+    words = ["age", "--passphrase", "--output", str(protected), str(key)]
+    assert at_a_terminal(words, "open sesame", "open sesame") == 0
+    script = (
+        "import sys; from pathlib import Path; from snaporch.bundle.age import Identity;"
+        "from snaporch.errors import RefusedError\n"
+        "try: Identity(Path(sys.argv[1]))\n"
+        "except RefusedError as error: print(error.line())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, protected],
+        capture_output=True,
+        check=True,
+        text=True,
+        start_new_session=True,
+    )
+    assert done.stdout.startswith(f"{protected}: ")
+    assert (
+        "run the command again at a terminal, and type the passphrase of this file" in done.stdout
+    )

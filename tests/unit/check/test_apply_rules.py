@@ -528,6 +528,9 @@ def test_replicas(facts):
     finding = only(facts(replicas={"nas": "", "usb": "zfs list: cannot open 'usb': no such pool"}))
     assert (finding.code, finding.severity) == ("replica-unreachable", Severity.WARNING)
     assert (finding.subject, "no such pool" in finding.what) == ("replica usb", True)
+    assert "docs/how-to/replication.md" in finding.fix
+    finding = only(facts(replicas={"s3": "no server"}, repositories=frozenset(["s3"])))
+    assert "docs/how-to/object-storage.md" in finding.fix
 
 
 def test_a_replica_that_zfs_does_not_protect(facts):

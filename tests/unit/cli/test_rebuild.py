@@ -514,7 +514,7 @@ def test_without_its_key_nothing_moves(closed, snaporch, age, options):
     assert answer.code == ExitCode.REFUSED
     assert f"its bundle is encrypted for {age.keys[0]};" in answer.err
     assert "--identity FILE" in answer.err
-    assert "--no-restore" in answer.err
+    assert "the disks alone: snaporch rebuild --from nas web@s1 --no-restore" in answer.err
     assert acts(closed) == []
 
 

@@ -169,7 +169,8 @@ def test_in_object_storage_it_is_said_that_no_stream_was_read(copied, snaporch):
     text = copied.config_file.read_text()
     copied.config_file.write_text(text.replace(REPLICA, section))
     answer = snaporch("verify", "--on", "nas", "--all", "--quiet")
-    assert answer.out.endswith("; its streams are listed and were not read\n")
+    assert "files and the records of its streams are as this host" in answer.out
+    assert answer.out.endswith("; the streams were not read\n")
     (document,) = snaporch("verify", "--on", "nas", "--all", "--json").json
     assert (document["passed"], document["streams_read"]) == (True, False)
     copied.there.drop("tank/web@s1")
@@ -248,3 +249,10 @@ def test_an_encrypted_copy_is_compared_with_what_was_sent(copied, snaporch, age)
     manifest.write_bytes(with_checksum(lines + "\n}"))
     answer = snaporch("verify", "--on", "nas", "web@s1", "--quiet")
     assert "manifest.json is not the one of this host" in answer.err
+
+
+def test_without_a_guest_the_usage_is_that_of_copies(copied, snaporch):
+    answer = snaporch("verify", "--on", "nas")
+    assert answer.code == ExitCode.USAGE
+    assert "--on nas: expected DOMAIN..., DOMAIN@SNAPSHOT... or --all" in answer.err
+    assert "--due" not in answer.err

@@ -793,7 +793,7 @@ def test_an_older_bundle_without_room_does_not_come(loss, monkeypatch):
 
 
 def test_a_dataset_that_the_replica_does_not_list_is_an_error(loss):
-    loss.source.kinds = dict
+    loss.source.kinds = lambda _wanted: {}
     with pytest.raises(UnavailableError, match="lists its snapshots, and not the dataset"):
         loss.plan()
 

@@ -46,10 +46,32 @@ def snapshot(source, name):
 def test_copies_are_listed_under_their_names_there(cloud):
     source = cloud.source()
     assert [each.full_name for each in source.snapshots()] == [f"{COPY}@{n}" for n in "abcd"]
-    assert source.kinds() == {COPY: DatasetKind.FILESYSTEM}
-    assert source.encrypted() == frozenset()
-    referenced = cloud.pool.sizes([f"{WEB}@a"])[f"{WEB}@a"][1]
-    assert source.sizes([snapshot(source, "a")]) == {f"{COPY}@a": referenced}
+    assert source.kinds([snapshot(source, "a")]) == {COPY: DatasetKind.FILESYSTEM}
+    assert source.encrypted(source.snapshots()) == frozenset()
+
+
+def test_a_copy_is_of_the_kind_that_it_had_at_the_wanted_snapshot(cloud):
+    """A dataset of this name was destroyed, and another one created."""
+    cloud.change_record("c", "type=filesystem", "type=volume")
+    cloud.change_record("c", "raw=0", "raw=1")
+    cloud.change_record("d", "type=filesystem", "type=volume")
+    cloud.change_record("d", "raw=0", "raw=1")
+    source = cloud.source()
+    for name, kind, raw in (
+        ("a", DatasetKind.FILESYSTEM, set()),
+        ("d", DatasetKind.VOLUME, {COPY}),
+    ):
+        wanted = [snapshot(source, name)]
+        assert (source.kinds(wanted), source.encrypted(wanted)) == ({COPY: kind}, raw)
+
+
+def test_the_room_is_that_of_the_whole_chain(cloud):
+    source, full = cloud.source(), len(cloud.stream(f"{WEB}@a"))
+    sizes = source.sizes(source.snapshots())
+    assert [sizes[f"{COPY}@{name}"] for name in "abcd"] == [full, 2 * full, full, 2 * full]
+    cloud.change_record("b", "referenced=", "referenced=90000000")
+    source = cloud.source()
+    assert source.sizes([snapshot(source, "b")])[f"{COPY}@b"] > 2 * full
 
 
 def test_what_was_forgotten_meanwhile_is_not_listed_any_more(cloud):
@@ -83,27 +105,32 @@ def receive(cloud, name, token=NO_TOKEN):
 
 
 def test_a_stream_comes_as_it_was_sent(cloud):
-    assert receive(cloud, "b") == cloud.stream(f"{WEB}@b")
+    assert receive(cloud, "b") == cloud.stream(f"{WEB}@b", f"{WEB}@a")
 
 
 def test_the_end_of_a_damaged_stream_never_reaches_zfs(cloud):
-    cloud.damage(cloud.stream(f"{WEB}@b"))
+    cloud.damage(cloud.stream(f"{WEB}@b", f"{WEB}@a"))
     with pytest.raises(ReplicaError, match="ciphertext verification failed; name an older") as seen:
         receive(cloud, "b")
     assert "rename or destroy the datasets with snaporch:rebuild=transfer" in seen.value.step
-    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b"))
+    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b", f"{WEB}@a"))
 
 
 def test_a_stream_that_is_not_as_recorded_never_ends(cloud):
     """An admin with the password may replace a stream."""
-    for path in (cloud.place / "repository" / "snapshots").iterdir():
-        text = path.read_text()
-        if '"kind=stream-record"' in text and '"snapshot=b"' in text:
-            digest = hashlib.sha256(cloud.stream(f"{WEB}@b")).hexdigest()
-            path.write_text(text.replace(digest, "0" * 64))
+    digest = hashlib.sha256(cloud.stream(f"{WEB}@b", f"{WEB}@a")).hexdigest()
+    cloud.change_record("b", digest, "0" * 64)
     with pytest.raises(ReplicaError, match="another SHA-256 than its record"):
         receive(cloud, "b")
-    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b"))
+    assert len(cloud.got) < len(cloud.stream(f"{WEB}@b", f"{WEB}@a"))
+
+
+def test_a_stream_that_follows_another_snapshot_than_recorded_never_begins(cloud):
+    base = cloud.pool.snapshots([WEB])[0].guid
+    cloud.change_record("c", "base=0", f"base={base}")
+    with pytest.raises(ReplicaError, match="follows another snapshot than it should"):
+        receive(cloud, "c")
+    assert cloud.got == b""
 
 
 def test_what_another_replica_has_begun_is_not_continued(cloud):

@@ -325,14 +325,14 @@ def test_another_dataset_than_the_configured_one_is_refused(machine, act):
 
 def test_why_it_is_unavailable_and_how_it_is_protected(machine):
     replica = machine.replica()
-    assert (unavailable_reason(replica), weakness_of(replica)) == ("", "")
+    assert (unavailable_reason(replica, Interrupt()), weakness_of(replica, Interrupt())) == ("", "")
     machine.answer("check", CHECK | {"release": "2.2.7", "permissions": ["receive"]})
-    assert unavailable_reason(replica) == ""
-    assert "2.2.7 there is older than 2.3.2" in weakness_of(replica)
+    assert unavailable_reason(replica, Interrupt()) == ""
+    assert "2.2.7 there is older than 2.3.2" in weakness_of(replica, Interrupt())
     machine.fail("check", "snaporch: backup/vm1: dataset does not exist")
-    assert unavailable_reason(replica) == "vm1@nas: backup/vm1: dataset does not exist"
-    assert weakness_of(replica) == ""
-    assert weakness_of(Replica(dataset="backup/vm1", bundles="/b")) == ""
+    assert unavailable_reason(replica, Interrupt()) == "vm1@nas: backup/vm1: dataset does not exist"
+    assert weakness_of(replica, Interrupt()) == ""
+    assert weakness_of(Replica(dataset="backup/vm1", bundles="/b"), Interrupt()) == ""
 
 
 def test_a_replica_is_opened_as_configured(world):

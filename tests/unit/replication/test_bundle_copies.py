@@ -129,15 +129,48 @@ def test_what_waits_for_a_replica_is_encrypted_again_for_other_recipients(vault,
     assert read_manifest(vault.copy(record)).recipients == (age.keys[1],)
 
 
-def test_a_bundle_that_is_there_in_clear_is_replaced(vault, age):
+def test_a_bundle_that_is_there_in_clear_is_replaced_and_not_called_damaged(vault, age):
     vault.configure()
     record = vault.take()
     vault.ship()
     assert "ram.save" in files(vault.copy(record))
     vault.configure(encrypt_to=[age.keys[0]])
+    vault.world.heard.notes.clear()
     shipped = vault.ship()
-    assert [each.snapshot for each in shipped.damaged] == ["s1"]
+    assert ([each.snapshot for each in shipped.encrypted], shipped.damaged) == (["s1"], ())
     assert {"ram.save", "ram.save.age"} & files(vault.copy(record)) == {"ram.save.age"}
+    notes = [each for each in vault.world.heard.notes if "in clear" in each]
+    assert len(notes) == 1
+    assert "from before encrypt_to are there in clear, and are copied again" in notes[0]
+    assert "@s1" in notes[0]
+    assert vault.ship().encrypted == ()
+
+
+def test_what_is_in_clear_stays_replicated_while_it_cannot_be_replaced(vault, age):
+    vault.configure()
+    record = vault.take()
+    vault.ship()
+    vault.configure(encrypt_to=[age.keys[0]])
+    vault.there.hooks.at["replica.stored"] = failing_once(ReplicaError("nas", "is away"))
+    with pytest.raises(ReplicaError, match="is away"):
+        vault.ship()
+    assert vault.replicated() == {"s1": ("nas",)}
+    (Path(record.bundle) / "ram.save").unlink()
+    vault.world.heard.notes.clear()
+    shipped = vault.ship()
+    assert (shipped.damaged, shipped.encrypted, shipped.missing) == ((), (), ())
+    (note,) = (each for each in vault.world.heard.notes if "remove them there" in each)
+    assert record.run in note
+
+
+def test_a_damaged_bundle_in_clear_is_damaged(vault, age):
+    vault.configure()
+    record = vault.take()
+    vault.ship()
+    vault.configure(encrypt_to=[age.keys[0]])
+    (vault.copy(record) / "ram.save").write_bytes(b"")
+    shipped = vault.ship()
+    assert ([each.snapshot for each in shipped.damaged], shipped.encrypted) == (["s1"], ())
 
 
 def test_a_damaged_copy_is_replaced(vault):
@@ -177,7 +210,7 @@ def test_without_age_nothing_is_copied(vault, age):
 
 
 def test_a_key_that_age_refuses_keeps_bundles_here(vault, age):
-    vault.configure(encrypt_to=["ssh-ed25519 " + "b" * 68])
+    vault.configure(encrypt_to=["ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA" + "b" * 42])
     record = vault.take()
     with pytest.raises(ReplicaError, match=r"was not encrypted.*encrypt_to of \[replica.nas\]"):
         vault.ship()
@@ -343,7 +376,7 @@ def test_what_an_append_only_replica_has_in_clear_is_not_encrypted(vault, age):
     vault.take(), vault.take("s2")
     vault.ship()
     vault.configure(append_only=True, encrypt_to=[age.keys[0]])
-    with pytest.raises(ReplicaError, match="are there in clear, and an append-only replica"):
+    with pytest.raises(ReplicaError, match=r"there in clear \(.*\), and an append-only"):
         vault.ship()
     assert not EncryptedBundles(vault.context.store, "nas").root.exists()
     later = vault.take("s3")
@@ -413,7 +446,7 @@ def test_what_is_there_in_clear_and_not_here_is_said(vault, age, lost):
     vault.world.heard.notes.clear()
     vault.configure(encrypt_to=[age.keys[0]])
     vault.ship()
-    (note,) = (each for each in vault.world.heard.notes if "there in clear" in each)
+    (note,) = (each for each in vault.world.heard.notes if "remove them there" in each)
     assert record.run in note
     assert "remove them there" in note
 

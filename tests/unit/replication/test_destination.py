@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes.age_command import recipient
 from fakes.pool import FakePool
 from fakes.world import Heard
 
@@ -490,7 +491,7 @@ def test_what_zfs_moves_on_this_machine_is_counted_without_mbuffer(sending, monk
 def test_a_missing_program_is_reported_with_its_package(tmp_path, tools, monkeypatch):
     without("rsync", monkeypatch)
     assert "apt install rsync" in unavailable_reason(
-        Replica(dataset="backup/kvm", bundles=tmp_path)
+        Replica(dataset="backup/kvm", bundles=tmp_path), Interrupt()
     )
 
 
@@ -1017,7 +1018,10 @@ def test_a_former_bundle_gets_its_name_back_if_no_other_is_whole(tmp_path):
 def test_a_working_replica_has_no_problem(tmp_path, tools):
     tools.put("rsync")
     (tmp_path / "b").mkdir()
-    assert unavailable_reason(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b")) == ""
+    assert (
+        unavailable_reason(Replica(dataset="backup/kvm/x", bundles=tmp_path / "b"), Interrupt())
+        == ""
+    )
     assert tools.called("rsync") == [["--version"]]
     assert tools.called("zfs") == [["list", "-H", "-o", "name", "backup"]]
 
@@ -1025,7 +1029,7 @@ def test_a_working_replica_has_no_problem(tmp_path, tools):
 def test_without_rsync_the_package_is_named(tmp_path, tools, monkeypatch):
     without("rsync", monkeypatch)
     assert "apt install rsync" in unavailable_reason(
-        Replica(dataset="backup/kvm", bundles=tmp_path)
+        Replica(dataset="backup/kvm", bundles=tmp_path), Interrupt()
     )
 
 
@@ -1033,20 +1037,22 @@ def test_looking_for_obstacles_takes_a_minute_for_each_command_at_most(tmp_path,
     tools.put("rsync")
     hosts = []
     replica = Replica(dataset="backup/kvm", bundles=tmp_path)
-    open_host = lambda name: hosts.append(LimitsSeen(name)) or hosts[-1]  # noqa: E731
-    assert unavailable_reason(replica, open_host) == ""
+    open_host = lambda name, _check: hosts.append(LimitsSeen(name)) or hosts[-1]  # noqa: E731
+    assert unavailable_reason(replica, Interrupt(), open_host) == ""
     assert [*hosts[0].seen.values()] == [60, 60, 60]
 
 
 def test_a_problem_is_reported_before_anything_is_copied(tmp_path, tools):
     tools.put("rsync")
-    assert "away" in unavailable_reason(Replica(dataset="backup/kvm", bundles=tmp_path / "away"))
+    assert "away" in unavailable_reason(
+        Replica(dataset="backup/kvm", bundles=tmp_path / "away"), Interrupt()
+    )
     (tmp_path / "b").mkdir()
     there = Replica(dataset="backup/kvm", bundles=tmp_path / "b")
     tools.put("zfs", "echo no such pool >&2; exit 1")
-    assert "no such pool" in unavailable_reason(there)
+    assert "no such pool" in unavailable_reason(there, Interrupt())
     tools.put("rsync", "exit 1")
-    assert "rsync" in unavailable_reason(there)
+    assert "rsync" in unavailable_reason(there, Interrupt())
 
 
 def test_a_transfer_asks_no_questions_and_has_no_locale(tmp_path, tools):
@@ -1123,10 +1129,14 @@ def test_a_signal_is_no_answer_about_encryption():
 
 def test_without_age_the_package_is_named(tmp_path, tools, monkeypatch):
     without("age", monkeypatch)
-    replica = Replica(dataset="backup/kvm", bundles=tmp_path, encrypt_to=("age1" + "q" * 58,))
-    assert "apt install age" in unavailable_reason(replica)
+    replica = Replica(dataset="backup/kvm", bundles=tmp_path, encrypt_to=(recipient(1),))
+    assert "apt install age" in unavailable_reason(replica, Interrupt())
 
 
 def test_a_key_that_age_refuses_is_a_problem(tmp_path, tools, age):
-    replica = Replica(dataset="b/k", bundles=tmp_path, encrypt_to=("ssh-ed25519 " + "b" * 68,))
-    assert "malformed recipient" in unavailable_reason(replica)
+    replica = Replica(
+        dataset="b/k",
+        bundles=tmp_path,
+        encrypt_to=("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIA" + "b" * 42,),
+    )
+    assert "malformed recipient" in unavailable_reason(replica, Interrupt())

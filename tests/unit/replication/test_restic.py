@@ -1,4 +1,7 @@
 import os
+import signal
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -6,7 +9,7 @@ from fakes import restic as fake
 from fakes.world import Heard
 
 from snaporch.config import ResticReplica
-from snaporch.errors import UnavailableError, WindowClosedError
+from snaporch.errors import InterruptedRunError, UnavailableError, WindowClosedError
 from snaporch.interrupt import Interrupt, WindowInterrupt
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.restic import (
@@ -91,24 +94,24 @@ def test_a_line_of_another_form_is_named_and_not_shown(secret, line):
 
 def test_a_repository_that_answers_has_no_problem(place, secret):
     make(place)
-    assert repository_problem(section(place, secret)) == ""
+    assert repository_problem(section(place, secret), Interrupt()) == ""
 
 
 def test_a_repository_that_was_not_made_is_a_problem_with_its_command(place, secret):
-    found = repository_problem(section(place, secret))
+    found = repository_problem(section(place, secret), Interrupt())
     assert "unable to open config file" in found
-    assert f"restic -r {place} --password-file {secret} init" in found
+    assert f"if it was never made: restic -r {place} --password-file {secret} init" in found
 
 
 def test_a_file_that_others_may_read_is_a_problem(place, secret):
     secret.chmod(0o644)
-    assert "chmod 600" in repository_problem(section(place, secret))
+    assert "chmod 600" in repository_problem(section(place, secret), Interrupt())
 
 
 def test_without_restic_the_package_is_named(place, secret, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     (place.parent / "tools" / "restic").unlink()
-    found = repository_problem(section(place, secret))
+    found = repository_problem(section(place, secret), Interrupt())
     assert found == "restic: is not installed; apt install restic"
 
 
@@ -118,9 +121,9 @@ def test_the_repository_can_come_from_the_environment_file(place, secret, tmp_pa
     variables.write_text(f"RESTIC_REPOSITORY={place}\n")
     variables.chmod(0o600)
     replica = ResticReplica(engine="restic", environment_file=str(variables), password_file=secret)
-    assert repository_problem(replica) == ""
+    assert repository_problem(replica, Interrupt()) == ""
     variables.write_text("A=b\n")
-    assert "does not set RESTIC_REPOSITORY" in repository_problem(replica)
+    assert "does not set RESTIC_REPOSITORY" in repository_problem(replica, Interrupt())
 
 
 def test_what_is_recorded_is_listed_at_once(place, secret, tmp_path):
@@ -140,6 +143,41 @@ def test_a_failure_is_one_reason_with_a_next_step(place, secret, tmp_path):
     assert "snapshots" in caught.value.step
     with pytest.raises(ReplicaError, match="a record was not stored: unable to open"):
         repository.record(["snaporch"])
+
+
+_WRONG = '{"message_type":"exit_error","code":12,"message":"Fatal: wrong password or no key found"}'
+
+
+@pytest.mark.parametrize("line", [_WRONG, "Fatal: wrong password or no key found"])
+def test_a_wrong_password_is_one_line_that_names_its_file(place, secret, tmp_path, line):
+    (place.parent / "tools" / "restic").write_text(f"#!/bin/sh\necho '{line}' >&2\nexit 12\n")
+    with pytest.raises(ReplicaError) as caught:
+        opened(section(place, secret), tmp_path).contents()
+    assert caught.value.line() == (
+        "replica cloud: cannot be listed: wrong password or no key found; put the password of the "
+        f"repository into {secret}"
+    )
+    found = repository_problem(section(place, secret), Interrupt())
+    assert f"put the password of the repository into {secret}" in found
+    assert "init" not in found
+
+
+@pytest.mark.parametrize("line", ["{", "{}", '{"message": ', "[" * 9000, "{" + '"a":[' * 9000])
+def test_what_only_looks_like_an_error_as_json_is_the_reason_itself(line):
+    assert restic_reason([line]) == line
+
+
+def test_a_signal_ends_the_question_whether_a_repository_answers(place, secret):
+    (place.parent / "tools" / "restic").write_text("#!/bin/sh\nexec sleep 600\n")
+    interrupt = Interrupt()
+    begun = time.monotonic()
+    with interrupt.watching():
+        timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGTERM])
+        timer.start()
+        with pytest.raises(InterruptedRunError, match="SIGTERM"):
+            repository_problem(section(place, secret), interrupt)
+        timer.join()
+    assert time.monotonic() - begun < 20
 
 
 def test_the_end_of_the_window_is_no_failure_of_the_listing(place, secret, tmp_path):
@@ -209,7 +247,7 @@ def test_no_error_has_a_secret_or_a_part_of_it(place, secret, tmp_path):
     line = caught.value.line()
     assert 'parse "http://…@nas/": invalid port ":…" after host; …' in line
     assert line.count("…") == 3
-    assert "…" in repository_problem(replica)
+    assert "…" in repository_problem(replica, Interrupt())
 
 
 @pytest.mark.parametrize(

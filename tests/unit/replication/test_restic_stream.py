@@ -7,13 +7,13 @@ import pytest
 from fakes.zfs_stream import zfs_stream
 
 from snaporch.errors import RefusedError
-from snaporch.replication.restic_stream import Digest, command, pass_on, read_report
+from snaporch.replication.restic_stream import Digest, Wanted, command, pass_on, read_report
 
 STREAM = zfs_stream("s1", 7, os.urandom(1 << 20))
 RIGHT = Digest(len(STREAM), hashlib.sha256(STREAM).hexdigest())
 
 
-def passed(data, expected=None, name="s1", guid=7):
+def passed(data, expected=None, name="s1", guid=7, base=0):
     """What comes through, and the result or the error."""
     (source, feed), (drain, target) = os.pipe(), os.pipe()
     got = []
@@ -30,7 +30,7 @@ def passed(data, expected=None, name="s1", guid=7):
     for each in threads:
         each.start()
     try:
-        result = pass_on(source, target, name, guid, expected)
+        result = pass_on(source, target, Wanted(name, guid, base), expected)
     except RefusedError as error:
         while os.read(source, 1 << 20):
             pass
@@ -79,6 +79,16 @@ def test_nothing_of_another_snapshot_comes_through(other):
     assert "another snapshot" in str(error)
 
 
+@pytest.mark.parametrize(("base", "wanted"), [(5, 6), (5, 0), (0, 5)])
+def test_nothing_that_follows_another_snapshot_comes_through(base, wanted):
+    """ZFS would refuse it, or receive other data, after all before it was received."""
+    stream = zfs_stream("s1", 7, b"x" * 1000, base)
+    data, error = passed(stream, base=wanted)
+    assert data == b""
+    assert "follows another snapshot" in str(error)
+    assert passed(stream, base=base)[0] == stream
+
+
 def test_what_is_no_stream_does_not_come_through():
     for data in (b"", b"x" * 1000):
         assert passed(data)[0] == b""
@@ -86,7 +96,7 @@ def test_what_is_no_stream_does_not_come_through():
 
 def test_the_command_reports_what_it_passed_on(tmp_path):
     report = tmp_path / "report"
-    words = command("s1", 7, "--report", str(report))
+    words = command(Wanted("s1", 7, 0), "--report", str(report))
     done = subprocess.run(words, input=STREAM, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, STREAM, b"")
     assert read_report(report) == RIGHT
@@ -94,13 +104,13 @@ def test_the_command_reports_what_it_passed_on(tmp_path):
 
 @pytest.mark.parametrize("size", [RIGHT.bytes, 1])
 def test_the_command_checks_and_passes_nothing_on(size):
-    words = command("s1", 7, "--check", str(size), RIGHT.sha256)
+    words = command(Wanted("s1", 7, 0), "--check", str(size), RIGHT.sha256)
     done = subprocess.run(words, input=STREAM, capture_output=True, check=False)
     assert (done.returncode, done.stdout) == (int(size != RIGHT.bytes), b"")
 
 
 def test_a_reader_that_ends_says_why_itself(tmp_path):
-    words = command("s1", 7, "--report", str(tmp_path / "report"))
+    words = command(Wanted("s1", 7, 0), "--report", str(tmp_path / "report"))
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(words, input=STREAM, stdout=writer, stderr=subprocess.PIPE, check=False)
@@ -110,7 +120,7 @@ def test_a_reader_that_ends_says_why_itself(tmp_path):
 
 
 def test_the_command_fails_in_one_line():
-    words = command("s1", 7, "--expect", "1", RIGHT.sha256)
+    words = command(Wanted("s1", 7, 0), "--expect", "1", RIGHT.sha256)
     done = subprocess.run(words, input=STREAM, capture_output=True, check=False, text=False)
     assert done.returncode == 1
     assert done.stderr.startswith(b"snaporch: the stream: has ")

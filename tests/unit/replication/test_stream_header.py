@@ -21,7 +21,7 @@ def header(name=b"tank/web@s1", *, kind=0, magic=MAGIC, version=1, flags=0, orde
 @pytest.mark.parametrize("flags", [0, 2, 4, 14])
 def test_a_stream_of_one_snapshot_is_named(order, features, flags):
     found = sent_snapshot(header(order=order, features=features, flags=flags))
-    assert found == ("s1", 7, 99, bool(features & RAW))
+    assert found == ("s1", 7, 99, bool(features & RAW), 5)
 
 
 def test_an_encrypted_stream_is_recognized():

@@ -403,13 +403,15 @@ def test_the_store_is_measured(tmp_path):
         ("u/safety-x/000.zfs", 30),
         ("v/.ram.raw", 40),
         (".trash/t.u.r0/ram.save", 7),
+        (".encrypted/nas/u/r1/manifest.json", 50),
+        (".encrypted/nas/u/.r1.partial/ram.save.age", 60),
     ):
         path = store / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bytes(size))
     found = usage(store)
     assert (found.bundles, found.bundle_bytes) == (2, 116)
-    assert (found.other_bytes, found.trash_bytes) == (90, 7)
+    assert (found.other_bytes, found.trash_bytes) == (200, 7)
     assert 0 < found.free_bytes < found.size_bytes
 
 

@@ -351,3 +351,11 @@ def test_a_bundle_that_is_gone_on_both_sides_is_missed(given, fault):
     found = facts(here=False, there=False, bundle=False, **given | {"own": own})
     assert find_faults(copy, found) == (["its bundle is missing"] if fault else [])
     assert reason_to_skip(copy, found) == ""
+
+
+def test_in_object_storage_a_stream_is_missing_and_no_zfs_snapshot():
+    found = facts({"tank:a": HOURLY["tank:a"]}, has_streams=True)
+    dataset = next(each.dataset for each in known().manifest.snapshots if each.guid == 3)
+    assert find_faults(COPY, found) == [
+        f"a stream of the chain of {dataset}@hourly has no record",
+    ]
