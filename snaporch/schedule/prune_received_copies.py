@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import BundleStore, copy_name
-from snaporch.catalog.records import COPY, by_dataset, genuine, is_marked
+from snaporch.catalog.records import COPY, VERIFIED_HERE, by_dataset, genuine, is_marked
 from snaporch.catalog.torn import is_torn
 from snaporch.config import Config, Copies
 from snaporch.errors import SnaporchError, UnavailableError
@@ -335,7 +335,7 @@ def _run(
         received=_received(item.path),
         good_ram=is_whole and manifest is not None and manifest.level is Level.RAM,
         passed=_passed(disks, result),
-        passed_here=_is_result(result),
+        passed_here=_is_result(result) or _test_restore(disks) is not None,
         pinned=_pin(members, pinned),
         group_run=next((g for each in disks if (g := each.properties.get("group", ""))), ""),
     )
@@ -345,13 +345,27 @@ def _is_of_policy(member: PoolSnapshot) -> bool:
     return is_marked(member, member.properties.get("retention", ""))
 
 
-def _passed(members: Iterable[PoolSnapshot], result: CopyResult | None) -> bool | None:
-    """Whether the last verification passed: of the copy itself, or else that of the original."""
+def _passed(members: Sequence[PoolSnapshot], result: CopyResult | None) -> bool | None:
+    """Whether the last verification passed: of the copy itself, or else that of the original.
+
+    Of a copy that failed here by its checksums or by its test restore, it did not.
+    """
+    tested = _test_restore(members)
     if result is not None and _is_result(result):
-        return result.passed
+        return result.passed and tested is not False
+    if tested is not None:
+        return tested
     texts = {each.properties.get("verified") for each in members}
     verified = VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
     return verified.passed if verified else None
+
+
+def _test_restore(members: Iterable[PoolSnapshot]) -> bool | None:
+    """Whether the test restore on this machine passed; ``None`` without one of all members."""
+    results = [VerificationResult.parse(each.properties.get(VERIFIED_HERE)) for each in members]
+    if not results or not all(results):
+        return None
+    return all(each.passed for each in results if each is not None)
 
 
 def _is_result(result: CopyResult | None) -> bool:

@@ -28,6 +28,7 @@ from snaporch.status.model import (
 from snaporch.systemd.unit_state import RUN_DUE
 from snaporch.verify.copy_results import CopyResult
 from snaporch.verify.repeat import repeat_command
+from snaporch.verify.restore_results import RestoreResult
 from snaporch.zfs import BlockingMount
 
 _ORDER = tuple(ProblemGrade)[::-1]
@@ -54,6 +55,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _copies(status)
+    found += _test_restores(status)
     for source in status.sources:
         found += _source(source, status.at, limits.replica_late)
     found += _mounted(status.mounted_snapshots)
@@ -175,6 +177,24 @@ def _copies(status: Status) -> Iterator[Problem]:
         text = (
             f"copies on replica {replica} ({shown}) failed their verification "
             f"({failed[-1].reason}); see docs/how-to/verify.md; to repeat it: {again}"
+        )
+        yield Problem("copy-failed", ProblemGrade.CRITICAL, domain, text)
+
+
+def _test_restores(status: Status) -> Iterator[Problem]:
+    """One problem for the copies of a domain whose test restore failed on this machine."""
+    by_place: dict[tuple[str, str, str], list[RestoreResult]] = {}
+    for each in status.test_restores:
+        if not each.result.passed:
+            by_place.setdefault((each.replica, each.uuid, each.domain), []).append(each)
+    for (replica, _, domain), failed in by_place.items():
+        shown = failed[-_NAMED:]
+        steps = [step for step in VerifyStep if any(step in e.result.failed_steps for e in shown)]
+        names = [each.full_name for each in shown]
+        again = repeat_command(names, steps, ("--on", replica, "--test-restore"))
+        text = (
+            f"test restores of {len(failed)} copies in {replica} failed; see "
+            f"docs/how-to/verify.md; to repeat the last ones: {again}"
         )
         yield Problem("copy-failed", ProblemGrade.CRITICAL, domain, text)
 

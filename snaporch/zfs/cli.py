@@ -32,6 +32,7 @@ PROPERTIES = (
     "bundle",
     "uuid",
     "verified",
+    "verified-here",
     "retention",
     "group",
     "ram",

@@ -148,6 +148,20 @@ class FakePool:
         """Lose a dataset, which a replica has: :meth:`put_in` brings its snapshots back."""
         return Taken(self._datasets.pop(dataset))
 
+    def copy_to(self, dataset: str, name: str, of: str) -> None:
+        """Receive a copy of a dataset: its snapshots, with other txgs and a mark of it.
+
+        Args:
+            of: the value of the mark.
+        """
+        source = self._dataset(dataset)
+        made = _Dataset(name, source.kind, source.content, encrypted=source.encrypted)
+        made.properties["readonly"] = "on"
+        for key, each in source.snapshots.items():
+            marks = {**each.properties, "snaporch:copy": of}
+            made.snapshots[key] = replace(each, txg=next(self._txg), properties=marks)
+        self._datasets[name] = made
+
     def put_in(
         self, taken: Taken, dataset: str, name: str, base: str, options: Mapping[str, str]
     ) -> None:
