@@ -147,6 +147,44 @@ def test_status_and_metrics_have_the_pull(pulled):
     assert f"snaporch_source_last_try_failed{{{labels}}} 0.0" in metrics
 
 
+def test_pulled_copies_are_restored_in_clones(pulled):
+    """One guest with RAM on two pools. Its host's own verification says nothing of the copy."""
+    outcome = snaporch("verify", "--on", "vm1", "--test-restore", "web", "--json")
+    assert outcome.status == 0, outcome.err + outcome.out
+    (document,) = outcome.json
+    assert (document["passed"], document["reached"]) == (True, "resumed")
+    for disk in DISKS["web"]:
+        full = f"{copy(disk.where)}@{pulled['web']}"
+        assert " passed resumed" in value("snaporch:verified-here", full)
+        assert value("clones", full) in ("", "-")
+        assert value("snaporch:verified-here", f"{disk.where}@{pulled['web']}") == "-"
+    assert "verify" not in must("virsh", "list", "--all", "--name")
+    assert "1 of 1 test restores passed" in snaporch("status").out
+
+
+@pytest.mark.daily(3)
+def test_the_checksums_of_pulled_bundles_need_no_libvirt(pulled, machine, tmp_path):
+    away = tmp_path / "away.toml"
+    away.write_text('libvirt_uri = "qemu+unix:///system?socket=/no"\n' + machine.read_text())
+    env = {"SNAPORCH_CONFIG": str(away)}
+    outcome = snaporch("verify", "--on", "vm1", "web", "db", "--json", env=env)
+    assert outcome.status == 0, outcome.err
+    assert {(each["domain"], each["passed"]) for each in outcome.json} == {
+        ("web", True),
+        ("db", True),
+    }
+    ram = bundle_of(PULLED, "db") / "ram.save"
+    whole = ram.read_bytes()
+    try:
+        ram.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        outcome = snaporch("verify", "--on", "vm1", "db", env=env)
+        assert outcome.status == 8
+        assert "ram.save is damaged" in outcome.err
+    finally:
+        ram.write_bytes(whole)
+    assert snaporch("verify", "--on", "vm1", "db", env=env).status == 0
+
+
 @pytest.fixture(scope="module")
 def newer(pulled, guests):
     """The source has destroyed the snapshot of ``db`` that was pulled; a newer one was pulled."""

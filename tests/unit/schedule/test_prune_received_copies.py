@@ -219,6 +219,24 @@ def test_the_copy_that_passed_its_verification_here_stays(holder):
     assert holder.deleted() == ["0002"]
 
 
+def test_the_copy_that_passed_its_test_restore_here_stays(holder):
+    for number in range(1, 5):
+        for each in holder.take(number):
+            if number == 1:
+                holder.pool.set_properties([each], {"snaporch:verified-here": PASSED})
+    assert holder.deleted() == ["0002"]
+
+
+def test_a_copy_whose_test_restore_failed_here_did_not_pass_by_its_mark(holder):
+    for number in range(1, 5):
+        for each in holder.take(number):
+            if number == 1:
+                marks = {"snaporch:verified": PASSED}
+                marks["snaporch:verified-here"] = PASSED.replace("passed", "failed")
+                holder.pool.set_properties([each], marks)
+    assert holder.deleted() == ["0001", "0002"]
+
+
 def test_keep_all_counts_from_when_the_bundle_came_and_no_time_of_a_file_changes_that(holder):
     holder.options["keep_all"] = "7d"
     for number in range(1, 5):
