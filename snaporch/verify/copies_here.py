@@ -59,7 +59,7 @@ def named_as_copy(manifest: Manifest, root: str) -> Manifest:
         return dataset and f"{root}/{copy_name(dataset)}"
 
     def beneath(file: BackingFileEntry) -> BackingFileEntry:
-        # What is outside of the snapshot is not here: nobody knows whether it is the same.
+        # What is outside of the snapshot is not here: it is unknown whether it is the same.
         unknown = {"bytes": None, "inode": None, "mtime_ns": None}
         return file.model_copy(update={"dataset": copy_of(file.dataset), **unknown})
 

@@ -162,11 +162,24 @@ def test_pulled_copies_are_restored_in_clones(pulled):
     assert "1 of 1 test restores passed" in snaporch("status").out
 
 
+@pytest.fixture(scope="module")
+def away(machine, tmp_path_factory):
+    """The environment of a machine whose libvirt cannot be reached."""
+    path = tmp_path_factory.mktemp("away") / "away.toml"
+    path.write_text('libvirt_uri = "qemu+unix:///system?socket=/no"\n' + machine.read_text())
+    return {"SNAPORCH_CONFIG": str(path)}
+
+
+def test_a_backup_machine_needs_no_libvirt(pulled, away):
+    for words in (("pull", "vm1"), ("pull", "--due"), ("prune",)):
+        outcome = snaporch(*words, env=away)
+        assert (outcome.status, outcome.err) == (0, "")
+    assert snaporch("status", env=away).status == 7  # libvirt is installed here
+
+
 @pytest.mark.daily(3)
-def test_the_checksums_of_pulled_bundles_need_no_libvirt(pulled, machine, tmp_path):
-    away = tmp_path / "away.toml"
-    away.write_text('libvirt_uri = "qemu+unix:///system?socket=/no"\n' + machine.read_text())
-    env = {"SNAPORCH_CONFIG": str(away)}
+def test_the_checksums_of_pulled_bundles_need_no_libvirt(pulled, away):
+    env = away
     outcome = snaporch("verify", "--on", "vm1", "web", "db", "--json", env=env)
     assert outcome.status == 0, outcome.err
     assert {(each["domain"], each["passed"]) for each in outcome.json} == {
