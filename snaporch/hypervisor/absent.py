@@ -6,11 +6,12 @@ No import of libvirt: its Python bindings may be missing, too.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NoReturn, cast
 
 from snaporch.errors import NoSuchDomainError, UnavailableError
 from snaporch.hypervisor.interface import Hypervisor
+from snaporch.known_faults import Component
 from snaporch.model import Domain
 
 PLACES = (
@@ -46,6 +47,17 @@ class NoGuests:
     def domain(self, name: str) -> Domain:
         """See :class:`~snaporch.hypervisor.interface.Hypervisor`."""
         raise NoSuchDomainError(name, f"no such domain: {_REASON}")
+
+    def releases(self) -> Mapping[Component, str]:
+        """There is neither libvirt nor QEMU."""
+        return {}
+
+    def reads_zstd(self) -> bool:
+        """It would: any libvirt that is installed now does."""
+        return True
+
+    def start_hook_problem(self) -> None:
+        """There is no guest that could be started."""
 
     def __getattr__(self, name: str) -> NoReturn:
         """Refuse every other operation."""

@@ -7,6 +7,7 @@ key. The commands and the configuration are those of the page.
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -175,6 +176,37 @@ def test_a_backup_machine_needs_no_libvirt(pulled, away):
         outcome = snaporch(*words, env=away)
         assert (outcome.status, outcome.err) == (0, "")
     assert snaporch("status", env=away).status == 7  # libvirt is installed here
+
+
+@pytest.mark.daily(3)
+def test_check_finds_what_would_disappoint(pulled, machine, tmp_path):
+    def codes(text):
+        path = tmp_path / "check.toml"
+        path.write_text(text)
+        found = snaporch("check", "--json", env={"SNAPORCH_CONFIG": str(path)}).json
+        return {e["code"]: e["what"] for e in found if e["code"].startswith("source-")}
+
+    assert codes(machine.read_text()) == {}
+    assert "'wbe'" in codes(machine.read_text().replace('"web"', '"wbe"'))["source-guests"]
+    away = machine.read_text().replace('host = "vm1"', 'host = "root@nowhere.invalid"')
+    assert [*codes(away)] == ["source-unreachable"]
+    quota = must("zfs", "get", "-Hp", "-o", "value", "quota", ROOT).strip()
+    try:
+        must("zfs", "set", "quota=500M", ROOT)
+        must("zfs", "set", "readonly=off", ROOT)
+        assert "readonly=on" in snaporch("check").out
+        must("zfs", "set", "readonly=on", ROOT)
+        assert " MiB are free" in codes(machine.read_text())["source-room"]
+    finally:
+        must("zfs", "set", "readonly=on", ROOT)
+        must("zfs", "set", f"quota={quota}", ROOT)
+    keys = Path("/root/.ssh/authorized_keys")
+    lines = keys.read_text()
+    try:
+        keys.write_text(re.sub(r'restrict,command="snaporch send[^"]*" ', "", lines))
+        assert [*codes(machine.read_text())] == ["source-unreachable"]
+    finally:
+        keys.write_text(lines)
 
 
 @pytest.mark.daily(3)

@@ -48,6 +48,13 @@ def test_a_host_whose_libvirt_does_not_answer_is_not_called_well(
     assert snaporch(*words).code == ExitCode.UNAVAILABLE
 
 
+def test_check_has_the_source_and_nothing_of_libvirt(backup, snaporch):
+    answer = snaporch("check", "--json")
+    assert answer.out, answer.err
+    assert "source-unreachable" in {each["code"] for each in answer.json}
+    assert not {"libvirt", "QEMU", "RAM"} & {each["subject"] for each in answer.json}
+
+
 def test_a_pull_opens_no_libvirt_where_there_is_one(backup, snaporch, command_host):
     command_host.has_libvirt = lambda: True
     opened = []
