@@ -40,7 +40,7 @@ from snaporch.schedule.received_copies_retention import (
 from snaporch.schedule.recurrence import read_zone_again, zone_of
 from snaporch.schedule.retention import FUTURE
 from snaporch.verify.copy_results import CopyResult, CopyResults
-from snaporch.zfs import MountedError, Pool, PoolError
+from snaporch.zfs import InUseError, MountedError, Pool, PoolError
 
 _MARK = "pruned-copies"
 """A file whose mtime is the time of the last daily prune of copies."""
@@ -242,6 +242,8 @@ class _Pruning:
                 action = PruneAction.DELETE if reason == decision.reason else action
             except MountedError as error:
                 reason = error.reason
+            except InUseError as error:  # since the decision, such as by a send
+                reason = f"in use ({error.reason}); the next prune tries again"
             except SnaporchError as error:
                 done.failures.append(error)
                 reason = f"cannot be destroyed: {error.reason}"

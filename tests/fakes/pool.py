@@ -15,7 +15,7 @@ from pathlib import Path
 from fakes.hooks import Hooks
 from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.cli import PROPERTIES
-from snaporch.zfs.interface import Bookmark, MountedError, PoolError
+from snaporch.zfs.interface import Bookmark, InUseError, MountedError, PoolError
 from snaporch.zfs.mount_users import BlockingMount
 
 _PREFIX = "snaporch:"
@@ -275,7 +275,7 @@ class FakePool:
         cloned = self.clones(present)
         read = [name for name in present if self._find(name)[1].readers]
         if blocked := [name for name in present if self.holds(name) or name in {*cloned, *read}]:
-            raise PoolError(", ".join(blocked), "dataset is busy")
+            raise InUseError(", ".join(blocked), "dataset is busy")
         for full in present:
             dataset, found = self._find(full)
             del dataset.snapshots[found.name]

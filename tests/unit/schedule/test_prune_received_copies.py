@@ -209,6 +209,28 @@ def test_held_and_cloned_ones_stay(holder):
     assert "cloned as backup/clone" in decisions["0002"]
 
 
+def test_one_that_is_in_use_meanwhile_is_tried_again_and_the_others_go(holder):
+    for number in range(1, 6):
+        names = holder.take(number)
+        if number == 1:
+            held = names[0]
+    destroy = holder.pool.destroy_snapshots
+
+    def held_meanwhile(names):
+        if held in names:
+            holder.pool.hold([held], "sent")
+        destroy(names)
+
+    holder.pool.destroy_snapshots = held_meanwhile
+    done = holder.prune()
+    assert done.failures == []
+    reasons = {e.found.name[-4:]: e.reason for e in done.decisions if e.kind_now == "copy"}
+    assert reasons["0001"] == "in use (dataset is busy); the next prune tries again"
+    assert held in holder.pool.names()
+    gone = {e.found.name[-4:] for e in done.of(PruneAction.DELETE)}
+    assert gone == {"0002", "0003"}
+
+
 def test_the_copy_that_passed_its_verification_here_stays(holder):
     for number in range(1, 5):
         holder.take(number)
