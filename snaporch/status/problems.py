@@ -294,9 +294,12 @@ def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem
     holder = domain.replicated_by
     since = moment_of(holder.since) if holder else None
     if holder and since and since < limit:
+        to, has = "", "all replicas have"
+        if holder.replica:
+            to, has = f" to {holder.replica}", f"{holder.replica} has"
         text = (
-            f"is being replicated since {_utc(since)}, and retention deletes only those of its "
-            f"snapshots that all replicas have; to have it continue later: kill {holder.pid}"
+            f"is being replicated{to} since {_utc(since)}, and retention deletes only those of its "
+            f"snapshots that {has}; to have it continue later: kill {holder.pid}"
         )
         yield Problem("replica-slow", ProblemGrade.WARNING, domain.name, text)
 
