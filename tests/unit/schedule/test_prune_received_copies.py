@@ -249,6 +249,15 @@ def test_the_copy_that_passed_its_test_restore_here_stays(holder):
     assert holder.deleted() == ["0002"]
 
 
+def test_the_one_that_was_restored_here_stays_although_a_mark_says_that_a_later_one_passed(holder):
+    for number in range(1, 7):
+        key = {1: "verified-here", 3: "verified"}.get(number)  # the second one is forged
+        for each in holder.take(number):
+            if key is not None:
+                holder.pool.set_properties([each], {f"snaporch:{key}": PASSED})
+    assert holder.deleted() == ["0002", "0004"]
+
+
 def test_a_copy_whose_test_restore_failed_here_did_not_pass_by_its_mark(holder):
     for number in range(1, 5):
         for each in holder.take(number):

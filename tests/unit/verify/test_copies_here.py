@@ -12,6 +12,7 @@ from snaporch.errors import NotFoundError, RefusedError
 from snaporch.model import BundleState, VerifyDepth
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
+from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.verify.copies_here import (
     CopiesHere,
     find_place,
@@ -126,6 +127,22 @@ def test_a_lost_snapshot_is_not_replaced_by_the_original_in_another_pool(backup)
     outcome = backup.verify()
     assert not outcome.passed
     assert f"{ROOT}/tank:web@s1 is missing" in outcome.failure.reason
+
+
+def test_pages_of_ram_of_the_copy_are_not_replaced_by_those_of_the_original(backup):
+    world = backup.world
+    world.with_pages()
+    backup = Backup(world)
+    store_as_pages(world.context, take(world))
+    (pages,) = {
+        each.dataset for each in world.pool.snapshots() if each.dataset.startswith("tank/ram/")
+    }
+    backup.copy("tank/web", "flash/web", pages, lose=False)
+    assert backup.verify().passed
+    world.pool.take_out(f"{ROOT}/{copy_name(pages)}")
+    outcome = backup.verify()
+    assert not outcome.passed
+    assert "the pages of its RAM are missing" in outcome.failure.reason
 
 
 def test_damage_of_the_copied_bundle_fails(backup):
