@@ -61,6 +61,10 @@ class Context:
     their guests frozen."""
     resolver: Resolver = HOST
     """Finds the datasets of paths, and the paths of datasets."""
+    open_store: Callable[[Path], BundleStore] = BundleStore
+    """Opens the bundle store at a path."""
+    foreign: bool = False
+    """The guests are those of other hosts: no path in their definitions is one of this host."""
     clock: Clock = Clock()
     libvirt_times: LibvirtTimes = field(default_factory=LibvirtTimes)
     ram_times: RamTimes = field(default_factory=RamTimes)
@@ -81,4 +85,4 @@ class Context:
     @property
     def store(self) -> BundleStore:
         """The bundle store of the configuration."""
-        return BundleStore(self.config.paths.bundles)
+        return self.open_store(self.config.paths.bundles)

@@ -70,6 +70,7 @@ def domain_lock(
     interrupt: Interrupt,
     can_wait: bool = False,
     times: LockTimes = _TIMES,
+    replica: str = "",
 ) -> Iterator[None]:
     """Hold a domain's lock for a run.
 
@@ -83,6 +84,7 @@ def domain_lock(
         wait: seconds; ``math.inf`` for no limit.
         can_wait: the command has the option ``--wait`` for this lock.
         times: how long to wait in any case.
+        replica: where the domain's snapshots are copied to, for retention; empty if nowhere.
 
     Raises:
         BusyError: another run still holds the lock after ``wait`` seconds.
@@ -101,6 +103,7 @@ def domain_lock(
             step = f"see: snaporch status; {_again(can_wait)}"
             raise BusyError(name, f"held by {_holder(descriptor)}", step)
         holder = {"pid": os.getpid(), "doing": doing, "since": iso(datetime.now(UTC))}
+        holder |= {"replica": replica} if replica else {}
         os.ftruncate(descriptor, 0)
         # the kernel's lock counts, not the file; a full /run must not keep a guest frozen
         with suppress(OSError):
@@ -203,6 +206,8 @@ class LockHolder:
     """ISO 8601, UTC."""
     checked: str = ""
     """When the daemon last checked guests and policies, ISO 8601, UTC; empty if it has not yet."""
+    replica: str = ""
+    """The replica that the domain is being copied to; empty if it is not known."""
 
     @classmethod
     def parse(cls, text: bytes) -> LockHolder | None:
@@ -210,7 +215,8 @@ class LockHolder:
         try:
             fields = json.loads(text)
             found = cls(str(fields["doing"]), int(fields["pid"]), str(fields["since"]))
-            return replace(found, checked=str(fields.get("checked", "")))
+            checked, replica = (str(fields.get(key, "")) for key in ("checked", "replica"))
+            return replace(found, checked=checked, replica=replica)
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -31,6 +31,8 @@ from snaporch.zfs import Pool
 
 COPY = "copy"
 """Set on a copy, with the replica's name: it shows later that a snapshot came back from there."""
+VERIFIED_HERE = "verified-here"
+"""Set on a copy by the machine that has it: its own test restore. No host can send this mark."""
 
 
 def all_records(

@@ -41,6 +41,28 @@ class SanoidFacts:
     """By their name in a hook setting."""
 
 
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """A source, and the place here for its copies."""
+
+    unreachable: str = ""
+    """Why it does not answer; then nothing else of it is known."""
+    has_shell: bool = False
+    """The key of this machine may run other commands there than ``snaporch send``."""
+    unsent: tuple[str, ...] = ()
+    """Names in ``domains`` that it does not send."""
+    sends_none: bool = False
+    """It sends no guest at all."""
+    version: str = ""
+    """Of snaporch there; empty if it is not known."""
+    ahead_seconds: float = 0
+    """How far its clock is before the one of this machine."""
+    no_place: str = ""
+    """Why its copies cannot be stored here."""
+    free_mib: int | None = None
+    """What can still be stored here, of snapshots or of bundles; ``None`` if it is not known."""
+
+
 class BundlePrivacy(StrEnum):
     """How a replica's bundles are protected from being read there."""
 
@@ -209,6 +231,8 @@ class HostFacts:
     """Append-only replicas that only ``snaporch receive`` protects, each with the reason."""
     unlimited: Sequence[str] = ()
     """Replicas that policies name and that have a rate, which nothing limits here."""
+    sources: Mapping[str, SourceFacts] = field(default_factory=dict)
+    """The sources that this machine pulls, by name."""
     volatile: Mapping[Path, str] = field(default_factory=dict)
     """Directories that a power loss empties, and the type of their file system."""
     start_hook_problem: StartHookProblem | None = None

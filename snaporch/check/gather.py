@@ -27,6 +27,7 @@ from snaporch.check.facts import (
 )
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.check.gather_sanoid import gather_sanoid, own_command
+from snaporch.check.gather_sources import gather_sources
 from snaporch.check.host_files import HostFiles
 from snaporch.config import AnyReplica, Config, Paths, Replica, ResticReplica
 from snaporch.context import Context
@@ -120,6 +121,7 @@ def gather(
         bundle_privacy=_bundle_privacy(context, replicas),
         weak_replicas=_weak_replicas(context, replicas),
         unlimited=_unlimited(context.config, replicas),
+        sources=gather_sources(context),
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
         encrypted=encrypted,
@@ -168,9 +170,10 @@ def _other_configurations(
 
 
 def _releases(context: Context, zfs_module: Path) -> dict[Component, str]:
-    found = dict.fromkeys(Component, "")
-    with suppress(HypervisorError):
-        found |= context.hypervisor.releases()
+    try:
+        found = dict(context.hypervisor.releases())
+    except HypervisorError:
+        found = dict.fromkeys(Component, "")
     return found | {Component.OPENZFS: _text(zfs_module / "version").strip()}
 
 
@@ -197,7 +200,7 @@ def _needs(
         FaultCondition.CLONING: _text(files.zfs_module / "parameters/zfs_bclone_enabled").strip()
         == "1",
         FaultCondition.SPARSE: bool(_SPARSE.search(_text(files.qemu_conf))),
-        FaultCondition.PIPES_ONLY: loads_from_pipes_only(releases[Component.QEMU]),
+        FaultCondition.PIPES_ONLY: loads_from_pipes_only(releases.get(Component.QEMU, "")),
     }
     found = {need: tuple(names) for need, names in by_guest.items() if names}
     return found | {need: () for need, holds in by_host.items() if holds}

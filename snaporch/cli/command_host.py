@@ -46,6 +46,12 @@ class CommandHost:
 
         return open_hypervisor(uri)
 
+    def has_libvirt(self) -> bool:
+        """See :func:`~snaporch.hypervisor.absent.is_installed`."""
+        from snaporch.hypervisor import is_installed
+
+        return is_installed()
+
     def open_replica(self, context: Context, name: str) -> Destination:
         """A replica to copy to; see :func:`~snaporch.replication.destination.open_replica`."""
         from snaporch.replication.destination import open_replica

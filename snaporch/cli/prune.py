@@ -65,7 +65,7 @@ def prune_command(
     done.decisions[:0] = copies.decisions
     done.failures[:0] = copies.failures
     if domain is not None and not done.decisions:
-        host.open_hypervisor(settings.libvirt_uri).domain(domain)  # a misspelt name is an error
+        _check_name(host, settings, domain)
     if json:
         items = [each.as_json() for each in done.decisions]
         document = {"dry_run": dry_run, "freed_bytes": done.freed, "items": items}
@@ -75,6 +75,18 @@ def prune_command(
     for failure in (*done.failures, *done.undecided_items):
         print_error(failure.line())
     return done.exit_code
+
+
+def _check_name(host: CommandHost, config: Config, domain: str) -> None:
+    """Refuse a misspelt name.
+
+    Raises:
+        NoSuchDomainError: no domain has it.
+    """
+    from snaporch.hypervisor import no_guests
+
+    has_guests = not config.only_keeps_copies or host.has_libvirt()
+    (host.open_hypervisor(config.libvirt_uri) if has_guests else no_guests()).domain(domain)
 
 
 def may_be_barred(host: CommandHost, config: Config, uuid: str) -> bool:

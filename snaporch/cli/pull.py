@@ -51,7 +51,8 @@ def pull_command(
 
     if [bool(sources), everything, due].count(True) != 1:
         raise typer.BadParameter("expected SOURCE... or --all, or --due")
-    with session(context, config, quiet=quiet or json, read_only=not due) as opened:
+    opening = session(context, config, quiet=quiet or json, read_only=not due, of_copies=True)
+    with opening as opened:
         return pull_and_report(context.obj, opened, sources or [], due=due, json=json)
 
 

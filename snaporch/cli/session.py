@@ -14,6 +14,7 @@ from snaporch.config import Config
 from snaporch.config.replica import rebuild_step
 from snaporch.context import Context
 from snaporch.errors import NoSuchDomainError
+from snaporch.hypervisor import no_guests
 from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
 
@@ -37,7 +38,12 @@ def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
 
 
 def session(
-    context: typer.Context, config: Path | None, *, quiet: bool, read_only: bool = False
+    context: typer.Context,
+    config: Path | None,
+    *,
+    quiet: bool,
+    read_only: bool = False,
+    of_copies: bool = False,
 ) -> AbstractContextManager[Context]:
     """Open what a command needs; see :func:`open_session`.
 
@@ -46,25 +52,32 @@ def session(
         config: the command's ``--config``.
     """
     path = config_path(context, config)
-    return open_session(context.obj, path, quiet=quiet, read_only=read_only)
+    return open_session(context.obj, path, quiet=quiet, read_only=read_only, of_copies=of_copies)
 
 
 @contextmanager
 def open_session(
-    host: CommandHost, config: Path | None, *, quiet: bool, read_only: bool = False
+    host: CommandHost,
+    config: Path | None,
+    *,
+    quiet: bool,
+    read_only: bool = False,
+    of_copies: bool = False,
 ) -> Iterator[Context]:
     """Open configuration, libvirt and ZFS for a command, and handle signals meanwhile.
 
     Args:
         quiet: print notes, but no progress.
         read_only: the command only reads from ZFS, so that libzfs_core is not loaded.
+        of_copies: the command works on copies alone, so that libvirt is not opened.
 
     Raises:
         ConfigError, UnavailableError: nothing was changed.
     """
     settings = host.load_config(config)
     pool = host.open_pool(read_only=read_only)
-    hypervisor = host.open_hypervisor(settings.libvirt_uri)
+    has_guests = not of_copies and (not settings.only_keeps_copies or host.has_libvirt())
+    hypervisor = host.open_hypervisor(settings.libvirt_uri) if has_guests else no_guests()
     context = host.make_context(
         settings,
         hypervisor,

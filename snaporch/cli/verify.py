@@ -59,10 +59,19 @@ def verify_command(
         typer.Option(
             "--on",
             metavar="REPLICA",
-            help="Verify the copies on this replica: GUIDs and checksums, without libvirt.",
+            help="Verify the copies on this replica, or of this source: GUIDs and checksums, "
+            "without libvirt.",
             show_default=False,
         ),
     ] = None,
+    test_restore: Annotated[
+        bool,
+        typer.Option(
+            "--test-restore",
+            help="With --on: also run a clone of each copy, which must be in a pool of this "
+            "machine.",
+        ),
+    ] = False,
     sample: Annotated[
         int | None,
         typer.Option(
@@ -126,28 +135,31 @@ def verify_command(
     Checks every checksum and GUID, runs a temporary clone without a network (resumed from RAM, or
     booted if there is none), checks that it is alive, removes it, and writes the result on the
     snapshot. One verification at a time runs on a host, at low priority. With --on it compares the
-    copies on a replica with what this host has recorded of them.
+    copies on a replica with what this host has recorded of them. With --test-restore it runs a
+    clone of each copy on the machine that has it, where the guest need not be defined.
     """
     from snaporch.cli.session import session
     from snaporch.verify.verify import VerifyOptions
 
-    if replica == "":
-        raise typer.BadParameter("--on has no name of a replica")
     if [bool(snapshots), everything, due].count(True) != 1 or (sample and not everything):
-        if replica:
+        if replica and not test_restore:
             raise typer.BadParameter(
                 f"--on {replica}: expected DOMAIN..., DOMAIN@SNAPSHOT... or --all [--sample N]"
             )
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT..., or --all [--sample N], or --due")
     if due and (checksums or disks or script or screenshots or replica or wait is not None):
         raise typer.BadParameter("--due takes only --json and --quiet")
-    if replica and (checksums or disks or script or screenshots):
-        raise typer.BadParameter("--on takes only --all, --sample, --wait, --json and --quiet")
+    _check_copies(
+        replica,
+        test_restore=test_restore,
+        of_clone=bool(disks or script or screenshots),
+        checksums=checksums,
+    )
     if checksums and (script or screenshots):
         raise typer.BadParameter(
             "--checksums runs no clone, so --script and --screenshots do not apply"
         )
-    if replica:
+    if replica and not test_restore:
         verification = _CopyVerification(context.obj, replica, quiet=quiet or json)
         path = config_path(context, config)
         return verification.run(path, snapshots or [], sample, wait=wait or 0, json=json)
@@ -161,7 +173,34 @@ def verify_command(
     with session(context, config, quiet=quiet or json) as opened:
         if due:
             return _verify_due(opened, json=json)
+        if replica:
+            return _test_restores(
+                opened, replica, snapshots or [], sample, options, wait=wait or 0, json=json
+            )
         return _verify(opened, snapshots or [], sample, options, wait=wait or 0, json=json)
+
+
+def _check_copies(
+    replica: str | None, *, test_restore: bool, of_clone: bool, checksums: bool
+) -> None:
+    """Check the options that ``--on`` takes.
+
+    Args:
+        replica: the name after ``--on``.
+        test_restore: ``--test-restore``.
+        of_clone: there is an option for clones.
+        checksums: ``--checksums``.
+    """
+    if replica == "":
+        raise typer.BadParameter("--on has no name of a replica")
+    if test_restore and not replica:
+        raise typer.BadParameter("--test-restore is of copies: --on NAME")
+    if test_restore and checksums:
+        raise typer.BadParameter("--checksums runs no clone: leave out --test-restore")
+    if replica and not test_restore and (checksums or of_clone):
+        raise typer.BadParameter(
+            "--on takes only --all, --sample, --test-restore, --wait, --json and --quiet"
+        )
 
 
 def _verify(
@@ -199,6 +238,40 @@ def _verify(
     return outcomes.code
 
 
+def _test_restores(
+    context: Context,
+    name: str,
+    texts: list[str],
+    sample: int | None,
+    options: VerifyOptions,
+    *,
+    wait: int,
+    json: bool,
+) -> int:
+    """Restore copies in a pool of this machine, each in a clone, and print the results."""
+    from snaporch.cli.result_printer import ResultPrinter
+    from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
+    from snaporch.verify.copies_here import CopiesHere, find_place
+    from snaporch.verify.verify import check_options, host_lock, longest_ago
+
+    check_options(options)
+    copies = CopiesHere(context, name, find_place(context.config, name))
+    outcomes = ResultPrinter(json=json)
+    with host_lock(context, wait):
+        records = copies.find(texts)
+        for record in longest_ago(records, sample) if not texts else records:
+            try:
+                _report(outcomes, copies.verify(record, options), on=name)
+            except InterruptedRunError:
+                raise
+            except SnaporchError as error:
+                outcomes.fail(error)
+    if not records:
+        outcomes.fail(NotFoundError(name, "there are no copies yet", "see `snaporch status`"))
+    outcomes.print_documents()
+    return outcomes.code
+
+
 def _verify_due(context: Context, *, json: bool) -> int:
     from snaporch.cli.policy_observers import observing
 
@@ -232,7 +305,14 @@ def verify_and_report_due(
     return outcomes
 
 
-def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> None:
+def _report(
+    outcomes: ResultPrinter, outcome: Verification | SnaporchError, *, on: str = ""
+) -> None:
+    """Print an outcome.
+
+    Args:
+        on: the name of the copies that were verified; empty for own snapshots.
+    """
     from snaporch.errors import SnaporchError
 
     if isinstance(outcome, SnaporchError):
@@ -242,7 +322,9 @@ def _report(outcomes: ResultPrinter, outcome: Verification | SnaporchError) -> N
         result = f"passed, {_REACHED[outcome.reached]}"
     else:
         result = f"FAILED in: {', '.join(outcome.failed_steps)}"
-    outcomes.add(outcome.as_json(), f"{outcome.record.full_name}  {result}")
+    thing = f"{outcome.record.full_name}  {on}".rstrip()
+    document = outcome.as_json() | ({"replica": on} if on else {})
+    outcomes.add(document, f"{thing}  {result}")
     if outcome.problem is not None:
         outcomes.fail(outcome.problem)
 

@@ -312,6 +312,7 @@ def _identity(
         network=request.network,
         resumed=request.resumed,
         throw_away=request.purpose is not Purpose.CLONE,
+        emulators=context.hypervisor.emulators() if context.foreign else None,
     )
 
 
@@ -340,6 +341,8 @@ def clone_dataset(
         properties |= {"volmode": "dev"}
         properties |= {"readonly": "on"} if purpose is Purpose.EXTRACT else {}
     properties |= context.pool.local_properties(COPIED_PROPERTIES).get(dataset, {})
+    if context.foreign:
+        properties = {**_of_a_copy(kind), **properties}
     context.pool.clone(source.member(dataset).full_name, made, properties)
     if kind is DatasetKind.FILESYSTEM:
         return ClonedDataset(made, kind, mount)
@@ -347,6 +350,17 @@ def clone_dataset(
     # A permanent clone needs the link: the device node may be another one after a reboot.
     permanent = purpose is Purpose.CLONE
     return ClonedDataset(made, kind, node if permanent else Path(os.path.realpath(node)))
+
+
+def _of_a_copy(kind: DatasetKind) -> dict[str, str]:
+    """Properties of a copy's clone, which would be read-only like the copy.
+
+    The files come from another host: no user of this one may run them, or open a device of them.
+    """
+    found = {"readonly": "off"}
+    if kind is DatasetKind.FILESYSTEM:
+        found |= {"setuid": "off", "exec": "off", "devices": "off"}
+    return found
 
 
 def _clone_disks(

@@ -397,6 +397,19 @@ class Config(_Section):
         """The replicas that are pools, by name."""
         return {name: each for name, each in self.replica.items() if isinstance(each, Replica)}
 
+    @property
+    def only_keeps_copies(self) -> bool:
+        """Whether this machine has copies of other hosts, and no policy for guests of its own."""
+        return bool(self.copies or self.source) and not self.policy
+
+    @property
+    def copies_here(self) -> dict[str, Replica]:
+        """The copies in pools of this machine: pulled, received, or replicated by itself."""
+        here = {name: each for name, each in self.zfs_replicas.items() if not each.host}
+        received = {name: each.as_replica() for name, each in self.copies.items()}
+        pulled = {name: each.as_replica() for name, each in self.source.items()}
+        return {**here, **received, **pulled}
+
     @model_validator(mode="after")
     def _replicas_exist(self) -> Config:
         for name, policy in self.policy.items():

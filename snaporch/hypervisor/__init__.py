@@ -1,5 +1,6 @@
 """Access to libvirt; no other package calls it."""
 
+from snaporch.hypervisor.absent import is_installed, no_guests
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,
@@ -38,7 +39,9 @@ __all__ = [
     "Screenshot",
     "StartHookProblem",
     "Vitals",
+    "is_installed",
     "milliseconds",
+    "no_guests",
     "open_hypervisor",
 ]
 

@@ -179,7 +179,8 @@ def _any(_value: str, _own: Collection[str]) -> bool:
     return True
 
 
-def _own(value: str, own: Collection[str]) -> bool:
+def is_own(value: str, own: Collection[str]) -> bool:
+    """Whether a path is one of the clone's own, or below one."""
     if ".." in value.split("/"):
         return False
     return any(value == path or value.startswith(f"{path}/") for path in own)
@@ -189,7 +190,7 @@ def _fits(sign: str) -> _Fits:
     if sign.startswith("="):
         choices = sign[1:].split("|")
         return lambda value, _own: value in choices
-    return {"": _word, "~": _any, "<": _any, "!": _own}[sign]
+    return {"": _word, "~": _any, "<": _any, "!": is_own}[sign]
 
 
 def _rules(lines: str) -> _Rule:

@@ -17,10 +17,11 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.clone_allowlist import MEDIUM, unlisted, unlisted_in_device
+from snaporch.hypervisor.clone_allowlist import MEDIUM, is_own, unlisted, unlisted_in_device
 from snaporch.hypervisor.clone_backends import character_devices, displays, other_backends
 from snaporch.hypervisor.domain_xml import (
     disk_element,
+    host_paths,
     parse,
     text,
     tpm_directory,
@@ -45,6 +46,8 @@ _NEEDED = ("emulator", "disk", "controller", "memory", "tpm")
 _OF_THE_HOST = ("resource", "blkiotune/device", "cputune/cachetune", "cputune/memorytune")
 """Groups and shares of the host, which the guest does not see."""
 _LIBOSINFO = "{http://libosinfo.org/xmlns/libvirt/domain/1.0}"
+_SHIPPED = ("/usr/share/", "/usr/lib/", "/dev/urandom", "/dev/random")
+"""Firmware and ROMs of this host's packages, and what is the same on every host."""
 _SPACE = re.compile(r"\s*")
 
 ElementTree.register_namespace("snaporch", NAMESPACE)
@@ -95,6 +98,10 @@ class CloneSpec:
     So it gets no huge pages, and none of the original's pinned CPUs.
     """
 
+    emulators: frozenset[str] | None = None
+    """If set, the XML is of another host: it gets one of these emulators of this one, or libvirt's
+    default, and may name no other file of this host than those in :data:`_SHIPPED`."""
+
     @property
     def nvram(self) -> str:
         """The file of its UEFI variables."""
@@ -138,6 +145,8 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
     displays(root)
     other_backends(root)
     _remove_reservations(root, identity)
+    if identity.emulators is not None:
+        missing += _other_media(root, identity)
     missing += _remove_unlisted(root, identity)
     for element in root.iter():
         if element.text is not None and _SPACE.fullmatch(element.text):
@@ -291,6 +300,36 @@ def _empty_drive(element: Element) -> None:
     element.set("type", "file")
 
 
+def _other_media(root: Element, identity: CloneSpec) -> list[str]:
+    """Remove what the XML of another host's guest names and this host might have.
+
+    Raises:
+        SharedError: it names a file that cannot be removed.
+    """
+    known = identity.emulators or frozenset()
+    missing = []
+    for element in root.findall("devices/emulator"):
+        if text(root, "devices/emulator") not in known:
+            _child(root, "devices").remove(element)
+    for element in root.findall("devices/disk"):
+        found = element.find("target")
+        target = found.get("dev", "") if found is not None else ""
+        if target in identity.disks or element.find("source") is None:
+            continue
+        if element.get("device", "disk") not in ("cdrom", "floppy"):
+            reason = f"its disk {target} is a file of its host"
+            raise SharedError(identity.of, reason)
+        _empty_drive(element)
+        missing.append(f"the medium in {target}")
+    own = _own_paths(identity)
+    for path in sorted(host_paths(root)):
+        if path in known or is_own(path, own):
+            continue
+        if not path.startswith(_SHIPPED) or ".." in path.split("/"):
+            raise SharedError(identity.of, f"its XML names {path}, which would be of this host")
+    return missing
+
+
 def _make_optional(element: Element) -> None:
     """Let the clone start even if the medium does not exist any more."""
     source = element.find("source")
@@ -376,12 +415,18 @@ def _remove_reservations(root: Element, identity: CloneSpec) -> None:
             _child(root, "memoryBacking").remove(element)
 
 
-def _remove_unlisted(root: Element, identity: CloneSpec) -> list[str]:
-    """Remove or refuse what is not in the allow-list. A clone that boots can lack such devices."""
+def _own_paths(identity: CloneSpec) -> set[str]:
+    """The paths of the clone's own: files, and directories with everything in them."""
     own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
     for place in identity.disks.values():
         own |= {place.path, *(below.path for below in place.chain)}
         own |= {place.data.path} if place.data is not None else set()
+    return own
+
+
+def _remove_unlisted(root: Element, identity: CloneSpec) -> list[str]:
+    """Remove or refuse what is not in the allow-list. A clone that boots can lack such devices."""
+    own = _own_paths(identity)
     for what in unlisted(root, own):
         raise SharedError(identity.of, f"its XML has {what}, which may belong to the host")
     missing = []

@@ -90,13 +90,18 @@ def _head(status: Status, zone: tzinfo) -> list[str]:
 
 
 def _copies(status: Status) -> list[str]:
-    """One line for each replica whose copies were verified."""
+    """One line for each replica whose copies were verified, and one for its test restores."""
     lines = []
     for name in dict.fromkeys(each.replica for each in status.copies):
         own = [each for each in status.copies if each.replica == name]
         passed = f"{sum(each.passed for each in own)} of {len(own)} verified copies passed"
         newest, oldest = (age(choose(e.at for e in own), status.at) for choose in (max, min))
         lines.append(f"replica   {name}: {passed}; verified {newest} to {oldest} ago")
+    for name in dict.fromkeys(each.replica for each in status.test_restores):
+        results = [each.result for each in status.test_restores if each.replica == name]
+        passed = f"{sum(each.passed for each in results)} of {len(results)} test restores passed"
+        newest, oldest = (age(choose(e.at for e in results), status.at) for choose in (max, min))
+        lines.append(f"replica   {name}: {passed}; done {newest} to {oldest} ago")
     return lines
 
 

@@ -66,6 +66,22 @@ class LocalCopies:
         """
         if not self._zfs.exists(self._root):
             self._zfs.make_root(self._root)
+        self._check_inherited()
+        self._counts = self._zfs.counts(self._root)
+
+    def check(self) -> None:
+        """Check, without a change, that :meth:`prepare` has nothing to refuse.
+
+        Raises:
+            SnaporchError: copies would be mounted or changed, or there is no such pool.
+        """
+        if self._zfs.exists(self._root):
+            self._check_inherited()
+        elif not self._zfs.exists(pool := self._root.partition("/")[0]):
+            step = "is it imported? see: zpool import"
+            raise UnavailableError(pool, "there is no such pool", step)
+
+    def _check_inherited(self) -> None:
         found = self._zfs.values(self._root, [*INHERITED])
         wrong = {key: value for key, value in INHERITED.items() if found.get(key) != value}
         if wrong:
@@ -75,7 +91,6 @@ class LocalCopies:
                 "copies would inherit other properties than they need",
                 f"if it is only for copies: zfs set {settings} {self._root}",
             )
-        self._counts = self._zfs.counts(self._root)
 
     def copy_of(self, dataset: str) -> str:
         """The full name of a dataset's copy."""

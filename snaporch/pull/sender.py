@@ -13,10 +13,12 @@ import os
 import stat
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import BinaryIO, Protocol
 
+from snaporch import __version__
 from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
 from snaporch.bundle.store import BundleStore
 from snaporch.command_log import LoggedCommand
@@ -170,7 +172,7 @@ class Sender:
 
     def _guests(self, _request: Request) -> None:
         guests = [{"uuid": each.uuid, "domain": each.domain} for each in self._offers.values()]
-        self._say({"guests": guests})
+        self._say({"guests": guests, "version": __version__, "time": time.time()})
 
     def _snapshots(self, request: Request) -> None:
         offer = self._offer(request.uuid)

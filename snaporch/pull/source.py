@@ -23,7 +23,13 @@ from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.progress import Progress
 from snaporch.pull.send_request import Verb, request_command
-from snaporch.pull.source_listing import OfferedGuest, parse_guest, parse_guests
+from snaporch.pull.source_listing import (
+    OfferedGuest,
+    SourceAnswer,
+    parse_answer,
+    parse_guest,
+    parse_guests,
+)
 from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import ReplicaError, readable
 from snaporch.replication.receive_limits import SLOWEST, LimitedStream
@@ -84,6 +90,23 @@ class PullSource:
         """
         with self._checked(self._name):
             return parse_guests(self._ask(Verb.GUESTS))
+
+    def about(self) -> SourceAnswer:
+        """What the source says of itself.
+
+        Raises:
+            SnaporchError: it does not answer, or its answer is refused.
+        """
+        with self._checked(self._name):
+            return parse_answer(self._ask(Verb.GUESTS))
+
+    def has_shell(self) -> bool:
+        """Whether the source carries out a command other than a request, so its key may do more."""
+        try:
+            self._host.script("true", what="true", limit=LIMIT_SECONDS)
+        except CommandError:
+            return False
+        return True
 
     def guest(self, uuid: str, domain: str) -> OfferedGuest:
         """What the source has of a guest.

@@ -5,6 +5,7 @@ What a source lists is decided there, by :mod:`snaporch.pull.send_permissions`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,7 @@ from snaporch.replication.receive_request import is_mark
 from snaporch.replication.stream_header import CLOCK_SECONDS
 from snaporch.zfs_names import is_dataset, is_snapshot, quoted
 
+_VERSION = re.compile(r"[0-9A-Za-z.+~-]{1,40}", re.ASCII)
 MAX_GUESTS = 1000
 MAX_DATASETS = 200
 """Of a source: no limit of ZFS's own binds root (zfsprops(7), ``filesystem_limit``)."""
@@ -57,6 +59,34 @@ class OfferedGuest:
     """Datasets that the source does not send, since another guest uses them, too."""
     unmarked: Mapping[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
     """The dataset and the GUID of the snapshots of each run that did not mark them, by run."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceAnswer:
+    """What a source says of itself; a source of an earlier version says only its guests."""
+
+    guests: Mapping[str, str]
+    """The names of the guests that it sends, by UUID."""
+    version: str = ""
+    """Of snaporch there; empty if it is not known."""
+    time: float | None = None
+    """Its clock, in seconds since the epoch."""
+
+
+def parse_answer(document: Mapping[str, Any]) -> SourceAnswer:
+    """What a source says of itself.
+
+    Raises:
+        ArithmeticError, LookupError, TypeError, ValueError: the answer is not of the form.
+        RefusedError: a value is not permitted.
+    """
+    version, clock = document.get("version", ""), document.get("time")
+    is_version = isinstance(version, str) and _VERSION.fullmatch(version)
+    return SourceAnswer(
+        parse_guests(document),
+        version if is_version else "",
+        None if clock is None else float(clock),
+    )
 
 
 def parse_guests(document: Mapping[str, Any]) -> dict[str, str]:

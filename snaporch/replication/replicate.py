@@ -113,6 +113,7 @@ def replicate(
         REPLICATING,
         wait=0,
         interrupt=context.interrupt,
+        replica=name,
     ):
         if held_by(default_paths.LOCKS, first.uuid) is not None:
             records = records[:-1]  # its RAM may be moved into pages, which changes its bundle

@@ -142,7 +142,7 @@ def _located(context: Context, thing: str, part: Part) -> PagesEntry:
     assert part.pages is not None
     entry, own = part.pages, part.pages.full_name
     names = context.pool.snapshot_listing().snapshots.get(entry.guid, ())
-    if not names:
+    if not names or (context.foreign and own not in names):
         raise IncompleteError(thing, f"the pages of its RAM are missing: {own} (GUID {entry.guid})")
     dataset, _, name = (own if own in names else min(names)).partition("@")
     return entry.model_copy(update={"dataset": dataset, "name": name})

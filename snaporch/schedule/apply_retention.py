@@ -22,6 +22,7 @@ from snaporch.errors import BusyError, SnaporchError
 from snaporch.locks import (
     REPLICATING,
     RETENTION,
+    LockHolder,
     domain_lock,
     held_by,
     replication_lock_name,
@@ -122,19 +123,20 @@ def _retire(context: Context, forecast: Forecast, now: datetime, done: Retention
     domain = forecast.domain
     gone: list[str] = []
 
-    with _held(context, domain) as is_copied:
+    with _held(context, domain) as copying:
         # A restore may have rolled back snapshots before this lock was held.
         (current,) = make_forecasts(context, now, domain.uuid)
         foreseen = {verdict.taken.run for verdict in forecast.to_delete}
-        if is_copied:  # which may take days
-            needed = foreseen - runs_not_needed(context, current)
+        if copying is not None:  # which may take days
+            needed = foreseen - runs_not_needed(context, current, copying.replica)
             done.busy += [domain.name] if needed else []
             foreseen -= needed
         end = context.clock.monotonic() + _HELD_SECONDS
         for verdict in current.to_delete:
             if verdict.taken.run not in foreseen:
                 continue
-            if context.clock.monotonic() > end:
+            is_over = copying is not None and _copying(domain) != copying  # another may have begun
+            if is_over or context.clock.monotonic() > end:
                 done.busy.append(domain.name)
                 break
             try:
@@ -152,11 +154,11 @@ def _retire(context: Context, forecast: Forecast, now: datetime, done: Retention
 
 
 @contextmanager
-def _held(context: Context, domain: Domain) -> Iterator[bool]:
+def _held(context: Context, domain: Domain) -> Iterator[LockHolder | None]:
     """Hold a domain's locks.
 
     Yields:
-        Whether it is being replicated, so that the lock of that is not held.
+        The replication under way, whose lock is not held then; ``None`` if there is none.
 
     Raises:
         BusyError: a run works on it, or a backup machine pulls it.
@@ -172,37 +174,46 @@ def _held(context: Context, domain: Domain) -> Iterator[bool]:
         try:
             copying.enter_context(hold(name))
         except BusyError:
-            holder = held_by(default_paths.LOCKS, name)
-            if holder is None or holder.doing != REPLICATING:
+            holder = _copying(domain)
+            if holder is None:
                 raise
-            yield True
+            yield holder
         else:
-            yield False
+            yield None
 
 
-def runs_not_needed(context: Context, forecast: Forecast) -> set[str]:
-    """The runs of a domain that no replication under way needs: every replica has all of them.
+def _copying(domain: Domain) -> LockHolder | None:
+    """The replication of a domain that is under way."""
+    holder = held_by(default_paths.LOCKS, replication_lock_name(domain.uuid))
+    return holder if holder is not None and holder.doing == REPLICATING else None
+
+
+def runs_not_needed(context: Context, forecast: Forecast, replica: str = "") -> set[str]:
+    """The runs of a domain that the replication under way does not need: the replica has them.
 
     A replication needs the snapshots from the newest one that the replica has, which it bookmarks
-    before it sends anything. So older ones than the bookmarks of all replicas are not needed. Each
-    replica of the domain's policies must have bookmarks: making them may have failed.
+    before it sends anything. So older ones than its bookmarks are not needed. Another replica does
+    not count, such as one that never answers: without a replication retention waits for none.
+    If the replica is not known, every one must have bookmarks that is configured and has any, or
+    that the domain's policies name: making them may have failed.
 
     Args:
         context: the configuration, and the pools.
         forecast: of the domain.
+        replica: the one that is being copied to; empty if it is not known.
     """
     datasets = sorted({dataset for record in forecast.records for dataset in record.datasets})
     oldest: dict[str, int] = {}
     replicas: dict[str, set[str]] = {}
     for dataset in datasets:
         bookmarks = context.pool.bookmarks(dataset)
-        for replica in context.config.replica:
-            start = f"{dataset}#{bookmark_prefix(replica)}"
+        for each in [replica] if replica else context.config.replica:
+            start = f"{dataset}#{bookmark_prefix(each)}"
             txgs = [mark.createtxg for name, mark in bookmarks.items() if name.startswith(start)]
             if txgs:
-                replicas.setdefault(dataset, set()).add(replica)
+                replicas.setdefault(dataset, set()).add(each)
                 oldest[dataset] = min([oldest.get(dataset, txgs[0]), *txgs])
-    wanted = replicas_of(context.config, forecast.assignment).keys()
+    wanted = {replica} if replica else {*replicas_of(context.config, forecast.assignment)}
     births = {each.full_name: each.createtxg for each in context.pool.snapshots(datasets)}
     found = set()
     for record in forecast.records:

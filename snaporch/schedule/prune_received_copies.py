@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import BundleStore, copy_name
-from snaporch.catalog.records import COPY, by_dataset, genuine, is_marked
+from snaporch.catalog.records import COPY, VERIFIED_HERE, by_dataset, genuine, is_marked
 from snaporch.catalog.torn import is_torn
 from snaporch.config import Config, Copies
 from snaporch.errors import SnaporchError, UnavailableError
@@ -40,7 +40,7 @@ from snaporch.schedule.received_copies_retention import (
 from snaporch.schedule.recurrence import read_zone_again, zone_of
 from snaporch.schedule.retention import FUTURE
 from snaporch.verify.copy_results import CopyResult, CopyResults
-from snaporch.zfs import MountedError, Pool, PoolError
+from snaporch.zfs import InUseError, MountedError, Pool, PoolError
 
 _MARK = "pruned-copies"
 """A file whose mtime is the time of the last daily prune of copies."""
@@ -242,6 +242,8 @@ class _Pruning:
                 action = PruneAction.DELETE if reason == decision.reason else action
             except MountedError as error:
                 reason = error.reason
+            except InUseError as error:  # since the decision, such as by a send
+                reason = f"in use ({error.reason}); the next prune tries again"
             except SnaporchError as error:
                 done.failures.append(error)
                 reason = f"cannot be destroyed: {error.reason}"
@@ -335,7 +337,7 @@ def _run(
         received=_received(item.path),
         good_ram=is_whole and manifest is not None and manifest.level is Level.RAM,
         passed=_passed(disks, result),
-        passed_here=_is_result(result),
+        passed_here=_is_result(result) or _test_restore(disks) is not None,
         pinned=_pin(members, pinned),
         group_run=next((g for each in disks if (g := each.properties.get("group", ""))), ""),
     )
@@ -345,13 +347,27 @@ def _is_of_policy(member: PoolSnapshot) -> bool:
     return is_marked(member, member.properties.get("retention", ""))
 
 
-def _passed(members: Iterable[PoolSnapshot], result: CopyResult | None) -> bool | None:
-    """Whether the last verification passed: of the copy itself, or else that of the original."""
+def _passed(members: Sequence[PoolSnapshot], result: CopyResult | None) -> bool | None:
+    """Whether the last verification passed: of the copy itself, or else that of the original.
+
+    Of a copy that failed here by its checksums or by its test restore, it did not.
+    """
+    tested = _test_restore(members)
     if result is not None and _is_result(result):
-        return result.passed
+        return result.passed and tested is not False
+    if tested is not None:
+        return tested
     texts = {each.properties.get("verified") for each in members}
     verified = VerificationResult.parse(texts.pop()) if len(texts) == 1 else None
     return verified.passed if verified else None
+
+
+def _test_restore(members: Iterable[PoolSnapshot]) -> bool | None:
+    """Whether the test restore on this machine passed; ``None`` without one of all members."""
+    results = [VerificationResult.parse(each.properties.get(VERIFIED_HERE)) for each in members]
+    if not results or not all(results):
+        return None
+    return all(each.passed for each in results if each is not None)
 
 
 def _is_result(result: CopyResult | None) -> bool:

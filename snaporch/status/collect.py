@@ -1,4 +1,4 @@
-"""Collects the data of ``snaporch status``. Changes nothing, and lists snapshots only once.
+"""Collects the data of ``snaporch status``. Changes nothing.
 
 What of it is a problem is decided in :mod:`snaporch.status.problems`.
 """
@@ -61,6 +61,7 @@ from snaporch.status.model import (
 )
 from snaporch.status.unwatched_overlays import exceeded_limit
 from snaporch.verify.copy_results import CopyResults
+from snaporch.verify.restore_results import RestoreResult, restore_results
 from snaporch.zfs import REBUILD_PROPERTY, BlockingMount
 
 _RESTORE_PHASE = "under way"
@@ -91,6 +92,7 @@ def current_status(context: Context, now: datetime, names: Sequence[str] = ()) -
         domains=tuple(domain for domain in status.domains if domain.uuid in chosen),
         runs=tuple(run for run in status.runs if run.uuid in chosen),
         copies=tuple(each for each in status.copies if each.uuid in chosen),
+        test_restores=tuple(each for each in status.test_restores if each.uuid in chosen),
         overlays_without_journal=(),
         exceeded_limits=(),
         sources=(),
@@ -149,8 +151,15 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
             for left in guests_left_barred(context, [each.domain for each in forecasts])
         ),
         copies=tuple(copies),
+        test_restores=_test_restores(context),
         unreadable_copies=tuple((each.thing, each.explanation) for each in unreadable),
     )
+
+
+def _test_restores(context: Context) -> tuple[RestoreResult, ...]:
+    if not context.config.copies_here:
+        return ()
+    return tuple(restore_results(context.config, context.pool.snapshots()))
 
 
 def _sources(config: Config) -> tuple[SourceStatus, ...]:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import CollectorRegistry
 
+    from snaporch.model import VerificationResult
     from snaporch.verify.copy_results import CopyResult
+    from snaporch.verify.restore_results import RestoreResult
 
 _MILLI = 1000.0
 
@@ -85,6 +87,7 @@ def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetri
     yield from _of_policies(status.domains)
     yield from _of_replicas(status.domains)
     yield from _of_copies(status.copies)
+    yield from _of_test_restores(status.test_restores)
     yield from _of_sources(status.sources)
     store = status.store
     kinds = {
@@ -207,6 +210,33 @@ def _of_copies(results: Sequence[CopyResult]) -> Iterator[GaugeMetricFamily]:
             ("domain", "replica"),
             [(words, choose(each.at for each in own).timestamp()) for words, own in pairs],
         )
+
+
+def _of_test_restores(results: Sequence[RestoreResult]) -> Iterator[GaugeMetricFamily]:
+    places: dict[tuple[str, str], list[VerificationResult]] = {}
+    for each in results:
+        places.setdefault((each.domain, each.replica), []).append(each.result)
+    pairs = [({"domain": key[0], "replica": key[1]}, each) for key, each in places.items()]
+    yield _many(
+        "copies_test_restored",
+        "Copies in pools of this machine by the result of their last test restore.",
+        ("domain", "replica", "result"),
+        [
+            (words | {"result": result}, sum(each.passed is passed for each in own))
+            for words, own in pairs
+            for result, passed in (("passed", True), ("failed", False))
+        ],
+    )
+    yield _many(
+        "copies_newest_test_restore_timestamp_seconds",
+        "When the last test restore that passed ended.",
+        ("domain", "replica"),
+        [
+            (words, max(each.reached_at for each in own if each.passed).timestamp())
+            for words, own in pairs
+            if any(each.passed for each in own)
+        ],
+    )
 
 
 def _of_sources(sources: Sequence[SourceStatus]) -> Iterator[GaugeMetricFamily]:

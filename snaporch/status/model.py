@@ -16,6 +16,7 @@ from snaporch.schedule.forecast import NextSnapshot
 from snaporch.schedule.replication_due import PendingReplication
 from snaporch.systemd.unit_state import CARRIERS
 from snaporch.verify.copy_results import CopyResult
+from snaporch.verify.restore_results import RestoreResult
 from snaporch.zfs import BlockingMount
 
 _PRUNE_LATE = timedelta(days=2)
@@ -239,6 +240,8 @@ class Status:
     """Pairs of such a directory, and how its overlays exceed a limit."""
     copies: tuple[CopyResult, ...] = ()
     """The last results of verifying copies on replicas, also of domains that this host lost."""
+    test_restores: tuple[RestoreResult, ...] = ()
+    """The last results of test restores of copies in pools of this machine."""
     unreadable_copies: tuple[tuple[str, str], ...] = ()
     """Pairs of a file of such results that cannot be read, and the explanation."""
 
@@ -281,6 +284,7 @@ class Status:
                 {"snapshot": each.name, "by": each.program} for each in self.mounted_snapshots
             ],
             "copies": [each.as_json() for each in self.copies],
+            "test_restores": [each.as_json() for each in self.test_restores],
             "store": {
                 "path": store.path,
                 "bundles": store.bundles,

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from snaporch.config import StatusOptions
-from snaporch.model import BundleState, Level, SnapshotRecord, moment_of
+from snaporch.model import BundleState, Level, SnapshotRecord, VerifyStep, moment_of
 from snaporch.recovery.unknown_overlays import STEP
 from snaporch.status.model import (
     DomainStatus,
@@ -30,7 +30,8 @@ from snaporch.status.model import (
 )
 from snaporch.systemd.unit_state import RUN_DUE
 from snaporch.verify.copy_results import CopyResult
-from snaporch.verify.repeat import next_step
+from snaporch.verify.repeat import next_step, repeat_command
+from snaporch.verify.restore_results import RestoreResult
 from snaporch.zfs import BlockingMount
 
 _ORDER = tuple(ProblemGrade)[::-1]
@@ -57,6 +58,7 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         text = "is no bundle store, and snapshots have their bundles in one: is it mounted?"
         found.append(Problem("no-store", ProblemGrade.CRITICAL, status.store.path, text))
     found += _copies(status)
+    found += _test_restores(status)
     for source in status.sources:
         found += _source(source, status.at, limits.replica_late)
     found += _mounted(status.mounted_snapshots)
@@ -185,6 +187,24 @@ def _copies(status: Status) -> Iterator[Problem]:
         yield Problem("copy-failed", ProblemGrade.CRITICAL, domain, text)
 
 
+def _test_restores(status: Status) -> Iterator[Problem]:
+    """One problem for the copies of a domain whose test restore failed on this machine."""
+    by_place: dict[tuple[str, str, str], list[RestoreResult]] = {}
+    for each in status.test_restores:
+        if not each.result.passed:
+            by_place.setdefault((each.replica, each.uuid, each.domain), []).append(each)
+    for (replica, _, domain), failed in by_place.items():
+        shown = failed[-_NAMED:]
+        steps = [step for step in VerifyStep if any(step in e.result.failed_steps for e in shown)]
+        names = [each.full_name for each in shown]
+        again = repeat_command(names, steps, ("--on", replica, "--test-restore"))
+        text = (
+            f"test restores of {len(failed)} copies in {replica} failed; see "
+            f"docs/how-to/verify.md; to repeat the last ones: {again}"
+        )
+        yield Problem("copy-failed", ProblemGrade.CRITICAL, domain, text)
+
+
 def _flaw(record: SnapshotRecord) -> str:
     if record.level is Level.TORN:
         return "torn"
@@ -280,9 +300,12 @@ def _slow_replication(domain: DomainStatus, limit: datetime) -> Iterator[Problem
     holder = domain.replicated_by
     since = moment_of(holder.since) if holder else None
     if holder and since and since < limit:
+        to, has = "", "all replicas have"
+        if holder.replica:
+            to, has = f" to {holder.replica}", f"{holder.replica} has"
         text = (
-            f"is being replicated since {_utc(since)}, and retention deletes only those of its "
-            f"snapshots that all replicas have; to have it continue later: kill {holder.pid}"
+            f"is being replicated{to} since {_utc(since)}, and retention deletes only those of its "
+            f"snapshots that {has}; to have it continue later: kill {holder.pid}"
         )
         yield Problem("replica-slow", ProblemGrade.WARNING, domain.name, text)
 

@@ -90,7 +90,8 @@ def open_copies(
         NotFoundError: there is no such replica.
         SnaporchError: the snapshots of this host cannot be listed.
     """
-    replica = find_replica(config, name)
+    here = config.copies_here.get(name)
+    replica = here if here is not None else find_replica(config, name)
     if isinstance(replica, ResticReplica):
         return ResticSource(ResticRepository(name, replica, interrupt, progress))
     if not replica.append_only:

@@ -18,14 +18,17 @@ _AGAIN = {
 """The options that have a verification repeat a step."""
 
 
-def repeat_command(names: Sequence[str], failed_steps: Collection[VerifyStep]) -> str:
+def repeat_command(
+    names: Sequence[str], failed_steps: Collection[VerifyStep], more: Sequence[str] = ()
+) -> str:
     """Return the command that repeats the failed steps, for a message.
 
     Args:
         names: ``DOMAIN@SNAPSHOT``, of each snapshot.
+        more: further options.
     """
     options = [word for step in VerifyStep if step in failed_steps for word in _AGAIN[step]]
-    return shlex.join(["snaporch", "verify", *options, *names])
+    return shlex.join(["snaporch", "verify", *more, *options, *names])
 
 
 def put_back_step(name: str) -> str:

@@ -19,7 +19,12 @@ from pathlib import Path
 from snaporch import default_paths
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.bundle.save_image import read_header
-from snaporch.catalog.records import is_one_instant, marked_by, one_per_dataset
+from snaporch.catalog.records import (
+    VERIFIED_HERE,
+    is_one_instant,
+    marked_by,
+    one_per_dataset,
+)
 from snaporch.clone.clone import Clone, CloneRequest, build_clone, check_clone
 from snaporch.clone.find_clones import Purpose, new_clone, remove_leftovers
 from snaporch.context import Context
@@ -54,6 +59,8 @@ from snaporch.verify.repeat import put_back_step, repeat_command
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import Resolver
 
+VERIFIED = "verified"
+"""The property for the result of a host's own snapshot; a copy has what its host has written."""
 VERIFICATION = "verification"
 """The name of the lock that lets one verification run at a time on a host."""
 
@@ -70,6 +77,18 @@ class VerifyOptions:
     script_seconds: int = 300
     screenshots: Path | None = None
     """A directory for screenshots of the clones."""
+    on: str = ""
+    """The name in the configuration of the copies that are verified; empty for own snapshots."""
+
+    @property
+    def mark(self) -> str:
+        """The property for the result, without its prefix."""
+        return VERIFIED_HERE if self.on else VERIFIED
+
+    @property
+    def repeated(self) -> tuple[str, ...]:
+        """The options that have another verification verify the same."""
+        return ("--on", self.on, "--test-restore") if self.on else ()
 
 
 @dataclass
@@ -103,15 +122,16 @@ class Verification:
         yield
         self.steps_passed.add(step)
 
-    def end(self, failed_before: Iterable[VerifyStep]) -> None:
+    def end(self, failed_before: Iterable[VerifyStep], repeated: Sequence[str] = ()) -> None:
         """Set the result: a step that failed before stays failed until it passes.
 
         Args:
             failed_before: the failed steps of earlier verifications.
+            repeated: the options of the command that verifies it again.
         """
         failed = set(failed_before) - self.steps_passed
         if self.failure is None and failed:
-            self.failure = _still_failed(self.record.full_name, failed)
+            self.failure = _still_failed(self.record.full_name, failed, repeated)
         elif self.failure is not None:
             failed.add(self.step)
         self.failed_steps = tuple(step for step in VerifyStep if step in failed)
@@ -146,11 +166,13 @@ class Verification:
         }
 
 
-def _still_failed(thing: str, failed: Iterable[VerifyStep]) -> SnaporchError:
+def _still_failed(
+    thing: str, failed: Iterable[VerifyStep], repeated: Sequence[str]
+) -> SnaporchError:
     steps = [step for step in VerifyStep if step in failed]
     names = " and ".join(steps)
     reason = f"what was checked now is right, but it failed before in: {names}"
-    return SnaporchError(thing, reason, repeat_command([thing], steps))
+    return SnaporchError(thing, reason, repeat_command([thing], steps, repeated))
 
 
 def longest_ago(records: Iterable[SnapshotRecord], count: int | None) -> list[SnapshotRecord]:
@@ -197,17 +219,18 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
         outcome.failure = error
     except LivenessError as error:
         outcome.failure = error
-    results = _results(context, record)
-    outcome.end(step for result in results if result for step in result.failed_steps)
+    results = _results(context, record, options.mark)
+    failed = [step for result in results if result for step in result.failed_steps]
+    outcome.end(failed, options.repeated)
     # of results that differ, since writing them was interrupted, only the failures count
     before = results.pop() if len(results) == 1 else None
-    write_result(context, record, outcome.verdict.after(before))
+    write_result(context, record, outcome.verdict.after(before), options.mark)
     return outcome
 
 
-def _results(context: Context, record: SnapshotRecord) -> set[VerificationResult | None]:
+def _results(context: Context, record: SnapshotRecord, mark: str) -> set[VerificationResult | None]:
     """The results that are on the ZFS snapshots now; ``None`` if one has no result."""
-    texts = (member.properties.get("verified") for member in _members(context, record))
+    texts = (member.properties.get(mark) for member in _members(context, record))
     return set(map(VerificationResult.parse, texts))
 
 
@@ -377,15 +400,20 @@ def _take_picture(
     outcome.screenshot = str(path)
 
 
-def write_result(context: Context, record: SnapshotRecord, verdict: VerificationResult) -> None:
+def write_result(
+    context: Context, record: SnapshotRecord, verdict: VerificationResult, mark: str = VERIFIED
+) -> None:
     """Write a result on the run's ZFS snapshots that exist and carry this run's mark.
+
+    Args:
+        mark: the property, without its prefix.
 
     Raises:
         PoolError: it cannot be written.
     """
     names = [member.full_name for member in _members(context, record)]
     if names:
-        context.pool.set_properties(names, {f"{PREFIX}verified": verdict.as_text()})
+        context.pool.set_properties(names, {f"{PREFIX}{mark}": verdict.as_text()})
 
 
 def _members(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:

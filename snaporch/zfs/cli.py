@@ -25,7 +25,14 @@ from snaporch.model import (
     SnapshotListing,
     moment_at,
 )
-from snaporch.zfs.interface import POLICY_PROPERTY, PREFIX, Bookmark, MountedError, PoolError
+from snaporch.zfs.interface import (
+    POLICY_PROPERTY,
+    PREFIX,
+    Bookmark,
+    InUseError,
+    MountedError,
+    PoolError,
+)
 from snaporch.zfs.mount_users import BlockingMount, blocking_mounts
 from snaporch.zfs.property_listing import COLUMNS, Listing
 from snaporch.zfs.snapshot_mount import mounted_snapshot
@@ -36,6 +43,7 @@ PROPERTIES = (
     "bundle",
     "uuid",
     "verified",
+    "verified-here",
     "retention",
     "group",
     "ram",
@@ -234,7 +242,7 @@ class ZfsCommand:
         held = self.holds_of(existing)
         blocked = [name for name in existing if held[name]] + list(self.clones(existing))
         if blocked:
-            raise PoolError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
+            raise InUseError(", ".join(sorted(blocked)), "held or cloned, not destroyed")
         for name in existing:
             self._run("destroy", name)
 

@@ -39,6 +39,10 @@ class MountedError(PoolError):
     """The snapshot or dataset is mounted where ZFS cannot unmount it. It can be destroyed later."""
 
 
+class InUseError(PoolError):
+    """A snapshot is held, cloned or being sent. It can be destroyed when that has ended."""
+
+
 class Bookmark(NamedTuple):
     """The snapshot that a bookmark is of, which may be destroyed by now."""
 
@@ -101,7 +105,9 @@ class Pool(Protocol):
 
         Raises:
             MountedError: one is mounted, by the program that the error names; none was destroyed.
-            PoolError: one is held or has clones; none was destroyed.
+            InUseError: one is held, has clones or is being sent; none was destroyed. The ``zfs``
+                command does not say that one is being sent: that is a PoolError there.
+            PoolError: another failure.
         """
 
     def reclaimable(self, names: Sequence[str]) -> int:

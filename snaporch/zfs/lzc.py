@@ -16,7 +16,9 @@ from libzfs_core import exceptions as lzc_errors
 
 from snaporch.command_log import LoggedCommand
 from snaporch.zfs.cli import ZfsCommand
-from snaporch.zfs.interface import PoolError
+from snaporch.zfs.interface import InUseError, PoolError
+
+_DESTROY = "destroy"
 
 
 class LibZfsCore(ZfsCommand):
@@ -42,7 +44,7 @@ class LibZfsCore(ZfsCommand):
             libzfs_core.lzc_snapshot(_bytes(names), values)
 
     def _destroy_snapshots(self, names: Sequence[str]) -> None:
-        with _calling("destroy", names):
+        with _calling(_DESTROY, names):
             libzfs_core.lzc_destroy_snaps(_bytes(names), defer=False)
 
     def hold(self, names: Sequence[str], tag: str) -> None:
@@ -98,4 +100,7 @@ def _pool_error(operation: str, names: Sequence[str], error: Exception) -> PoolE
         subject = name.decode(errors="replace") if isinstance(name, bytes) else ", ".join(names)
         text = getattr(cause, "message", None) or type(cause).__name__
         texts.append(f"{subject}: {text}")
-    return PoolError(f"zfs {operation}", "; ".join(texts))
+    # lzc_destroy_snaps makes these of EBUSY, also while a snapshot is sent, and of EEXIST.
+    busy = (lzc_errors.SnapshotIsHeld, lzc_errors.SnapshotIsCloned)
+    in_use = operation == _DESTROY and all(isinstance(cause, busy) for cause in causes)
+    return (InUseError if in_use else PoolError)(f"zfs {operation}", "; ".join(texts))

@@ -167,6 +167,8 @@ class Resolver:
     settle_udev: Callable[[float], None] = _settle_udev
     """Waits until udev has handled all events so far, at most so many seconds."""
     sleep: Callable[[float], None] = time.sleep
+    mounted: Mapping[str, Path] | None = None
+    """The mount points of copies on their host, by dataset. ``None`` for this host's own."""
 
     def mounts(self) -> list[Mount]:
         """The mounts this process sees."""
@@ -274,6 +276,11 @@ class Resolver:
         Raises:
             NotOnZfsError: it is not mounted.
         """
+        if self.mounted is not None:
+            if dataset not in self.mounted:
+                reason = "it is not known where it was mounted on its host"
+                raise NotOnZfsError(dataset, reason, "compare its checksums only")
+            return self.mounted[dataset]
         for mount in self.mounts():
             if (mount.filesystem, mount.source, mount.root) == ("zfs", dataset, "/"):
                 return Path(mount.mount_point)

@@ -6,7 +6,7 @@ import pytest
 from contract_pools import FakeScratch, ZfsScratch
 
 from snaporch.model import Dataset, DatasetKind
-from snaporch.zfs import Bookmark, Pool, PoolError
+from snaporch.zfs import Bookmark, InUseError, Pool, PoolError
 
 # pyzfs 2.3 warns on Python 3.13 when it formats an error
 pytestmark = pytest.mark.filterwarnings("ignore:'maxsplit' is passed:DeprecationWarning")
@@ -215,7 +215,7 @@ class TestPoolContract:
         pool.snapshot([f"{root}@a"], {})
         pool.snapshot([f"{root}@b"], {})
         pool.hold([f"{root}@b"], "keep")
-        with pytest.raises(PoolError):
+        with pytest.raises(InUseError):
             pool.destroy_snapshots([f"{root}@a", f"{root}@b"])
         assert names(pool, root) == [f"{root}@a", f"{root}@b"]
 
@@ -223,7 +223,7 @@ class TestPoolContract:
         pool.snapshot([f"{root}@a"], {})
         pool.snapshot([f"{root}@b"], {})
         pool.clone(f"{root}@b", f"{root}/clone")
-        with pytest.raises(PoolError):
+        with pytest.raises(InUseError):
             pool.destroy_snapshots([f"{root}@a", f"{root}@b"])
         assert names(pool, root) == [f"{root}@a", f"{root}@b"]
 

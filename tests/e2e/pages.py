@@ -165,7 +165,10 @@ NOT_RUN = {
         "# snaporch status --nagios": "shows a policy that failed",
         "nagios ALL=(root) NOPASSWD: /usr/bin/snaporch status --nagios": "is a line for sudoers",
     },
-    "docs/how-to/verify.md": {"snaporch verify --on offsite": "test_verify_on runs it"},
+    "docs/how-to/verify.md": {
+        "snaporch verify --on offsite": "test_verify_on runs it",
+        "snaporch verify --on vm1": "test_pull runs it",
+    },
 }
 """The other blocks, by how their first lines begin, each with the reason."""
 

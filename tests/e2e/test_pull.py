@@ -7,6 +7,7 @@ key. The commands and the configuration are those of the page.
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -145,6 +146,88 @@ def test_status_and_metrics_have_the_pull(pulled):
     metrics = snaporch("status", "--prometheus", "-").out
     labels = f'domain="web",source="vm1",uuid="{uuid_of("web")}"'
     assert f"snaporch_source_last_try_failed{{{labels}}} 0.0" in metrics
+
+
+def test_pulled_copies_are_restored_in_clones(pulled):
+    """One guest with RAM on two pools. Its host's own verification says nothing of the copy."""
+    outcome = snaporch("verify", "--on", "vm1", "--test-restore", "web", "--json")
+    assert outcome.status == 0, outcome.err + outcome.out
+    (document,) = outcome.json
+    assert (document["passed"], document["reached"]) == (True, "resumed")
+    for disk in DISKS["web"]:
+        full = f"{copy(disk.where)}@{pulled['web']}"
+        assert " passed resumed" in value("snaporch:verified-here", full)
+        assert value("clones", full) in ("", "-")
+        assert value("snaporch:verified-here", f"{disk.where}@{pulled['web']}") == "-"
+    assert "verify" not in must("virsh", "list", "--all", "--name")
+    assert "1 of 1 test restores passed" in snaporch("status").out
+
+
+@pytest.fixture(scope="module")
+def away(machine, tmp_path_factory):
+    """The environment of a machine whose libvirt cannot be reached."""
+    path = tmp_path_factory.mktemp("away") / "away.toml"
+    path.write_text('libvirt_uri = "qemu+unix:///system?socket=/no"\n' + machine.read_text())
+    return {"SNAPORCH_CONFIG": str(path)}
+
+
+def test_a_backup_machine_needs_no_libvirt(pulled, away):
+    for words in (("pull", "vm1"), ("pull", "--due"), ("prune",)):
+        outcome = snaporch(*words, env=away)
+        assert (outcome.status, outcome.err) == (0, "")
+    assert snaporch("status", env=away).status == 7  # libvirt is installed here
+
+
+@pytest.mark.daily(3)
+def test_check_finds_what_would_disappoint(pulled, machine, tmp_path):
+    def codes(text):
+        path = tmp_path / "check.toml"
+        path.write_text(text)
+        found = snaporch("check", "--json", env={"SNAPORCH_CONFIG": str(path)}).json
+        return {e["code"]: e["what"] for e in found if e["code"].startswith("source-")}
+
+    assert codes(machine.read_text()) == {}
+    assert "'wbe'" in codes(machine.read_text().replace('"web"', '"wbe"'))["source-guests"]
+    away = machine.read_text().replace('host = "vm1"', 'host = "root@nowhere.invalid"')
+    assert [*codes(away)] == ["source-unreachable"]
+    quota = must("zfs", "get", "-Hp", "-o", "value", "quota", ROOT).strip()
+    try:
+        must("zfs", "set", "quota=500M", ROOT)
+        must("zfs", "set", "readonly=off", ROOT)
+        assert "readonly=on" in snaporch("check").out
+        must("zfs", "set", "readonly=on", ROOT)
+        assert " MiB are free" in codes(machine.read_text())["source-room"]
+    finally:
+        must("zfs", "set", "readonly=on", ROOT)
+        must("zfs", "set", f"quota={quota}", ROOT)
+    keys = Path("/root/.ssh/authorized_keys")
+    lines = keys.read_text()
+    try:
+        keys.write_text(re.sub(r'restrict,command="snaporch send[^"]*" ', "", lines))
+        assert [*codes(machine.read_text())] == ["source-unreachable"]
+    finally:
+        keys.write_text(lines)
+
+
+@pytest.mark.daily(3)
+def test_the_checksums_of_pulled_bundles_need_no_libvirt(pulled, away):
+    env = away
+    outcome = snaporch("verify", "--on", "vm1", "web", "db", "--json", env=env)
+    assert outcome.status == 0, outcome.err
+    assert {(each["domain"], each["passed"]) for each in outcome.json} == {
+        ("web", True),
+        ("db", True),
+    }
+    ram = bundle_of(PULLED, "db") / "ram.save"
+    whole = ram.read_bytes()
+    try:
+        ram.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        outcome = snaporch("verify", "--on", "vm1", "db", env=env)
+        assert outcome.status == 8
+        assert "ram.save is damaged" in outcome.err
+    finally:
+        ram.write_bytes(whole)
+    assert snaporch("verify", "--on", "vm1", "db", env=env).status == 0
 
 
 @pytest.fixture(scope="module")

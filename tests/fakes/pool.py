@@ -15,7 +15,7 @@ from pathlib import Path
 from fakes.hooks import Hooks
 from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.cli import PROPERTIES
-from snaporch.zfs.interface import Bookmark, MountedError, PoolError
+from snaporch.zfs.interface import Bookmark, InUseError, MountedError, PoolError
 from snaporch.zfs.mount_users import BlockingMount
 
 _PREFIX = "snaporch:"
@@ -148,6 +148,20 @@ class FakePool:
         """Lose a dataset, which a replica has: :meth:`put_in` brings its snapshots back."""
         return Taken(self._datasets.pop(dataset))
 
+    def copy_to(self, dataset: str, name: str, of: str) -> None:
+        """Receive a copy of a dataset: its snapshots, with other txgs and a mark of it.
+
+        Args:
+            of: the value of the mark.
+        """
+        source = self._dataset(dataset)
+        made = _Dataset(name, source.kind, source.content, encrypted=source.encrypted)
+        made.properties["readonly"] = "on"
+        for key, each in source.snapshots.items():
+            marks = {**each.properties, "snaporch:copy": of}
+            made.snapshots[key] = replace(each, txg=next(self._txg), properties=marks)
+        self._datasets[name] = made
+
     def put_in(
         self, taken: Taken, dataset: str, name: str, base: str, options: Mapping[str, str]
     ) -> None:
@@ -261,7 +275,7 @@ class FakePool:
         cloned = self.clones(present)
         read = [name for name in present if self._find(name)[1].readers]
         if blocked := [name for name in present if self.holds(name) or name in {*cloned, *read}]:
-            raise PoolError(", ".join(blocked), "dataset is busy")
+            raise InUseError(", ".join(blocked), "dataset is busy")
         for full in present:
             dataset, found = self._find(full)
             del dataset.snapshots[found.name]

@@ -46,6 +46,8 @@ class FakeResolver(Resolver):
 
     def mount_point_of(self, dataset: str) -> Path:
         """Its directory."""
+        if self.mounted is not None:
+            return super().mount_point_of(dataset)
         first = {now: name for name, now in self.named.items()}
         found = self.mount_points.get(dataset, self.zfs / first.get(dataset, dataset))
         if found is None or dataset in self.volumes:

@@ -15,6 +15,7 @@ from snaporch.check.facts import (
     OverlayFacts,
     PageStoreFacts,
     SanoidFacts,
+    SourceFacts,
     StoreFacts,
     UnmetPolicy,
 )
@@ -662,3 +663,28 @@ def test_pages_in_clear_are_not_sent_to_a_replica_that_has_ram_encrypted(facts, 
     finding = only(facts(guests=[copied("nas")], **given))
     assert (finding.code, finding.severity) == ("ram-not-replicated", Severity.ERROR)
     assert "pages of RAM are not sent to replica nas" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "what"),
+    [
+        (SourceFacts(unreachable="no route"), "source-unreachable", "no route"),
+        (SourceFacts(has_shell=True), "source-shell", "may run any command there"),
+        (SourceFacts(unsent=("wbe",)), "source-guests", "it does not send 'wbe'"),
+        (SourceFacts(sends_none=True), "source-guests", "it sends no guest"),
+        (SourceFacts(no_place="no pool"), "source-place", "no pool"),
+        (SourceFacts(free_mib=7), "source-room", "7 MiB are free"),
+        (SourceFacts(ahead_seconds=301), "source-clock", "its clock is 301 s ahead of"),
+        (SourceFacts(ahead_seconds=-301), "source-clock", "its clock is 301 s behind"),
+        (SourceFacts(version="0.1~x"), "source-version", "it has snaporch 0.1~x"),
+    ],
+)
+def test_sources(facts, source, code, what):
+    finding = only(replace(facts(), sources={"vm1": source}))
+    assert (finding.code, finding.subject) == (code, "source vm1")
+    assert what in finding.what
+
+
+def test_a_good_source_is_no_finding(facts):
+    good = SourceFacts(free_mib=1024, ahead_seconds=300, version=facts().version)
+    assert apply_rules(replace(facts(), sources={"vm1": good})) == []

@@ -66,6 +66,55 @@ def test_it_has_a_name_and_a_uuid_of_its_own():
     assert OLD not in ElementTree.tostring(root, encoding="unicode")
 
 
+FOREIGN = {"emulators": frozenset({"/usr/bin/qemu-system-x86_64"})}
+
+
+def test_of_another_hosts_guest_it_gets_no_emulator_but_libvirts():
+    for path, kept in (("/usr/bin/qemu-system-x86_64", True), ("/clones/1/disk0/evil", False)):
+        xml = domain()
+        root = parse(xml)
+        for each in root.findall("devices/emulator"):
+            root.find("devices").remove(each)
+        emulator = ElementTree.SubElement(root.find("devices"), "emulator")
+        emulator.text = path
+        made = parse(make_clone_xml(ElementTree.tostring(root, "unicode"), identity(**FOREIGN)).xml)
+        assert (made.findtext("devices/emulator") == path) is kept
+        assert made.find("devices/emulator") is not None or not kept
+
+
+def test_of_another_hosts_guest_no_medium_is_looked_for_here():
+    specs = [*SPECS, DiskSpec("sda", "/etc/shadow", device="cdrom", readonly=True)]
+    made = make_clone_xml(domain(specs=specs), identity(**FOREIGN))
+    assert "/etc/shadow" not in made.xml
+    assert made.missing == ("the medium in sda",)
+
+
+@pytest.mark.parametrize(
+    ("parent", "text"),
+    [
+        ("os", "<kernel>/root/key</kernel>"),
+        ("os", "<loader readonly='yes' type='rom'>/usr/share/../../etc/shadow</loader>"),
+        (
+            "devices",
+            "<disk device='disk'><source file='/x'/><target dev='vdz'/><readonly/></disk>",
+        ),
+        ("devices", "<interface type='ethernet'><rom file='/etc/shadow'/></interface>"),
+    ],
+)
+def test_of_another_hosts_guest_a_file_of_this_host_is_refused(parent, text):
+    make_clone_xml(domain((parent, text)), identity())
+    with pytest.raises(SharedError, match=r"its XML names /|is a file of its host"):
+        make_clone_xml(domain((parent, text)), identity(**FOREIGN))
+
+
+def test_of_another_hosts_guest_the_firmware_of_packages_is_used():
+    loader = "<loader readonly='yes' type='pflash'>/usr/share/OVMF/OVMF_CODE.fd</loader>"
+    nvram = "<nvram template='/usr/share/OVMF/OVMF_VARS.fd'>/var/lib/x.fd</nvram>"
+    made = rewritten(("os", loader), ("os", nvram), **FOREIGN)
+    assert made.findtext("os/loader") == "/usr/share/OVMF/OVMF_CODE.fd"
+    assert made.findtext("os/nvram") == "/clones/1/nvram.fd"
+
+
 def test_its_generation_is_new():
     root = rewritten((".", f"<genid>{OLD}</genid>"))
     assert root.findtext("genid") not in (OLD, None)

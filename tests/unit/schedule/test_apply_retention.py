@@ -3,6 +3,7 @@ import json
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -129,6 +130,80 @@ def test_a_replica_without_bookmarks_needs_all_while_a_replication_runs(schedule
             done = clean_up(scheduled)
         assert [verdict.taken.run for _, verdict in done.deleted] == runs
         assert done.busy == ["web"]
+
+
+def test_a_replica_that_never_answers_holds_nothing_back_while_another_is_copied_to(scheduled):
+    """It has a bookmark of long ago, or none: without a replication nothing waits for it either."""
+    old, middle, *_ = records = scheduled.hours_ago(4, 3, 2, 1)
+    places = {
+        name: {"host": name, "dataset": "backup", "bundles": f"/backup/{name}"}
+        for name in ("nas", "dead", "new")
+    }
+    hourly = {"every": "1h", "keep": {"last": 1}, "replicate": ["nas", "dead", "new"]}
+    scheduled.configure(
+        policy={"hourly": hourly}, defaults={"policies": ["hourly"]}, replica=places
+    )
+    pool = scheduled.world.pool
+    for record in records[:2]:
+        pool.set_properties([f"tank/web@{record.snapshot}"], {"snaporch:replicated": "nas"})
+    pool.bookmark(f"tank/web@{middle.snapshot}", f"snaporch-nas-{middle.run}")
+    pool.bookmark(f"tank/web@{old.snapshot}", f"snaporch-dead-{old.run}")
+    runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
+
+    def cleaned(replica):
+        with domain_lock(
+            runtime, "web", name, "replicate", wait=0, interrupt=Interrupt(), replica=replica
+        ):
+            return [verdict.taken.run for _, verdict in clean_up(scheduled).deleted]
+
+    assert cleaned("dead") == cleaned("new") == cleaned("") == []
+    assert cleaned("nas") == [old.run]
+    assert middle.run in remaining(scheduled)
+
+
+def test_retention_stops_when_a_replication_to_another_replica_begins(scheduled):
+    old, middle, newer, *_ = records = scheduled.hours_ago(5, 4, 3, 2, 1)
+    places = {
+        name: {"host": name, "dataset": "backup", "bundles": f"/backup/{name}"}
+        for name in ("nas", "new")
+    }
+    hourly = {"every": "1h", "keep": {"last": 1}, "replicate": ["nas", "new"]}
+    scheduled.configure(
+        policy={"hourly": hourly}, defaults={"policies": ["hourly"]}, replica=places
+    )
+    pool = scheduled.world.pool
+    for record in records[:3]:
+        pool.set_properties([f"tank/web@{record.snapshot}"], {"snaporch:replicated": "nas"})
+    pool.bookmark(f"tank/web@{newer.snapshot}", f"snaporch-nas-{newer.run}")
+    runtime, name = scheduled.context.config.paths.runtime, replication_lock_name(old.uuid)
+    with ExitStack() as stack:
+
+        def hold(replica):
+            stack.enter_context(
+                domain_lock(
+                    runtime,
+                    "web",
+                    name,
+                    "replicate",
+                    wait=0,
+                    interrupt=Interrupt(),
+                    replica=replica,
+                )
+            )
+
+        hold("nas")
+        destroy = pool.destroy_snapshots
+
+        def then_another(names):
+            destroy(names)
+            stack.close()
+            hold("new")
+
+        pool.destroy_snapshots = then_another
+        done = clean_up(scheduled)
+    assert [verdict.taken.run for _, verdict in done.deleted] == [old.run]
+    assert done.busy == ["web", "web"]
+    assert middle.run in remaining(scheduled)
 
 
 def test_kept_snapshots_stay_even_without_their_hold(scheduled):

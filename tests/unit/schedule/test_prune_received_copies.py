@@ -209,6 +209,28 @@ def test_held_and_cloned_ones_stay(holder):
     assert "cloned as backup/clone" in decisions["0002"]
 
 
+def test_one_that_is_in_use_meanwhile_is_tried_again_and_the_others_go(holder):
+    for number in range(1, 6):
+        names = holder.take(number)
+        if number == 1:
+            held = names[0]
+    destroy = holder.pool.destroy_snapshots
+
+    def held_meanwhile(names):
+        if held in names:
+            holder.pool.hold([held], "sent")
+        destroy(names)
+
+    holder.pool.destroy_snapshots = held_meanwhile
+    done = holder.prune()
+    assert done.failures == []
+    reasons = {e.found.name[-4:]: e.reason for e in done.decisions if e.kind_now == "copy"}
+    assert reasons["0001"] == "in use (dataset is busy); the next prune tries again"
+    assert held in holder.pool.names()
+    gone = {e.found.name[-4:] for e in done.of(PruneAction.DELETE)}
+    assert gone == {"0002", "0003"}
+
+
 def test_the_copy_that_passed_its_verification_here_stays(holder):
     for number in range(1, 5):
         holder.take(number)
@@ -217,6 +239,33 @@ def test_the_copy_that_passed_its_verification_here_stays(holder):
         CopyResult("nas", "web", UUID, run, name, NOW, passed=True, source=Source.REPLICA)
     )
     assert holder.deleted() == ["0002"]
+
+
+def test_the_copy_that_passed_its_test_restore_here_stays(holder):
+    for number in range(1, 5):
+        for each in holder.take(number):
+            if number == 1:
+                holder.pool.set_properties([each], {"snaporch:verified-here": PASSED})
+    assert holder.deleted() == ["0002"]
+
+
+def test_the_one_that_was_restored_here_stays_although_a_mark_says_that_a_later_one_passed(holder):
+    for number in range(1, 7):
+        key = {1: "verified-here", 3: "verified"}.get(number)  # the second one is forged
+        for each in holder.take(number):
+            if key is not None:
+                holder.pool.set_properties([each], {f"snaporch:{key}": PASSED})
+    assert holder.deleted() == ["0002", "0004"]
+
+
+def test_a_copy_whose_test_restore_failed_here_did_not_pass_by_its_mark(holder):
+    for number in range(1, 5):
+        for each in holder.take(number):
+            if number == 1:
+                marks = {"snaporch:verified": PASSED}
+                marks["snaporch:verified-here"] = PASSED.replace("passed", "failed")
+                holder.pool.set_properties([each], marks)
+    assert holder.deleted() == ["0001", "0002"]
 
 
 def test_keep_all_counts_from_when_the_bundle_came_and_no_time_of_a_file_changes_that(holder):

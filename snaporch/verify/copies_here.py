@@ -1,0 +1,202 @@
+"""Copies in a pool of this machine as snapshots that a test restore can clone and run.
+
+Their guests are those of other hosts, or this host has lost them. A copy has a dataset of another
+name, and its bundle is in another directory. What a bundle says of its host's paths is not true of
+this machine, and may be forged: no such path is ever opened.
+"""
+
+from __future__ import annotations
+
+import shlex
+import stat
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    BackingFileEntry,
+    DiskEntry,
+    Manifest,
+    Part,
+)
+from snaporch.bundle.store import BundleStore, copy_name
+from snaporch.catalog.records import all_records
+from snaporch.config import Config, Replica
+from snaporch.context import Context
+from snaporch.errors import NotFoundError, RefusedError
+from snaporch.model import BundleState, SnapshotRecord
+from snaporch.verify.restore_results import restore_results
+from snaporch.verify.verify import Verification, VerifyOptions, verify
+
+
+def find_place(config: Config, name: str) -> Replica:
+    """The copies in a pool of this machine with this name in the configuration.
+
+    Raises:
+        NotFoundError: there are none of this name here.
+    """
+    here = config.copies_here
+    if name not in here:
+        known = ", ".join(here) or "none"
+        reason = f"no copies of this name are in a pool of this machine ({known})"
+        step = "see docs/how-to/verify.md"
+        if name in config.replica:
+            step = f"without --test-restore: snaporch verify --on {shlex.quote(name)}"
+        raise NotFoundError(name, reason, step)
+    return here[name]
+
+
+def named_as_copy(manifest: Manifest, root: str) -> Manifest:
+    """The manifest with the names that its datasets have as copies.
+
+    Args:
+        manifest: of a bundle that was copied.
+        root: the dataset that the copies are directly below.
+    """
+
+    def copy_of(dataset: str | None) -> str | None:
+        return dataset and f"{root}/{copy_name(dataset)}"
+
+    def beneath(file: BackingFileEntry) -> BackingFileEntry:
+        # What is outside of the snapshot is not here: it is unknown whether it is the same.
+        unknown = {"bytes": None, "inode": None, "mtime_ns": None}
+        return file.model_copy(update={"dataset": copy_of(file.dataset), **unknown})
+
+    def disk(each: DiskEntry) -> DiskEntry:
+        changes: dict[str, object] = {"dataset": copy_of(each.dataset)}
+        changes["beneath"] = tuple(map(beneath, each.beneath or ()))
+        if each.dataset is not None and each.inside is None:
+            changes["source"] = f"/dev/zvol/{copy_of(each.dataset)}"
+        return each.model_copy(update=changes)
+
+    def part(each: Part) -> Part:
+        pages = each.pages
+        if pages is None:
+            return each
+        moved = pages.model_copy(update={"dataset": copy_of(pages.dataset)})
+        return each.model_copy(update={"pages": moved})
+
+    # The txg is that of the original: none could be taken for the copy, renamed.
+    snapshots = tuple(
+        each.model_copy(update={"dataset": copy_of(each.dataset), "createtxg": 0})
+        for each in manifest.snapshots
+    )
+    changes = {
+        "snapshots": snapshots,
+        "disks": tuple(map(disk, manifest.disks)),
+        "parts": tuple(map(part, manifest.parts)),
+    }
+    return manifest.model_copy(update=changes)
+
+
+def mount_points(manifest: Manifest) -> dict[str, Path]:
+    """Where the file systems of a guest were mounted on its host, by dataset.
+
+    Links in images name these paths. Known only where a disk's path ends with its place in the
+    dataset, as it does unless a link leads there.
+    """
+    found: dict[str, Path] = {}
+    for disk in manifest.disks:
+        if disk.dataset and disk.inside and disk.source:
+            source, inside = PurePosixPath(disk.source), PurePosixPath(disk.inside)
+            depth = len(inside.parts)
+            if source.is_absolute() and source.parts[-depth:] == inside.parts:
+                found.setdefault(disk.dataset, Path(*source.parts[:-depth]))
+    return found
+
+
+class CopiedBundles(BundleStore):
+    """The bundles of copies, whose manifests name the copies.
+
+    Args:
+        root: the directory.
+        dataset: the dataset that the copies are directly below.
+    """
+
+    def __init__(self, root: Path, dataset: str) -> None:
+        super().__init__(root)
+        self._dataset = dataset
+
+    def state(self, reference: str) -> tuple[BundleState, Manifest | None]:
+        """See :class:`BundleStore`; files must be plain ones, since the sender chose them."""
+        state, manifest = super().state(reference)
+        if manifest is None:
+            return state, None
+        directory = self.path(reference)
+        names = [MANIFEST_NAME, *(each.name for each in manifest.parts)]
+        if state is BundleState.COMPLETE and not all(_is_plain(directory / each) for each in names):
+            state = BundleState.INCOMPLETE
+        return state, named_as_copy(manifest, self._dataset)
+
+
+def _is_plain(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
+    except OSError:
+        return False
+
+
+class CopiesHere:
+    """The copies at one place of this machine.
+
+    Args:
+        context: of this machine.
+        name: of the section of the configuration.
+        place: where the copies are.
+    """
+
+    def __init__(self, context: Context, name: str, place: Replica) -> None:
+        self._name = name
+        self._root = place.dataset
+        paths = context.config.paths.model_copy(update={"bundles": Path(place.bundles)})
+        self._context = replace(
+            context,
+            config=context.config.model_copy(update={"paths": paths}),
+            open_store=lambda root: CopiedBundles(root, place.dataset),
+            foreign=True,
+        )
+
+    def find(self, names: Sequence[str]) -> list[SnapshotRecord]:
+        """The records of the copies that ``DOMAIN`` and ``DOMAIN@SNAPSHOT`` name; all without.
+
+        Raises:
+            NotFoundError: there is none of a name.
+        """
+        there = self._context.pool.snapshots()
+        own = [each for each in there if each.dataset.rpartition("/")[0] == self._root]
+        records = all_records(self._context.store, own)
+        found: dict[tuple[str, str, str], SnapshotRecord] = {}
+        for name in names:
+            named = [e for e in records if name in (e.domain, e.uuid, e.full_name)]
+            if not named:
+                known = ", ".join(sorted({each.domain for each in records})) or "no guest"
+                reason = f"{self._name} has no copy of it, but of: {known}"
+                raise NotFoundError(name, reason, f"see: zfs list -r -t snapshot {self._root}")
+            found |= {(each.uuid, each.run, each.snapshot): each for each in named}
+        results = restore_results(self._context.config, own)
+        tested = {(each.uuid, each.snapshot): each.result for each in results}
+        return [
+            replace(each, verified=tested.get((each.uuid, each.snapshot)))
+            for each in (found.values() if names else records)
+        ]
+
+    def verify(self, record: SnapshotRecord, options: VerifyOptions) -> Verification:
+        """Restore a copy in a clone, and write the result on its ZFS snapshots.
+
+        Args:
+            record: of :meth:`find`.
+            options: see :class:`VerifyOptions`.
+
+        Raises:
+            SnaporchError: there is no result, for a reason outside the copy; nothing is written.
+        """
+        _, manifest = self._context.store.state(f"{record.uuid}/{record.run}")
+        if manifest is not None and manifest.is_encrypted:
+            reason = "its bundle is encrypted, so that only its key can restore it"
+            step = f"snaporch verify --on {shlex.quote(self._name)} compares its checksums"
+            raise RefusedError(record.full_name, reason, step)
+        mounted = mount_points(manifest) if manifest is not None else {}
+        resolver = replace(self._context.resolver, mounted=mounted)
+        context = replace(self._context, resolver=resolver)
+        return verify(context, record, replace(options, on=self._name))
