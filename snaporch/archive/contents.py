@@ -28,6 +28,8 @@ MAX_EXTENTS = 1 << 20
 FORMATS = ("raw", "qcow2")
 """Formats of disks: their images refer to no other file, or their header says to which."""
 _MAX_MAP_BYTES = 48 << 20
+_MAX_SMALL = 128 << 20
+"""All members but disks and RAM; an import holds them in memory."""
 _BLOCK = 512
 _LIMITS = {
     Role.LIVE_XML: MAX_XML,
@@ -144,9 +146,7 @@ def check_contents(contents: Contents, manifest: Manifest, thing: str) -> None:
         raise ArchiveError(thing, "its table and its manifest are of different snapshots")
     if manifest.is_encrypted or manifest.pages is not None:
         raise ArchiveError(thing, "its manifest is of a replica, and not of an archive")
-    for part in manifest.parts:
-        if part.bytes > _LIMITS.get(part.role, MAX_DISK_BYTES):
-            raise ArchiveError(thing, f"its {part.role} has {part.bytes >> 10} KiB")
+    _check_sizes(manifest, thing)
     found, expected = contents.members[1:-1], _expected(manifest)
     for member, (name, size) in zip(found, expected, strict=False):
         if member.name != name or size not in (None, member.bytes):
@@ -159,6 +159,14 @@ def check_contents(contents: Contents, manifest: Manifest, thing: str) -> None:
         raise ArchiveError(thing, f"its table has {counts}")
     for member in contents.disks:
         _check_disk(member, thing)
+
+
+def _check_sizes(manifest: Manifest, thing: str) -> None:
+    for part in manifest.parts:
+        if part.bytes > _LIMITS.get(part.role, MAX_DISK_BYTES):
+            raise ArchiveError(thing, f"its {part.role} has {part.bytes >> 10} KiB")
+    if sum(part.bytes for part in manifest.parts if part.role is not Role.RAM) > _MAX_SMALL:
+        raise ArchiveError(thing, f"its definitions and firmware have over {_MAX_SMALL >> 20} MiB")
 
 
 def _expected(manifest: Manifest) -> list[tuple[str, int | None]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -16,6 +17,9 @@ from snaporch.context import Context
 from snaporch.errors import NoSuchDomainError
 from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
+
+if TYPE_CHECKING:
+    from snaporch.zfs import Pool
 
 
 def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
@@ -36,8 +40,17 @@ def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
     return frozen_by_hooks(datasets)
 
 
+class _NoZfs:
+    """In place of ZFS, for a command that does not use it."""
+
+
 def session(
-    context: typer.Context, config: Path | None, *, quiet: bool, read_only: bool = False
+    context: typer.Context,
+    config: Path | None,
+    *,
+    quiet: bool,
+    read_only: bool = False,
+    zfs: bool = True,
 ) -> AbstractContextManager[Context]:
     """Open what a command needs; see :func:`open_session`.
 
@@ -46,24 +59,30 @@ def session(
         config: the command's ``--config``.
     """
     path = config_path(context, config)
-    return open_session(context.obj, path, quiet=quiet, read_only=read_only)
+    return open_session(context.obj, path, quiet=quiet, read_only=read_only, zfs=zfs)
 
 
 @contextmanager
 def open_session(
-    host: CommandHost, config: Path | None, *, quiet: bool, read_only: bool = False
+    host: CommandHost,
+    config: Path | None,
+    *,
+    quiet: bool,
+    read_only: bool = False,
+    zfs: bool = True,
 ) -> Iterator[Context]:
     """Open configuration, libvirt and ZFS for a command, and handle signals meanwhile.
 
     Args:
         quiet: print notes, but no progress.
         read_only: the command only reads from ZFS, so that libzfs_core is not loaded.
+        zfs: the command uses ZFS; else it works on a host without.
 
     Raises:
         ConfigError, UnavailableError: nothing was changed.
     """
     settings = host.load_config(config)
-    pool = host.open_pool(read_only=read_only)
+    pool = host.open_pool(read_only=read_only) if zfs else cast("Pool", _NoZfs())
     hypervisor = host.open_hypervisor(settings.libvirt_uri)
     context = host.make_context(
         settings,
