@@ -11,6 +11,10 @@ import tarfile
 from snaporch.archive.contents import Member
 
 BLOCK = 512
+_LARGE = 8 << 30
+"""A length in octal digits is smaller."""
+_SIZE, _SUM = 124, 148
+"""Offsets in a header block, of the length and the checksum."""
 END = bytes(2 * BLOCK)
 """Two empty blocks end a tar file."""
 
@@ -32,7 +36,22 @@ def header(member: Member, mtime: int) -> bytes:
             "GNU.sparse.name": member.name,
             "GNU.sparse.realsize": str(member.disk.size),
         }
-    return info.tobuf(tarfile.PAX_FORMAT)
+    if member.bytes < _LARGE:
+        return info.tobuf(tarfile.PAX_FORMAT)
+    info.size = 0
+    made = info.tobuf(tarfile.PAX_FORMAT)
+    return made[:-BLOCK] + _with_large_size(made[-BLOCK:], member.bytes)
+
+
+def _with_large_size(block: bytes, size: int) -> bytes:
+    """Put a length into a header block in base 256, which all common programs read.
+
+    A ``size`` in the extended header would do for GNU tar. Python's tarfile (3.13) takes that of a
+    sparse member for the length of the file.
+    """
+    block = block[:_SIZE] + b"\x80" + size.to_bytes(11, "big") + block[_SIZE + 12 :]
+    blank = block[:_SUM] + b" " * 8 + block[_SUM + 8 :]
+    return block[:_SUM] + b"%06o\0 " % sum(blank) + block[_SUM + 8 :]
 
 
 def padding(member: Member) -> bytes:

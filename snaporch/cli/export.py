@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from snaporch.context import Context
     from snaporch.restore.source import Source
 
+_STDOUT = Path("-")
+
 
 def export_command(
     context: typer.Context,
     snapshot: SnapshotArgument,
     file: Annotated[
-        str | None,
+        Path | None,
         typer.Argument(
-            metavar="[FILE|-]",
+            metavar="FILE|-",
             help="The archive to write, a directory, or - for standard output "
             "[default: DOMAIN@SNAPSHOT.tar.zst].",
             show_default=False,
@@ -45,7 +47,7 @@ def export_command(
     from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.source import complete_source, find_records
 
-    if file == "-" and json:
+    if file == _STDOUT and json:
         raise typer.BadParameter("standard output has the archive, and cannot have --json too")
     with session(context, config, quiet=quiet or json) as opened:
         remove_leftovers(opened)
@@ -68,13 +70,13 @@ def export_command(
     return 0
 
 
-def _export(context: Context, source: Source, file: str | None, *, with_ram: bool) -> Exported:
+def _export(context: Context, source: Source, file: Path | None, *, with_ram: bool) -> Exported:
     from snaporch.archive.archive_file import destination, new_archive, standard_output
     from snaporch.archive.export import export
 
-    if file == "-":
+    if file == _STDOUT:
         with standard_output() as stream:
             return export(context, source, "-", stream, with_ram=with_ram)
-    path = destination(source.thing, Path(file) if file else None)
+    path = destination(source.thing, file)
     with new_archive(path) as stream:
         return export(context, source, str(path), stream, with_ram=with_ram)

@@ -15,6 +15,7 @@ from snaporch.cli.options import ConfigOption, JsonOption, QuietOption
 if TYPE_CHECKING:
     from snaporch.archive.import_guest import Imported
 
+_STDIN = Path("-")
 _STATES = {
     "resumed": "resumed from RAM",
     "booted": "booted from its disks",
@@ -25,7 +26,7 @@ _STATES = {
 def import_command(
     context: typer.Context,
     file: Annotated[
-        str,
+        Path,
         typer.Argument(
             metavar="FILE|-",
             help="An archive of `snaporch export`; - for standard input.",
@@ -111,7 +112,7 @@ def import_command(
         session(context, config, quiet=quiet or json, zfs=dataset is not None) as opened,
         _opened(file) as stream,
     ):
-        thing = "standard input" if file == "-" else file
+        thing = "standard input" if file == _STDIN else str(file)
         made = import_guest(opened, stream, thing, request)
         for missing in made.missing:
             opened.progress.note(made.name, f"does not have {missing}")
@@ -129,7 +130,7 @@ def _line(made: Imported) -> str:
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[BinaryIO]:
+def _opened(file: Path) -> Iterator[BinaryIO]:
     """Open the archive.
 
     Raises:
@@ -138,14 +139,14 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     """
     from snaporch.errors import NotFoundError, UsageError
 
-    if file == "-":
+    if file == _STDIN:
         if sys.stdin.isatty():
             raise UsageError("standard input", "is a terminal, and no archive", "pipe it")
         yield sys.stdin.buffer
         return
     try:
-        stream = Path(file).open("rb")  # noqa: SIM115
+        stream = file.open("rb")
     except OSError as error:
-        raise NotFoundError(file, error.strerror or "cannot be opened") from error
+        raise NotFoundError(str(file), error.strerror or "cannot be opened") from error
     with stream:
         yield stream
