@@ -109,13 +109,13 @@ def test_blocks_of_zeros_are_holes():
 
 def test_tar_lists_a_large_disk_and_what_follows(tmp_path):
     path = tmp_path / "x.tar"
-    disk_map = pack_map([(0, DISK.bytes - 512)], 1 << 40)
+    first = header(DISK, 77) + pack_map([(0, DISK.bytes - 512)], 1 << 40)
+    second = len(first) + DISK.bytes - 512
     with path.open("wb") as stream:
-        stream.write(header(DISK, 77) + disk_map)
-        stream.truncate(stream.tell() + DISK.bytes - 512)
-        stream.seek(0, 2)
+        stream.write(first)
+        stream.seek(second)
         stream.write(header(PLAIN, 77))
-        stream.truncate(stream.tell() + 3 * 512 + 1024)
+        stream.truncate(second + 4 * 512 + 1024)
     listed = subprocess.run(["tar", "-tvf", path], check=True, capture_output=True, text=True)
     assert [line.split()[2] for line in listed.stdout.splitlines()] == [str(1 << 40), "1234"]
     with tarfile.open(path) as read:
