@@ -83,9 +83,12 @@ def standard_output() -> Iterator[IO[bytes]]:
 
     Raises:
         UsageError: it is a terminal.
-        OSError: it cannot be written.
+        RunFailedError: it cannot be written.
     """
     if os.isatty(1):
         raise UsageError("standard output", "is a terminal, and an archive is no text", "pipe it")
-    with os.fdopen(os.dup(1), "wb") as writing:
-        yield writing
+    try:
+        with os.fdopen(os.dup(1), "wb") as writing:
+            yield writing
+    except OSError as error:  # closing writes what is left
+        raise RunFailedError("standard output", error.strerror or "cannot be written") from error

@@ -10,7 +10,7 @@ from fakes.domain_xml import DiskSpec
 from fakes.images import qcow2
 from fakes.story import Story
 
-from snaporch.archive.archive_file import destination, new_archive, partial_name
+from snaporch.archive.archive_file import destination, new_archive, partial_name, standard_output
 from snaporch.archive.export import check_export, export
 from snaporch.archive.write_archive import END_MARK
 from snaporch.bundle.manifest import parse_manifest
@@ -173,3 +173,15 @@ def test_a_disk_that_needs_another_file_is_refused(world, tmp_path):
     in_snapshot(world, "tank/q", "q-vda.img", qcow2(backing="/etc/shadow"))
     with pytest.raises(RefusedError, match="needs another file"):
         written(world, tmp_path / "q.tar.zst", "q@s1")
+
+
+def test_an_archive_goes_to_standard_output(taken, world, capfdbinary):
+    with standard_output() as stream:
+        export(world.context, source(world), "-", stream)
+    assert capfdbinary.readouterr().out.endswith(END_MARK)
+
+
+def test_a_closed_pipe_is_an_error_of_one_line(taken, world, capfd, monkeypatch):
+    monkeypatch.setattr(os, "dup", lambda _number: os.open("/dev/full", os.O_WRONLY))
+    with pytest.raises(RunFailedError, match="No space left"), standard_output() as stream:
+        export(world.context, source(world), "-", stream)
