@@ -57,7 +57,7 @@ def replace_private(path: Path, data: bytes) -> None:
     os.replace(fresh, path)
 
 
-def write_at(descriptor: int, data: bytes, offset: int) -> None:
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of ``data`` at ``offset``; one call of pwrite(2) may write only a part.
 
     Raises:

@@ -14,8 +14,10 @@ from snaporch.cli.clone import CloneCommand, clone_command
 from snaporch.cli.command_host import CommandHost
 from snaporch.cli.daemon import daemon_command
 from snaporch.cli.delete import delete_command
+from snaporch.cli.export import export_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.hook import hook_command
+from snaporch.cli.import_ import import_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.keep import keep_command, unkeep_command
 from snaporch.cli.list import list_command
@@ -76,6 +78,8 @@ app.command("receive", cls=Command)(receive_command)
 app.command("pull", cls=Command)(pull_command)
 app.command("send", cls=Command)(send_command)
 app.command("extract", cls=Command)(extract_command)
+app.command("export", cls=Command)(export_command)
+app.command("import", cls=Command)(import_command)
 app.command("recover", cls=Command)(recover_command)
 app.command("prune", cls=Command)(prune_command)
 app.command("check", cls=Command)(check_command)

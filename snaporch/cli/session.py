@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import typer
 
@@ -17,6 +18,9 @@ from snaporch.errors import NoSuchDomainError
 from snaporch.hypervisor import no_guests
 from snaporch.journal import OtherJournal
 from snaporch.output.terminal import TerminalProgress
+
+if TYPE_CHECKING:
+    from snaporch.zfs import Pool
 
 
 def _finish_restore(context: Context, journal: OtherJournal, dry_run: bool) -> list[str]:
@@ -37,6 +41,10 @@ def _held_by_hooks(datasets: Sequence[str]) -> frozenset[str]:
     return frozen_by_hooks(datasets)
 
 
+class _NoZfs:
+    """In place of ZFS, for a command that does not use it."""
+
+
 def session(
     context: typer.Context,
     config: Path | None,
@@ -44,6 +52,7 @@ def session(
     quiet: bool,
     read_only: bool = False,
     of_copies: bool = False,
+    zfs: bool = True,
 ) -> AbstractContextManager[Context]:
     """Open what a command needs; see :func:`open_session`.
 
@@ -52,7 +61,9 @@ def session(
         config: the command's ``--config``.
     """
     path = config_path(context, config)
-    return open_session(context.obj, path, quiet=quiet, read_only=read_only, of_copies=of_copies)
+    return open_session(
+        context.obj, path, quiet=quiet, read_only=read_only, of_copies=of_copies, zfs=zfs
+    )
 
 
 @contextmanager
@@ -63,6 +74,7 @@ def open_session(
     quiet: bool,
     read_only: bool = False,
     of_copies: bool = False,
+    zfs: bool = True,
 ) -> Iterator[Context]:
     """Open configuration, libvirt and ZFS for a command, and handle signals meanwhile.
 
@@ -70,12 +82,13 @@ def open_session(
         quiet: print notes, but no progress.
         read_only: the command only reads from ZFS, so that libzfs_core is not loaded.
         of_copies: the command works on copies alone, so that libvirt is not opened.
+        zfs: the command uses ZFS; else it works on a host without.
 
     Raises:
         ConfigError, UnavailableError: nothing was changed.
     """
     settings = host.load_config(config)
-    pool = host.open_pool(read_only=read_only)
+    pool = host.open_pool(read_only=read_only) if zfs else cast("Pool", _NoZfs())
     has_guests = not of_copies and (not settings.only_keeps_copies or host.has_libvirt())
     hypervisor = host.open_hypervisor(settings.libvirt_uri) if has_guests else no_guests()
     context = host.make_context(

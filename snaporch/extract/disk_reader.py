@@ -82,10 +82,10 @@ def blocks(
         InterruptedRunError: a signal came.
         OSError: a part of the disk cannot be read.
     """
-    for start, end in _extents(reading.fileno(), size):
+    for start, end in data_extents(reading.fileno(), size):
         for offset in range(start, end, _BLOCK):
             context.interrupt.check(source.thing)
-            yield offset, _read(reading.fileno(), min(_BLOCK, end - offset), offset)
+            yield offset, read_fully(reading.fileno(), min(_BLOCK, end - offset), offset)
 
 
 def read_disks(context: Context, source: Source) -> tuple[int, int]:
@@ -137,7 +137,7 @@ def _read_through(context: Context, source: Source, reading: BinaryIO) -> int:
     return total
 
 
-def _read(descriptor: int, length: int, offset: int) -> bytes:
+def read_fully(descriptor: int, length: int, offset: int) -> bytes:
     """Read exactly ``length`` bytes: a read that meets a damaged block returns fewer.
 
     Raises:
@@ -152,7 +152,7 @@ def _read(descriptor: int, length: int, offset: int) -> bytes:
     return block
 
 
-def _extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
+def data_extents(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
     """Start and end of each part that holds data (lseek(2), SEEK_DATA); else the whole file."""
     position = 0
     while position < size:

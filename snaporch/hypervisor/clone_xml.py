@@ -97,6 +97,10 @@ class CloneSpec:
 
     So it gets no huge pages, and none of the original's pinned CPUs.
     """
+    is_clone: bool = True
+    """It is marked as a clone; an imported guest is none."""
+    keeps_addresses: bool = False
+    """It has the MAC addresses of the original, also if it is not resumed."""
 
     emulators: frozenset[str] | None = None
     """If set, the XML is of another host: it gets one of these emulators of this one, or libvirt's
@@ -191,7 +195,8 @@ def _set_identity(root: Element, identity: CloneSpec) -> None:
     for old in list(metadata):
         if not old.tag.startswith(_LIBOSINFO):  # hooks and tools of the host act on the others
             metadata.remove(old)
-    SubElement(metadata, _MARK, {"uuid": identity.uuid, "of": identity.of})
+    if identity.is_clone:
+        SubElement(metadata, _MARK, {"uuid": identity.uuid, "of": identity.of})
 
 
 def _remove_host_settings(root: Element) -> None:
@@ -386,7 +391,7 @@ def _interface(element: Element, identity: CloneSpec) -> None:
     mac = element.find("mac")
     if mac is not None:
         mac.attrib.pop("currentAddress", None)
-        if not identity.resumed:
+        if not identity.resumed and not identity.keeps_addresses:
             mac.set("address", _new_mac())
     if identity.network in (NO_NETWORK, ISOLATED):
         element.set("type", "ethernet")  # a tap device without a bridge

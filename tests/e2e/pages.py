@@ -74,6 +74,7 @@ RUN = {
 _OUTPUT = "is what a command prints"
 _PACKAGE = "tests/package/inside installs and removes the package in bare systems"
 _PLACES = "has placeholders; a test has the commands with names: "
+_OUTPUT_OF_EXPORT = "test_export runs it, with names of its own"
 NOT_RUN = {
     "README.md": {
         "make demo": "runs the lab",
@@ -85,6 +86,12 @@ NOT_RUN = {
         "next: take a first snapshot: snaporch snapshot web": _OUTPUT,
         "zpool import": "the lab's pools are imported",
         "ssh -o BatchMode=yes root@nas": "test_a_lost_guest_comes_back runs it",
+    },
+    "docs/how-to/export.md": {
+        "# snaporch export web@nightly": _OUTPUT_OF_EXPORT,
+        "# snaporch import web@nightly.tar.zst": _OUTPUT_OF_EXPORT,
+        "ssh vm1 snaporch export web@nightly - |": _OUTPUT_OF_EXPORT,
+        "mkdir web && tar --zstd": _OUTPUT_OF_EXPORT,
     },
     "docs/how-to/install.md": {
         "apt update": "needs a kernel module",

@@ -1,0 +1,1 @@
+"""A whole guest in one file: it is exported from a snapshot, and imported on any libvirt host."""

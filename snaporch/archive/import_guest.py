@@ -1,0 +1,418 @@
+"""Import a guest from an archive: check, unpack into a private directory, define, start."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+from uuid import UUID, uuid4
+
+from snaporch import default_paths
+from snaporch.archive.import_firmware import check_firmware, discard_tpm, place_firmware
+from snaporch.archive.import_place import MARK, ImportPlace
+from snaporch.archive.import_xml import HostRules, imported_xml
+from snaporch.archive.read_archive import ArchiveReader
+from snaporch.archive.unpack import RAM_NAME, Head, read_head, sparse, unpack
+from snaporch.bundle.compress import Compression
+from snaporch.bundle.manifest import Role
+from snaporch.bundle.save_image import SaveImageError
+from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
+from snaporch.context import Context
+from snaporch.errors import (
+    AttentionError,
+    RefusedError,
+    RunFailedError,
+    SnaporchError,
+    UsageError,
+)
+from snaporch.hypervisor import HypervisorError, LostLibvirtError
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, CloneXml, SharedError
+from snaporch.locks import domain_lock
+from snaporch.model import Level
+from snaporch.restore.definition_checks import check_identity
+from snaporch.restore.host_requirements import check_memory
+from snaporch.restore.source import mounted_at
+from snaporch.zfs import PoolError
+from snaporch.zfs_names import is_dataset, quoted
+
+_MAX_NAME = 200
+_READY_RAM = f"{MARK}-ram.save"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportRequest:
+    """What is imported, and how."""
+
+    directory: Path
+    """The guest's directory is made in it."""
+    parent: str | None = None
+    """A dataset: the guest's dataset is made in it, instead."""
+    name: str | None = None
+    """Another name, with another UUID and other MAC addresses."""
+    network: str = "none"
+    """As of a clone: ``none``, ``isolated``, or a libvirt network."""
+    cold: bool = False
+    starts: bool = True
+    accepted: tuple[str, ...] = ()
+    """Paths of this host that the definition may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A guest that was imported."""
+
+    name: str
+    uuid: str
+    of: str
+    directory: str
+    disks: dict[str, str]
+    """The path of each disk, by its target."""
+    state: str
+    """``resumed``, ``booted`` or ``defined``."""
+    cold_reason: str
+    """Why it was not resumed although the archive has RAM; else empty."""
+    missing: tuple[str, ...]
+    """Devices of the original that it does not have."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object."""
+        return {
+            "name": self.name,
+            "uuid": self.uuid,
+            "of": self.of,
+            "directory": self.directory,
+            "disks": self.disks,
+            "state": self.state,
+            "cold_reason": self.cold_reason or None,
+            "missing": list(self.missing),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The definitions of the guest, and how it starts."""
+
+    spec: CloneSpec
+    definition: CloneXml
+    start: CloneXml
+    """What it is resumed with, or the definition."""
+    resumes: bool
+    cold_reason: str
+
+
+def import_guest(
+    context: Context, stream: BinaryIO, thing: str, request: ImportRequest
+) -> Imported:
+    """Import a guest.
+
+    Args:
+        context: of this host. ZFS is used only for :attr:`ImportRequest.parent`.
+        stream: the archive.
+        thing: the name of its file, for errors.
+
+    Raises:
+        ArchiveError: the archive is damaged, incomplete or no archive; nothing of it is left.
+        RefusedError: this host cannot have the guest; nothing of it is left.
+        RunFailedError, HypervisorError: a step failed; nothing of it is left.
+        AttentionError: libvirt did not answer, or the guest is defined and does not start;
+            everything was kept.
+    """
+    reader = ArchiveReader(stream, thing)
+    head = read_head(reader, thing)
+    name = request.name or head.manifest.domain
+    uuid = str(uuid4()) if request.name else head.manifest.uuid
+    _check_name(context, thing, name, uuid)
+    key = f"import-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    with domain_lock(default_paths.LOCKS, name, key, "import", wait=0, interrupt=context.interrupt):
+        try:
+            with _directory(context, request, name) as place:
+                return _import(context, reader, head, place, request, thing, (name, uuid))
+        except OSError as error:
+            reason = f"{error.filename or name}: {error.strerror or error}"
+            raise RunFailedError(thing, f"could not be imported ({reason})") from error
+
+
+def _import(
+    context: Context,
+    reader: ArchiveReader,
+    head: Head,
+    place: ImportPlace,
+    request: ImportRequest,
+    thing: str,
+    identity: tuple[str, str],
+) -> Imported:
+    was_leftover = place.check()
+    plan = _plan(context, head, place, request, thing, identity)
+    check_firmware(head, plan.definition.xml, thing, overwrites=was_leftover)
+    _check_room(head, place, thing)
+    name = identity[0]
+    context.progress.step(name, f"unpacking {head.contents.domain}@{head.contents.snapshot}")
+    place.begin()
+    try:
+        unpack(reader, head, place.path, thing, _ticker(context, name, head))
+        if plan.resumes:
+            plan = _with_ram_definition(context, head, place, request, thing, plan)
+        place_firmware(head, plan.spec, plan.definition.xml)
+        place.complete()
+        _define(context, plan)
+    except (LostLibvirtError, AttentionError):
+        raise  # libvirt may have defined it
+    except BaseException:
+        discard_tpm(head, plan.definition.xml)
+        place.discard()
+        raise
+    state, reason = _start(context, head, plan, place, request)
+    place.finish()
+    return Imported(
+        name=name,
+        uuid=identity[1],
+        of=f"{head.contents.domain}@{head.contents.snapshot}",
+        directory=str(place.path),
+        disks={target: disk.path for target, disk in plan.spec.disks.items()},
+        state=state,
+        cold_reason=reason,
+        missing=plan.definition.missing,
+    )
+
+
+def _check_name(context: Context, thing: str, name: str, uuid: str) -> None:
+    valid = name.isprintable() and name == name.strip() and "/" not in name
+    if not valid or not name or name[0] in "-." or len(name.encode()) > _MAX_NAME:
+        raise UsageError(f"name {quoted(name)}", "cannot be the name of a guest", "use --name NEW")
+    try:
+        valid = str(UUID(uuid)) == uuid
+    except ValueError:
+        valid = False
+    if not valid:
+        raise RefusedError(thing, f"its UUID is none: {quoted(uuid)}", "use --name NEW")
+    for domain in context.hypervisor.domains():
+        if name in (domain.name, domain.uuid) or uuid == domain.uuid:
+            what = "UUID" if uuid == domain.uuid else "name"
+            reason = f"the guest {domain.name} has its {what}"
+            raise RefusedError(name, reason, "import it beside that: --name NEW")
+
+
+@contextmanager
+def _directory(context: Context, request: ImportRequest, name: str) -> Iterator[ImportPlace]:
+    """The guest's directory, or that of its dataset, which is destroyed after an exception."""
+    if request.parent is None:
+        yield ImportPlace(request.directory / name)
+        return
+    dataset = f"{request.parent}/{name}"
+    if not is_dataset(dataset):
+        raise RefusedError(dataset, "cannot be the name of a dataset", "use --name NEW")
+    existing = {each.name for each in context.pool.datasets()}
+    if request.parent not in existing:
+        step = f"zfs create {request.parent}"
+        raise RefusedError(request.parent, "there is no such dataset", step)
+    is_new = dataset not in existing
+    if is_new:
+        context.pool.create_filesystem(dataset, {})
+    place = None
+    try:
+        place = ImportPlace(mounted_at(context.resolver, dataset))
+        yield place
+    except BaseException:
+        if is_new and (place is None or place.is_empty()):
+            try:
+                context.pool.destroy_dataset(dataset)
+            except PoolError as error:
+                context.progress.note(dataset, f"is left, and empty: {error.explanation}")
+        raise
+
+
+def _spec(
+    head: Head,
+    place: ImportPlace,
+    request: ImportRequest,
+    identity: tuple[str, str],
+    *,
+    resumed: bool,
+) -> CloneSpec:
+    disks = {
+        disk.target: CloneDisk(
+            str(place.path / f"{disk.target}.{disk.format}"), "file", disk.format
+        )
+        for disk in map(sparse, head.contents.disks)
+    }
+    return CloneSpec(
+        name=identity[0],
+        uuid=identity[1],
+        of=f"{head.contents.domain}@{head.contents.snapshot}",
+        disks=disks,
+        files=str(place.path),
+        network=request.network,
+        resumed=resumed,
+        is_clone=False,
+        keeps_addresses=request.name is None,
+    )
+
+
+def _plan(
+    context: Context,
+    head: Head,
+    place: ImportPlace,
+    request: ImportRequest,
+    thing: str,
+    identity: tuple[str, str],
+) -> _Plan:
+    """Check both definitions, and decide whether the guest is resumed.
+
+    Raises:
+        RefusedError: a definition is of another guest or takes something of this host, or the guest
+            cannot run here.
+    """
+    rules = HostRules(context.hypervisor.emulators(), request.accepted)
+    live, inactive = head.text(Role.LIVE_XML), head.text(Role.INACTIVE_XML)
+    definition = inactive or live
+    if definition is None:
+        raise RefusedError(thing, "has no definition")
+    for what, xml in (("its live XML", live), ("its definition", inactive)):
+        if xml is not None:
+            check_identity(thing, what, xml, head.manifest)
+    if request.network not in ("none", "isolated"):
+        context.hypervisor.network_is_isolated(request.network)  # raises if there is none
+    reason = _why_cold(context, head, request)
+    if not reason and live is not None:
+        spec = _spec(head, place, request, identity, resumed=True)
+        try:
+            start = imported_xml(live, spec, head.formats, rules)
+            kept = imported_xml(definition, spec, head.formats, rules)
+            reason = _cannot_run(context, head, thing, start.xml, resumes=True)
+            if not reason:
+                return _Plan(spec, kept, start, resumes=True, cold_reason="")
+        except SharedError as error:
+            reason = error.reason
+    spec = _spec(head, place, request, identity, resumed=False)
+    made = imported_xml(definition, spec, head.formats, rules)
+    if request.starts and (problem := _cannot_run(context, head, thing, made.xml, resumes=False)):
+        raise RefusedError(thing, f"this host cannot run it: {problem}", "or use --no-start")
+    has_ram = head.manifest.part(Role.RAM) is not None and not request.cold and request.starts
+    return _Plan(spec, made, made, resumes=False, cold_reason=reason if has_ram else "")
+
+
+def _why_cold(context: Context, head: Head, request: ImportRequest) -> str:
+    """Why the guest is not resumed from RAM; empty if nothing is known that prevents it."""
+    part = head.manifest.part(Role.RAM)
+    if part is None or head.manifest.level is not Level.RAM:
+        return "the archive has no RAM"
+    if request.cold or not request.starts:
+        return "that was requested"
+    if part.compression == Compression.ZSTD and not context.hypervisor.reads_zstd():
+        return "this libvirt cannot read RAM that zstd has compressed"
+    return ""
+
+
+def _cannot_run(context: Context, head: Head, thing: str, xml: str, *, resumes: bool) -> str:
+    """Why this host cannot run the guest: its machine type, CPU or memory; else empty."""
+    cpu = head.manifest.versions.cpu if resumes else ""
+    if reason := context.hypervisor.incompatibility(xml, cpu):
+        return reason
+    try:
+        check_memory(context, thing, xml, head.manifest if resumes else None, None)
+    except RefusedError as error:
+        return f"it {error.reason}"
+    return ""
+
+
+def _check_room(head: Head, place: ImportPlace, thing: str) -> None:
+    ram = head.manifest.part(Role.RAM)
+    needed = head.contents.data_bytes + (ram.bytes if ram else 0)
+    existing = next(path for path in (place.path, *place.path.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        reason = f"needs {needed >> 20} MiB in {existing}, {free >> 20} MiB are free"
+        raise RefusedError(thing, reason, "choose another --directory or --dataset")
+
+
+def _ticker(context: Context, name: str, head: Head) -> Callable[[int], None]:
+    done, total = 0, sum(each.bytes for each in head.contents.members)
+
+    def tick(count: int) -> None:
+        nonlocal done
+        context.interrupt.check(name)
+        done += count
+        context.progress.amount(name, done, total)
+
+    return tick
+
+
+def _with_ram_definition(
+    context: Context,
+    head: Head,
+    place: ImportPlace,
+    request: ImportRequest,
+    thing: str,
+    plan: _Plan,
+) -> _Plan:
+    """Put the guest's definition into its RAM image, after a check of the one that is there."""
+    image, rules = (
+        place.path / RAM_NAME,
+        HostRules(context.hypervisor.emulators(), request.accepted),
+    )
+    try:
+        xml = read_preface(image).xml
+        check_identity(thing, "the definition in its RAM", xml, head.manifest)
+        start = imported_xml(xml, plan.spec, head.formats, rules)
+        copy_with_xml(image, place.path / _READY_RAM, start.xml)
+    except SaveImageError as error:
+        raise RefusedError(thing, f"its RAM is no save image: {error.reason}") from error
+    image.unlink()
+    return _Plan(plan.spec, plan.definition, start, resumes=True, cold_reason="")
+
+
+def _define(context: Context, plan: _Plan) -> None:
+    """Define the guest.
+
+    Raises:
+        AttentionError: libvirt reports an error, and may have defined it.
+        HypervisorError: it is not defined.
+    """
+    try:
+        context.hypervisor.define(plan.definition.xml)
+    except HypervisorError as error:
+        if _is_not_defined(context, plan.spec.uuid):
+            raise
+        step = "all files were kept: see virsh list --all"
+        raise AttentionError(plan.spec.name, error.explanation, step) from error
+
+
+def _is_not_defined(context: Context, uuid: str) -> bool:
+    try:
+        return context.hypervisor.find(uuid) is None
+    except SnaporchError:
+        return False
+
+
+def _start(
+    context: Context, head: Head, plan: _Plan, place: ImportPlace, request: ImportRequest
+) -> tuple[str, str]:
+    """Resume or boot the guest; return how it was started, and why it was not resumed."""
+    name, reason = plan.spec.name, plan.cold_reason
+    running = head.manifest.was_running
+    if plan.resumes:
+        context.progress.step(name, "resuming from RAM")
+        try:
+            context.hypervisor.restore(place.path / _READY_RAM, running=running)
+        except LostLibvirtError:
+            raise
+        except HypervisorError as error:
+            reason = error.reason
+        else:
+            return "resumed", ""
+    if not request.starts or head.manifest.level is Level.OFF:
+        return "defined", reason
+    context.progress.step(name, "booting from its disks")
+    try:
+        context.hypervisor.start(plan.spec.uuid, paused=False)
+    except HypervisorError as error:
+        place.finish()
+        step = "correct the cause, and start it with virsh start"
+        raise AttentionError(name, f"is imported, and does not start: {error.reason}", step) from (
+            error
+        )
+    return "booted", reason
