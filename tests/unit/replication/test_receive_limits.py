@@ -47,7 +47,7 @@ def test_bytes_that_come_too_slowly_on_average_end_it():
     words = ["sh", "-c", "while printf x; do sleep 0.1; done"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, bufsize=0) as process:
         with pytest.raises(ReplicaError, match="too slowly"):
-            LimitedStream(process.stdout, seconds=0.2, slowest=100).exactly(600)
+            LimitedStream(process.stdout, seconds=3, slowest=100).exactly(600)
         process.kill()
 
 
