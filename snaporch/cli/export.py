@@ -1,4 +1,4 @@
-"""``snaporch export``."""
+"""``snaporch export``: writes a guest into one file, by :mod:`snaporch.archive.export`."""
 
 from __future__ import annotations
 

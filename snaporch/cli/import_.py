@@ -1,4 +1,4 @@
-"""``snaporch import``."""
+"""``snaporch import``: makes a guest of an archive, by :mod:`snaporch.archive.import_guest`."""
 
 from __future__ import annotations
 

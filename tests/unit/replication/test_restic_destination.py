@@ -79,7 +79,8 @@ def test_encrypted_datasets_are_sent_raw(cloud):
     cloud.take(f"{WEB}@a")
     cloud.destination().send(WEB, raw=True, until=ALL)
     assert cloud.sent() == [f"send -w {WEB}@a"]
-    assert cloud.source().encrypted() == {"tank:web"}
+    source = cloud.source()
+    assert source.encrypted(list(source.snapshots())) == {"tank:web"}
 
 
 def test_a_chain_has_so_many_increments(cloud):
