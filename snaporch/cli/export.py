@@ -1,4 +1,4 @@
-"""``snaporch export``."""
+"""The command ``snaporch export``: write a guest into an archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch import``."""
+"""The command ``snaporch import``: make a guest of an archive."""
 
 from __future__ import annotations
 
