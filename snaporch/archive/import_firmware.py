@@ -18,7 +18,8 @@ from snaporch.bundle.firmware_files import replace_host_file
 from snaporch.bundle.manifest import Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec
-from snaporch.hypervisor.domain_xml import nvram, parse, tpm_state
+from snaporch.hypervisor.domain_xml import nvram, nvram_formats, parse, tpm_state
+from snaporch.hypervisor.qcow2 import HeaderError, check_variables
 from snaporch.model import TpmState
 from snaporch.private_files import write_private
 from snaporch.zfs_names import quoted
@@ -47,8 +48,13 @@ def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> Non
             name = Path(part.source or "").name
             if state is None or not (state.is_file or _FILE.fullmatch(name)):
                 raise RefusedError(thing, f"its TPM has an unknown file: {quoted(name)}")
-        if part.role is Role.NVRAM and nvram(root) is None:
-            raise RefusedError(thing, "has UEFI variables, and its definition does not")
+        if part.role is Role.NVRAM:
+            if nvram(root) is None:
+                raise RefusedError(thing, "has UEFI variables, and its definition does not")
+            try:
+                check_variables(head.parts[part.name], nvram_formats(root))
+            except HeaderError as error:
+                raise RefusedError(thing, f"its {part.name} {error}") from error
     if state is not None and not overwrites and _directory(state).exists():
         step = "import it with another --name, or move that directory away"
         raise RefusedError(

@@ -11,28 +11,21 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.clone_allowlist import QEMU
-from snaporch.hypervisor.clone_xml import CloneSpec, CloneXml, make_clone_xml
+from snaporch.hypervisor.clone_xml import CloneSpec, CloneXml, make_clone_xml, own_paths
+from snaporch.hypervisor.foreign_xml import (
+    for_the_emulator,
+    forbidden_file,
+    needs_secret,
+    remove_privileges,
+)
 from snaporch.zfs_names import quoted
 
-_PACKAGES = PurePosixPath("/usr/share")
-"""Firmware of packages: any user may read it."""
-_RANDOM = ("/dev/random", "/dev/urandom")
 _MEDIA = ("cdrom", "floppy")
-_FILES = (
-    ("os/nvram", "template"),
-    ("os/varstore", "template"),
-    (".//rom", "file"),
-    (".//entry", "file"),
-)
-_FILES_IN_TEXT = ("os/loader", "os/kernel", "os/initrd", "os/dtb", "os/shim", "os/acpi/table")
-_READS_SECRETS = ("source/encryption", "encryption", "source/auth", "auth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,10 @@ def imported_xml(
         RefusedError: it names something else of a host, or has another format for a disk.
     """
     root = domain_xml.parse(xml)
-    _refuse_arguments(root, spec.of)
+    if (tag := for_the_emulator(root)) is not None:
+        reason = f"its definition has <{tag}> for the emulator of another host"
+        raise RefusedError(spec.of, reason, "remove it from the guest, and export it again")
+    remove_privileges(root)
     for devices in root.findall("devices"):
         for emulator in devices.findall("emulator"):
             if (emulator.text or "").strip() not in rules.emulators:
@@ -68,16 +64,11 @@ def imported_xml(
     for element in root.findall("devices/disk"):
         _disk(element, spec, formats)
     made = make_clone_xml(ElementTree.tostring(root, encoding="unicode"), spec)
+    if needs_secret(domain_xml.parse(made.xml)):
+        reason = "its definition needs a secret of another host"
+        raise RefusedError(spec.of, reason, "decrypt its disks, and export it again")
     _refuse_paths(made.xml, spec, rules)
     return made
-
-
-def _refuse_arguments(root: Element, thing: str) -> None:
-    for element in root.iter():
-        if element.tag.startswith(QEMU) or (element.tag.startswith("{") and element in list(root)):
-            name = element.tag.rpartition("}")[2]
-            reason = f"its definition has <{name}> for the emulator of another host"
-            raise RefusedError(thing, reason, "remove it from the guest, and export it again")
 
 
 def _disk(element: Element, spec: CloneSpec, formats: Mapping[str, str]) -> None:
@@ -95,33 +86,15 @@ def _disk(element: Element, spec: CloneSpec, formats: Mapping[str, str]) -> None
     if kind != formats[name]:
         reason = f"its definition has the disk {name} as {kind}, and the archive as {formats[name]}"
         raise RefusedError(spec.of, reason)
-    if any(element.find(path) is not None for path in _READS_SECRETS):
-        reason = f"its disk {name} needs a secret of another host"
-        raise RefusedError(spec.of, reason, "decrypt the disk, and export it again")
 
 
 def _refuse_paths(xml: str, spec: CloneSpec, rules: HostRules) -> None:
     """Refuse files of this host, except the guest's own and firmware of packages."""
-    root = domain_xml.parse(xml)
-    state = domain_xml.tpm_state(root)
-    own = {spec.files, *(disk.path for disk in spec.disks.values())}
-    own |= {state.path} if state is not None else set()
-    for path in sorted(domain_xml.host_paths(root) | _names_of_files(root)):
-        if path in (*rules.accepted, *rules.emulators, *_RANDOM, *own):
-            continue
-        place = PurePosixPath(path)
-        inside = place.is_relative_to(spec.files) or place.is_relative_to(_PACKAGES)
-        if inside and ".." not in place.parts:
-            continue
+    accepted = {*rules.accepted, *rules.emulators}
+    path = forbidden_file(domain_xml.parse(xml), own_paths(spec), accepted)
+    if path is not None:
         raise RefusedError(
             spec.of,
             f"its definition names {quoted(path)} of this host",
             f"if that is what you want: --accept {shlex.quote(path)}",
         )
-
-
-def _names_of_files(root: Element) -> set[str]:
-    """The files that the emulator reads, also by a name without a slash at its beginning."""
-    values = [(each.get(name), name) for path, name in _FILES for each in root.iterfind(path)]
-    values += [(each.text, path) for path in _FILES_IN_TEXT for each in root.iterfind(path)]
-    return {value.strip() for value, _ in values if value and value.strip()}

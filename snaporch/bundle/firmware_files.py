@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import re
 import secrets
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from snaporch.errors import SnaporchError
@@ -35,11 +36,19 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PATH_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DATA_MODE = 0o666
+"""No file of data is run by anyone, least of all as its owner."""
 _MAX_LINKS = 40
 """The kernel's limit (path_resolution(7))."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _SWTPM = re.compile(r"tpm2?-00\.(permall|volatilestate|savestate)")
 """The names of swtpm's files. Other files in its directory do not belong to the TPM."""
+
+
+LIBVIRT_SETTINGS = Path("/etc/libvirt/qemu.conf")
+_USER = re.compile(r'^\s*swtpm_user\s*=\s*"\+?([^"]+)"', re.MULTILINE)
+_DEFAULT_USER = "tss"
+"""libvirt's own; if there is no such user, root (qemu_conf.c)."""
 
 
 @contextmanager
@@ -173,6 +182,28 @@ def tpm_files(state: TpmState | None, suffix: str = "") -> list[Path]:
     return [path / name for name in names if _SWTPM.fullmatch(name) and name.endswith(suffix)]
 
 
+def swtpm_owner(settings: Path = LIBVIRT_SETTINGS) -> tuple[int, int]:
+    """The user and group that swtpm runs as on this host.
+
+    Args:
+        settings: libvirt's ``qemu.conf``.
+    """
+    text = ""
+    with suppress(OSError):
+        text = settings.read_text("utf-8", "replace")
+    found = _USER.findall(text)
+    try:
+        user = pwd.getpwnam(found[-1] if found else _DEFAULT_USER)
+    except KeyError:
+        return 0, 0
+    return user.pw_uid, user.pw_gid
+
+
+def is_swtpm_file(name: str) -> bool:
+    """Whether swtpm names a file of its state like this."""
+    return _SWTPM.fullmatch(name) is not None
+
+
 def replace_host_file(
     place: Path, data: bytes, uid: int | None, gid: int | None, mode: int | None
 ) -> None:
@@ -182,6 +213,7 @@ def replace_host_file(
 
     Args:
         uid: owner of the file; with ``gid`` and ``mode``, or else root's and 0600.
+        mode: bits that allow to run the file are removed.
 
     Raises:
         HostFileError: see :func:`trusted_directory`; or ``place`` is a directory.
@@ -211,7 +243,7 @@ def _make(
             stream.flush()
             if uid is not None and gid is not None and mode is not None:
                 os.fchown(descriptor, uid, gid)
-                os.fchmod(descriptor, mode)
+                os.fchmod(descriptor, mode & _DATA_MODE)
             os.fsync(descriptor)
     except BaseException:
         os.unlink(name, dir_fd=directory)

@@ -6,7 +6,9 @@ The file ends with its own checksum, so damage is noticed also where the JSON is
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +33,7 @@ MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 16 << 20
 """Far more than the manifest of any guest; a bundle may come from another host."""
 
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CHECKSUM = ',\n  "sha256": "{}"\n}}\n'
 """The end of the file: the SHA-256 of all bytes before this text."""
 _END = re.compile(_CHECKSUM.format("([0-9a-f]{64})").encode())
@@ -323,7 +326,9 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST_NAME
     try:
-        with path.open("rb") as stream:
+        with open(os.open(path, _READ), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ManifestError(str(path), "is not a regular file")
             data = stream.read(MAX_MANIFEST_BYTES + 1)
     except OSError as error:
         raise ManifestError(str(path), error.strerror or "cannot be read") from error

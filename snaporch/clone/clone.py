@@ -38,7 +38,6 @@ from snaporch.hypervisor.clone_xml import (
     CloneSpec,
     CloneXml,
     make_clone_xml,
-    memory_bytes,
 )
 from snaporch.model import DatasetKind
 from snaporch.restore.disk_checks import check_beneath
@@ -191,7 +190,7 @@ def _check_name(context: Context, request: CloneRequest) -> None:
 
 
 def _check_resources(context: Context, source: Source, request: CloneRequest) -> None:
-    needed = memory_bytes(_start_xml(source, request)) + _MEMORY_MARGIN
+    needed = domain_xml.memory_bytes(domain_xml.parse(_start_xml(source, request))) + _MEMORY_MARGIN
     free = available_memory(context.resolver.host)
     if needed > free:
         raise RefusedError(
@@ -268,7 +267,7 @@ def _build(context: Context, source: Source, request: CloneRequest, uuid: str) -
     context.interrupt.check(thing)
     identity = _identity(context, source, request, uuid, places)
     start = make_clone_xml(_start_xml(source, request), identity)
-    copy_firmware(source, identity, start.xml)
+    copy_firmware(context, source, identity, start.xml)
     _define_and_start(context, source, request, identity, start)
     return Clone(
         name=request.name,

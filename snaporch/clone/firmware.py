@@ -5,12 +5,24 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snaporch.bundle.firmware_files import replace_host_file
+from snaporch.bundle.firmware_files import (
+    is_swtpm_file,
+    read_host_file,
+    replace_host_file,
+    swtpm_owner,
+)
 from snaporch.bundle.manifest import Part, Role
+from snaporch.context import Context
+from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec, SharedError
-from snaporch.hypervisor.domain_xml import parse, tpm_state
+from snaporch.hypervisor.domain_xml import nvram_formats, parse, tpm_state
+from snaporch.hypervisor.qcow2 import HeaderError, check_variables
 from snaporch.model import Level
 from snaporch.restore.source import Source
+from snaporch.zfs_names import quoted
+
+_Access = tuple[int | None, int | None, int | None]
+"""Owner, group and mode of a file."""
 
 
 def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
@@ -43,32 +55,50 @@ def check_tpm(source: Source, xml: str, *, resumed: bool) -> None:
         )
 
 
-def copy_firmware(source: Source, identity: CloneSpec, xml: str) -> None:
+def copy_firmware(context: Context, source: Source, identity: CloneSpec, xml: str) -> None:
     """Copy UEFI variables and TPM state; a resumed clone needs them for its next boot.
 
+    Owners and modes of another host's bundle are not used: its files are root's, or swtpm's.
+
     Args:
+        context: of this host, or of copies of another.
         source: the snapshot.
         identity: the clone's paths.
         xml: the clone's XML, which names the directory where libvirt looks for the TPM state.
 
     Raises:
+        RefusedError: the variables are an image that names another file, or a file is no TPM's.
+        HostFileError: a part of the bundle is a link, or too large.
         OSError: a file cannot be written.
     """
-    state = tpm_state(parse(xml))
-    folders: dict[Path, Part] = {}
+    root = parse(xml)
+    state = tpm_state(root)
+    folders: dict[Path, _Access] = {}
     for part in source.manifest.parts:
         if part.role is Role.NVRAM:
-            _put(source.directory / part.name, Path(identity.nvram), part)
+            data, _ = read_host_file(source.directory / part.name)
+            try:
+                check_variables(data, nvram_formats(root))
+            except HeaderError as error:
+                raise RefusedError(source.thing, f"its {part.name} {error}") from error
+            replace_host_file(Path(identity.nvram), data, *_access(context, part, None))
         elif part.role is Role.TPM and part.source is not None and state is not None:
-            folder = state.directory
-            place = Path(state.path) if state.is_file else folder / Path(part.source).name
+            data, _ = read_host_file(source.directory / part.name)
+            folder, name = state.directory, Path(part.source).name
+            if not state.is_file and not is_swtpm_file(name):
+                raise RefusedError(source.thing, f"its TPM has an unknown file: {quoted(name)}")
+            place = Path(state.path) if state.is_file else folder / name
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-            _put(source.directory / part.name, place, part)
-            folders[folder] = part
-    for folder, part in folders.items():  # last, since root must not write into another's directory
-        if part.uid is not None and part.gid is not None:
-            os.chown(folder, part.uid, part.gid, follow_symlinks=False)
+            access = _access(context, part, swtpm_owner())
+            replace_host_file(place, data, *access)
+            folders[folder] = access
+    for folder, (uid, gid, _) in folders.items():  # last: root must not write into another's
+        if uid is not None and gid is not None:
+            os.chown(folder, uid, gid, follow_symlinks=False)
 
 
-def _put(source: Path, target: Path, part: Part) -> None:
-    replace_host_file(target, source.read_bytes(), part.uid, part.gid, part.mode)
+def _access(context: Context, part: Part, owner: tuple[int, int] | None) -> _Access:
+    """What the bundle has, or for another host's this process's user or ``owner``, and 0600."""
+    if not context.foreign:
+        return part.uid, part.gid, part.mode
+    return (*owner, 0o600) if owner is not None else (None, None, None)

@@ -157,6 +157,14 @@ type=pty|null|stdio|vc|spicevmc|spiceport|qemu-vdagent|dbus|unix|file
       driver|address|alias|acpi **
 """
 
+_REPEATED_AT_THE_TOP = ("seclabel", "sysinfo")
+_REPEATED_IN_OS = ("boot", "initarg", "initenv")
+_SINGLE = frozenset(
+    {"backend", "backingStore", "cid", "dataStore", "devices", "driver", "hugepages", "mac"}
+    | {"memoryBacking", "mirror", "rom", "target", "uuid"}
+)
+"""What the code that makes a clone looks for once."""
+
 _Fits = Callable[[str, Collection[str]], bool]
 
 
@@ -222,6 +230,27 @@ _DOMAIN = _rules(_LIST).children["domain"]
 _DEVICES = _DOMAIN.children.pop("devices").children
 MEDIUM = "medium"
 """Used instead of ``disk`` for a read-only disk that is shared with the original."""
+
+
+def repeated(root: Element) -> str | None:
+    """The first element that is there twice and must not be; ``None`` if there is none.
+
+    libvirt takes the first of two for some purposes, both for others. It writes none twice.
+
+    Args:
+        root: the ``<domain>``.
+    """
+    os = root.findall("os")
+    for parent in root.iter():
+        if parent.tag == "metadata":
+            continue
+        tags = [child.tag for child in parent]
+        for tag in sorted({tag for tag in tags if tags.count(tag) > 1}):
+            if parent is root and tag not in _REPEATED_AT_THE_TOP:
+                return tag.rpartition("}")[2]
+            if tag in _SINGLE or (parent in os and tag not in _REPEATED_IN_OS):
+                return tag
+    return None
 
 
 def unlisted(root: Element, own: Collection[str]) -> Iterator[str]:

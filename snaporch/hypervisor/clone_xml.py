@@ -17,18 +17,24 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.clone_allowlist import MEDIUM, is_own, unlisted, unlisted_in_device
+from snaporch.hypervisor.clone_allowlist import MEDIUM, repeated, unlisted, unlisted_in_device
 from snaporch.hypervisor.clone_backends import character_devices, displays, other_backends
 from snaporch.hypervisor.domain_xml import (
     disk_element,
-    host_paths,
     parse,
     text,
     tpm_directory,
     tpm_state,
     uncapturable_reason,
 )
+from snaporch.hypervisor.foreign_xml import (
+    for_the_emulator,
+    forbidden_file,
+    needs_secret,
+    remove_privileges,
+)
 from snaporch.hypervisor.qemu_arguments import receive_user_networks, unknown_argument
+from snaporch.zfs_names import quoted
 
 NAMESPACE = "urn:snaporch:clone:1"
 NO_NETWORK = "none"
@@ -46,8 +52,6 @@ _NEEDED = ("emulator", "disk", "controller", "memory", "tpm")
 _OF_THE_HOST = ("resource", "blkiotune/device", "cputune/cachetune", "cputune/memorytune")
 """Groups and shares of the host, which the guest does not see."""
 _LIBOSINFO = "{http://libosinfo.org/xmlns/libvirt/domain/1.0}"
-_SHIPPED = ("/usr/share/", "/usr/lib/", "/dev/urandom", "/dev/random")
-"""Firmware and ROMs of this host's packages, and what is the same on every host."""
 _SPACE = re.compile(r"\s*")
 
 ElementTree.register_namespace("snaporch", NAMESPACE)
@@ -104,7 +108,8 @@ class CloneSpec:
 
     emulators: frozenset[str] | None = None
     """If set, the XML is of another host: it gets one of these emulators of this one, or libvirt's
-    default, and may name no other file of this host than those in :data:`_SHIPPED`."""
+    default, and may name no other file of this host than firmware
+    (:mod:`snaporch.hypervisor.foreign_xml`)."""
 
     @property
     def nvram(self) -> str:
@@ -130,6 +135,10 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
         SharedError, RefusedError: it would share something that cannot be shared nor left out.
     """
     root = parse(xml)
+    if (tag := repeated(root)) is not None:
+        raise SharedError(identity.of, f"its XML has more than one <{tag}>, as libvirt writes none")
+    if identity.emulators is not None:
+        _of_another_host(root, identity)
     if (argument := unknown_argument(root)) is not None:
         raise SharedError(
             identity.of,
@@ -159,6 +168,15 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
     return CloneXml(ElementTree.tostring(root, encoding="unicode"), tuple(missing))
 
 
+def own_paths(identity: CloneSpec) -> set[str]:
+    """The paths of the clone's own: files, and directories with everything in them."""
+    own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
+    for place in identity.disks.values():
+        own |= {place.path, *(below.path for below in place.chain)}
+        own |= {place.data.path} if place.data is not None else set()
+    return own
+
+
 def clone_of(xml: str) -> str | None:
     """``DOMAIN@SNAPSHOT`` of which a domain is a clone; ``None`` if it is not a clone by snaporch.
 
@@ -169,18 +187,6 @@ def clone_of(xml: str) -> str | None:
     if mark is None or mark.get("uuid") != text(root, "uuid"):
         return None
     return mark.get("of", "")
-
-
-def memory_bytes(xml: str) -> int:
-    """The maximum memory of the domain in bytes."""
-    root = parse(xml)
-    units = {"b": 1, "bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
-    element = root.find("maxMemory")
-    if element is None:
-        element = root.find("memory")
-    if element is None:
-        return 0
-    return int(element.text or 0) * units.get(element.get("unit", "KiB"), 1 << 10)
 
 
 def _set_identity(root: Element, identity: CloneSpec) -> None:
@@ -249,6 +255,10 @@ def _disks(root: Element, identity: CloneSpec) -> list[str]:
 
 def _point_at(element: Element, place: CloneDisk) -> None:
     element.set("type", place.kind)
+    driver = element.find("driver")
+    if driver is None:
+        driver = SubElement(element, "driver", name="qemu")
+    driver.set("type", place.format)  # only files of this format were checked
     for name in ("rawio", "sgio"):  # they permit commands to a device of the host
         element.attrib.pop(name, None)
     source, store = element.find("source"), element.find("backingStore")
@@ -305,6 +315,12 @@ def _empty_drive(element: Element) -> None:
     element.set("type", "file")
 
 
+def _of_another_host(root: Element, identity: CloneSpec) -> None:
+    if (tag := for_the_emulator(root)) is not None:
+        raise SharedError(identity.of, f"its XML has <{tag}> for the emulator of another host")
+    remove_privileges(root)
+
+
 def _other_media(root: Element, identity: CloneSpec) -> list[str]:
     """Remove what the XML of another host's guest names and this host might have.
 
@@ -326,12 +342,10 @@ def _other_media(root: Element, identity: CloneSpec) -> list[str]:
             raise SharedError(identity.of, reason)
         _empty_drive(element)
         missing.append(f"the medium in {target}")
-    own = _own_paths(identity)
-    for path in sorted(host_paths(root)):
-        if path in known or is_own(path, own):
-            continue
-        if not path.startswith(_SHIPPED) or ".." in path.split("/"):
-            raise SharedError(identity.of, f"its XML names {path}, which would be of this host")
+    if needs_secret(root):
+        raise SharedError(identity.of, "its XML names a secret, which would be of this host")
+    if (path := forbidden_file(root, own_paths(identity), known)) is not None:
+        raise SharedError(identity.of, f"its XML names {quoted(path)}, which would be of this host")
     return missing
 
 
@@ -420,18 +434,9 @@ def _remove_reservations(root: Element, identity: CloneSpec) -> None:
             _child(root, "memoryBacking").remove(element)
 
 
-def _own_paths(identity: CloneSpec) -> set[str]:
-    """The paths of the clone's own: files, and directories with everything in them."""
-    own = {identity.files, str(tpm_directory(identity.uuid, None).parent)}
-    for place in identity.disks.values():
-        own |= {place.path, *(below.path for below in place.chain)}
-        own |= {place.data.path} if place.data is not None else set()
-    return own
-
-
 def _remove_unlisted(root: Element, identity: CloneSpec) -> list[str]:
     """Remove or refuse what is not in the allow-list. A clone that boots can lack such devices."""
-    own = _own_paths(identity)
+    own = own_paths(identity)
     for what in unlisted(root, own):
         raise SharedError(identity.of, f"its XML has {what}, which may belong to the host")
     missing = []

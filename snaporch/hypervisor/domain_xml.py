@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
 from xml.etree import ElementTree
@@ -21,6 +22,8 @@ SWTPM_STATE = PurePosixPath("/var/lib/libvirt/swtpm")
 """Where libvirt keeps the state of emulated TPMs (docs/formatdomain, "TPM device")."""
 _MAX_NODES = 4096
 """More than any host has (the kernel's CONFIG_NODES_SHIFT is at most 10)."""
+_UNIT = re.compile(r"(?:bytes?|b|([kmgtpe])(b|ib)?)")
+_DIGITS = re.compile(r"[0-9]{1,20}")
 _OF_AN_EMULATOR = "{http://libvirt.org/schemas/domain/"
 """How the names of elements begin that libvirt passes to QEMU without knowing them."""
 _NO_VARIABLES = ("readonly", "stateless")
@@ -134,6 +137,17 @@ def volume_references(root: Element) -> dict[str, tuple[str, str]]:
     return found
 
 
+def nvram_formats(root: Element) -> set[str]:
+    """The formats that a definition has for the file of the UEFI variables; may be empty.
+
+    Without one of its own, the file has that of the firmware.
+    """
+    values = [
+        each.get("format") for path in ("nvram", "loader") for each in root.iterfind(f"os/{path}")
+    ]
+    return {value for value in values if value}
+
+
 def nvram(root: Element) -> str | None:
     """The file of the UEFI variables, if they are in a file."""
     element = root.find("os/nvram")
@@ -228,10 +242,49 @@ def emulator_owner(root: Element) -> Owner | None:
     return Owner(int(uid), int(gid)) if uid.isdecimal() and gid.isdecimal() else None
 
 
+def amount(number: str | None, unit: str | None) -> int:
+    """Bytes of an amount of memory, with any unit of libvirt; KiB without one.
+
+    Raises:
+        ValueError: it is no number, or the unit is unknown to libvirt.
+    """
+    digits, word = (number or "0").strip(), (unit or "KiB").strip().lower()
+    found = _UNIT.fullmatch(word)
+    if found is None or not _DIGITS.fullmatch(digits):
+        raise ValueError(f"{digits[:80]} {word[:80]}")
+    if not found[1]:
+        return int(digits)
+    factor: int = (1000 if found[2] == "b" else 1024) ** ("kmgtpe".index(found[1]) + 1)
+    return int(digits) * factor
+
+
+def memory_bytes(root: Element) -> int:
+    """The largest amount of memory that the guest may have, in bytes.
+
+    libvirt takes the sum of the NUMA cells if there are any, and memory devices come on top.
+
+    Raises:
+        RefusedError: an amount is no number, or has an unknown unit.
+    """
+    try:
+        cells = [
+            amount(each.get("memory"), each.get("unit")) for each in root.iterfind("cpu/numa/cell")
+        ]
+        plugged, top, highest = (
+            [amount(each.text, each.get("unit")) for each in root.iterfind(path)]
+            for path in ("devices/memory/target/size", "memory", "maxMemory")
+        )
+    except ValueError as error:
+        raise RefusedError(
+            "domain XML", f"has an amount of memory that is none ({error})"
+        ) from error
+    return max(sum(cells) + sum(plugged), *top, *highest, 0)
+
+
 def huge_memory(root: Element) -> dict[int, int]:
     """Bytes of memory on huge pages, by the size of a page in KiB.
 
-    The size 0 is the host's default size. libvirt writes all sizes in KiB.
+    The size 0 is the host's default size. libvirt writes the sizes of pages in KiB.
 
     Raises:
         ValueError: a size or a node set is no number, or impossible.
@@ -240,9 +293,12 @@ def huge_memory(root: Element) -> dict[int, int]:
     if root.find("memoryBacking/hugepages") is None:
         return {}
     cells = {
-        cell.get("id", str(place)): int(cell.get("memory", "0")) << 10
+        cell.get("id", str(place)): amount(cell.get("memory"), cell.get("unit"))
         for place, cell in enumerate(root.findall("cpu/numa/cell"))
-    } or {"0": int(text(root, "memory") or 0) << 10}
+    }
+    if not cells:
+        memory = root.find("memory")
+        cells = {"0": amount(memory.text, memory.get("unit")) if memory is not None else 0}
     everywhere = [page.get("size", "0") for page in pages if page.get("nodeset") is None]
     sizes = dict.fromkeys(cells, (everywhere or ["0"])[0]) if everywhere or not pages else {}
     for page in pages:

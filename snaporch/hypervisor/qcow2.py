@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from snaporch.zfs_names import quoted
 
 SELF_CONTAINED = ("raw", "vdi")
 """Formats whose images refer to no other file."""
@@ -83,6 +86,27 @@ def read_qcow2(descriptor: int) -> Qcow2Header:
         data_file=extensions.get(_DATA_FILE, "") if features & _HAS_DATA_FILE else None,
         encrypted=encryption != 0,
     )
+
+
+def check_variables(data: bytes, formats: Collection[str]) -> None:
+    """Check that a file of UEFI variables, which an emulator opens for writing, names no other.
+
+    Args:
+        data: the content of the file.
+        formats: the formats that the definition has for it.
+
+    Raises:
+        HeaderError: it names another file, is damaged, or has a format that may name one.
+    """
+    if unknown := set(formats) - {"raw", "qcow2"}:
+        raise HeaderError(f"has the format {quoted(min(unknown))}")
+    if not data.startswith(_MAGIC):
+        return
+    with open(os.memfd_create("variables"), "wb", buffering=0) as stream:
+        stream.write(data)
+        header = read_qcow2(stream.fileno())
+    if header.backing is not None or header.data_file is not None or header.encrypted:
+        raise HeaderError("needs another file, or a key")
 
 
 def _name(descriptor: int, offset: int, length: int) -> str:

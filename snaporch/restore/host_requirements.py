@@ -141,10 +141,13 @@ def free_huge_pages(size: int, host: HostPaths) -> int:
 
 
 def _memory(xml: str) -> int:
-    """Return the memory in bytes that the guest starts with; libvirt writes it in KiB."""
+    """Return the memory in bytes that the guest starts with."""
     root = domain_xml.parse(xml)
-    text = domain_xml.text(root, "currentMemory") or domain_xml.text(root, "memory")
-    return int(text or 0) << 10
+    for path in ("currentMemory", "memory"):
+        element = root.find(path)
+        if element is not None and (element.text or "").strip():
+            return domain_xml.amount(element.text, element.get("unit"))
+    return 0
 
 
 def available_memory(host: HostPaths) -> int:

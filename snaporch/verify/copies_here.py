@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 import stat
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -123,18 +124,22 @@ class CopiedBundles(BundleStore):
         state, manifest = super().state(reference)
         if manifest is None:
             return state, None
-        directory = self.path(reference)
-        names = [MANIFEST_NAME, *(each.name for each in manifest.parts)]
-        if state is BundleState.COMPLETE and not all(_is_plain(directory / each) for each in names):
+        if _not_plain(self.path(reference), manifest) is not None:
             state = BundleState.INCOMPLETE
         return state, named_as_copy(manifest, self._dataset)
 
 
-def _is_plain(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode) and not path.parent.is_symlink()
-    except OSError:
-        return False
+def _not_plain(directory: Path, manifest: Manifest | None) -> Path | None:
+    """The first file of a bundle, or directory above it, that is a link or not a file at all."""
+    for above in (directory.parent, directory):
+        if above.is_symlink():
+            return above
+    parts = manifest.parts if manifest is not None else ()
+    for name in (MANIFEST_NAME, *(each.name for each in parts)):
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG((directory / name).lstat().st_mode):
+                return directory / name
+    return None
 
 
 class CopiesHere:
@@ -191,7 +196,12 @@ class CopiesHere:
         Raises:
             SnaporchError: there is no result, for a reason outside the copy; nothing is written.
         """
-        _, manifest = self._context.store.state(f"{record.uuid}/{record.run}")
+        reference = f"{record.uuid}/{record.run}"
+        _, manifest = self._context.store.state(reference)
+        path = _not_plain(self._context.store.path(reference), manifest)
+        if path is not None:
+            reason = f"{path} is no plain file, and so was not made by a transfer"
+            raise RefusedError(record.full_name, reason, f"see: ls -l {shlex.quote(str(path))}")
         if manifest is not None and manifest.is_encrypted:
             reason = "its bundle is encrypted, so that only its key can restore it"
             step = f"snaporch verify --on {shlex.quote(self._name)} compares its checksums"

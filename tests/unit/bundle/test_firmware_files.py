@@ -180,3 +180,9 @@ def test_only_files_with_swtpms_names_are_tpm_state(tmp_path):
     names = [path.name for path in tpm_files(TpmState(str(tmp_path)))]
     assert names == ["tpm-00.permall", "tpm2-00.permall", "tpm2-00.volatilestate"]
     assert tpm_files(TpmState(str(tmp_path / "none"))) == []
+
+
+def test_a_file_that_is_put_back_cannot_be_run(tmp_path):
+    place = tmp_path / "vars"
+    replace_host_file(place, b"#!/bin/sh", os.getuid(), os.getgid(), 0o4755)
+    assert stat.S_IMODE(place.stat().st_mode) == 0o644

@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 from fakes.domain_xml import DiskSpec
 from fakes.hooks import failing
+from fakes.images import qcow2
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.store import replace_manifest
@@ -177,6 +178,16 @@ def test_uefi_variables_are_a_copy(world, tmp_path):
     copy = world.paths.clones / made.uuid / "nvram.fd"
     assert copy.read_bytes() == b"then"
     assert str(copy) in world.guest("test").inactive
+
+
+def test_uefi_variables_that_name_another_file_are_refused(world, tmp_path):
+    variables = tmp_path / "web_VARS.fd"
+    variables.write_bytes(qcow2(backing="/etc/shadow"))
+    world.add_guest("efi", nvram=str(variables))
+    take_snapshot(world.context, world.hypervisor.domain("efi"), SnapshotRequest("s1"))
+    with pytest.raises(RefusedError, match="needs another file"):
+        make(world, text="efi@s1", resumed=False)
+    assert not list(world.paths.clones.glob("*"))
 
 
 def with_tpm(world, place, level=None):

@@ -11,10 +11,17 @@ from snaporch.hypervisor.clone_xml import (
     SharedError,
     clone_of,
     make_clone_xml,
-    memory_bytes,
 )
 from snaporch.hypervisor.domain_xml import SWTPM_STATE as SWTPM
-from snaporch.hypervisor.domain_xml import disk_element, disks, nvram, parse, tpm_state
+from snaporch.hypervisor.domain_xml import (
+    disk_element,
+    disks,
+    memory_bytes,
+    nvram,
+    parse,
+    tpm_state,
+)
+from snaporch.hypervisor.foreign_xml import forbidden_file
 from snaporch.model import TpmState
 
 OLD = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -99,11 +106,22 @@ def test_of_another_hosts_guest_no_medium_is_looked_for_here():
             "<disk device='disk'><source file='/x'/><target dev='vdz'/><readonly/></disk>",
         ),
         ("devices", "<interface type='ethernet'><rom file='/etc/shadow'/></interface>"),
+        ("devices", "<interface type='ethernet'><rom file='etc/shadow'/></interface>"),
+        ("os", "<kernel>etc/shadow</kernel>"),
+        ("os", "<kernel>/usr/share/qemu/kernel</kernel>"),
+        ("os", "<initrd>/usr/lib/dbus-1.0/dbus-daemon-launch-helper</initrd>"),
+        ("os", "<dtb>dtb</dtb>"),
+        ("os", "<nvram template='etc/shadow'>/x</nvram>"),
+        ("os", "<loader readonly='yes' type='rom'>/usr/lib/ssl/private/key</loader>"),
+        ("os", "<loader readonly='yes' type='rom'>/usr/share/OVMF-of-mine/x</loader>"),
+        ("os", "<acpi><table type='slic'>etc/shadow</table></acpi>"),
+        (".", "<sysinfo type='fwcfg'><entry name='opt/x' file='etc/shadow'/></sysinfo>"),
+        (".", "<sysinfo type='fwcfg'><entry name='opt/x' file='/usr/share/qemu/x'/></sysinfo>"),
     ],
 )
 def test_of_another_hosts_guest_a_file_of_this_host_is_refused(parent, text):
     make_clone_xml(domain((parent, text)), identity())
-    with pytest.raises(SharedError, match=r"its XML names /|is a file of its host"):
+    with pytest.raises(SharedError, match=r"its XML names |is a file of its host"):
         make_clone_xml(domain((parent, text)), identity(**FOREIGN))
 
 
@@ -113,6 +131,98 @@ def test_of_another_hosts_guest_the_firmware_of_packages_is_used():
     made = rewritten(("os", loader), ("os", nvram), **FOREIGN)
     assert made.findtext("os/loader") == "/usr/share/OVMF/OVMF_CODE.fd"
     assert made.findtext("os/nvram") == "/clones/1/nvram.fd"
+
+
+def test_of_another_hosts_guest_firmware_is_no_link_out_of_its_directory(tmp_path):
+    root = parse(domain(("os", "<loader readonly='yes'>/usr/share/OVMF/CODE.fd</loader>")))
+    for element in root.findall("devices/disk"):
+        root.find("devices").remove(element)
+    places = {"/usr/share/OVMF/CODE.fd": "/etc/shadow"}
+    assert forbidden_file(root, (), (), lambda path: path) is None
+    assert forbidden_file(root, (), (), places.__getitem__) == "/usr/share/OVMF/CODE.fd"
+
+
+def test_of_another_hosts_guest_no_secret_is_used():
+    xml = (
+        domain()
+        .replace("<target dev='vda'", "<encryption format='luks'/><target dev='vda'", 1)
+        .replace('<target dev="vda"', '<encryption format="luks"/><target dev="vda"', 1)
+    )
+    assert "encryption" in xml
+    with pytest.raises(SharedError, match="names a secret"):
+        make_clone_xml(xml, identity(**FOREIGN))
+
+
+def test_of_another_hosts_guest_nothing_is_passed_on_to_the_emulator():
+    line = f"<c:override xmlns:c='{_QEMU}'><c:device alias='x'/></c:override>"
+    make_clone_xml(domain((".", line)), identity())
+    with pytest.raises(SharedError, match="<override> for the emulator"):
+        make_clone_xml(domain((".", line)), identity(**FOREIGN))
+
+
+def test_another_hosts_guest_gets_no_privileges():
+    parts = (
+        (
+            "<cputune><shares>5</shares><vcpusched vcpus='0' scheduler='fifo' priority='99'/>"
+            "<emulatorsched scheduler='fifo' priority='99'/></cputune>"
+        ),
+        (
+            "<memoryBacking><locked/><allocation mode='immediate'/><source type='file'/>"
+            "<nosharepages/></memoryBacking>"
+        ),
+        "<on_crash>coredump-restart</on_crash>",
+    )
+    places = [(".", part) for part in parts]
+    places += [
+        ("os", "<smbios mode='host'/>"),
+        ("devices", "<watchdog model='itco' action='dump'/>"),
+    ]
+    made = rewritten(*places, **FOREIGN)
+    text = ElementTree.tostring(made, "unicode")
+    for word in ("sched", "locked", "allocation", 'type="file" /></memory', "dump", "smbios"):
+        assert word not in text
+    assert made.find("memoryBacking/source") is None
+    assert made.find("memoryBacking/nosharepages") is not None
+    assert made.findtext("cputune/shares") == "5"
+
+
+@pytest.mark.parametrize("more", [{}, FOREIGN])
+@pytest.mark.parametrize(
+    ("parent", "texts"),
+    [
+        (".", ["<devices><hostdev mode='subsystem' type='pci'/></devices>"]),
+        (".", ["<devices><disk type='network'/></devices>"]),
+        (".", ["<memoryBacking/>", "<memoryBacking><locked/></memoryBacking>"]),
+        (".", ["<os><kernel>/etc/shadow</kernel></os>"]),
+        (".", ["<cputune/>", "<cputune/>"]),
+        ("os", ["<nvram>/a</nvram>", "<nvram>/b</nvram>"]),
+        ("os", ["<loader/>", "<loader>/b</loader>"]),
+    ],
+)
+def test_what_is_there_twice_is_refused(parent, texts, more):
+    with pytest.raises(SharedError, match="more than one <"):
+        make_clone_xml(domain(*((parent, text) for text in texts)), identity(**more))
+
+
+def test_a_disk_with_two_drivers_is_refused():
+    root = parse(domain())
+    disk = disk_element(root, "vda")
+    ElementTree.SubElement(disk, "driver", type="raw")
+    ElementTree.SubElement(disk, "driver", type="vmdk")
+    with pytest.raises(SharedError, match="more than one <driver>"):
+        make_clone_xml(ElementTree.tostring(root, "unicode"), identity())
+
+
+@pytest.mark.parametrize("form", ["vmdk", "qcow2", None])
+def test_a_disk_is_opened_in_the_format_that_was_checked(form):
+    root = parse(domain())
+    disk = disk_element(root, "vda")
+    for each in disk.findall("driver"):
+        disk.remove(each)
+    if form is not None:
+        ElementTree.SubElement(disk, "driver", type=form)
+    made = parse(make_clone_xml(ElementTree.tostring(root, "unicode"), identity()).xml)
+    assert disk_element(made, "vda").find("driver").get("type") == "raw"
 
 
 def test_its_generation_is_new():
@@ -377,11 +487,30 @@ def test_a_throw_away_clone_takes_no_reserved_resources():
         ("<memory unit='GiB'>2</memory>", 2 << 30),
         ("<memory>1024</memory>", 1 << 20),
         ("<maxMemory unit='KiB'>4096</maxMemory><memory unit='KiB'>1024</memory>", 4 << 20),
+        ("<memory unit='TiB'>1</memory>", 1 << 40),
+        ("<memory unit='t'>1</memory>", 1 << 40),
+        ("<memory unit='GB'>1</memory>", 10**9),
+        ("<memory unit='bytes'>4096</memory>", 4096),
+        (
+            (
+                "<memory>1024</memory><cpu><numa><cell memory='1' unit='GiB'/>"
+                "<cell memory='1' unit='GiB'/></numa></cpu>"
+            ),
+            2 << 30,
+        ),
         ("", 0),
     ],
 )
 def test_the_memory_of_a_domain_is_its_maximum(text, wanted):
-    assert memory_bytes(f"<domain>{text}</domain>") == wanted
+    assert memory_bytes(parse(f"<domain>{text}</domain>")) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ["<memory unit='yards'>1</memory>", "<memory>many</memory>", "<memory>-1</memory>"]
+)
+def test_an_amount_of_memory_that_is_none_is_refused(text):
+    with pytest.raises(RefusedError, match="amount of memory"):
+        memory_bytes(parse(f"<domain>{text}</domain>"))
 
 
 # -- arguments for QEMU past libvirt --------------------------------------------------------------

@@ -1,11 +1,18 @@
 """Test restores of copies in a pool of this machine, whose guests are not defined here."""
 
+import os
 import shutil
+import stat
 
 import pytest
 from fakes.images import qcow2
 
-from snaporch.bundle.manifest import BackingFileEntry, manifest_bytes, read_manifest
+from snaporch.bundle.manifest import (
+    BackingFileEntry,
+    ManifestError,
+    manifest_bytes,
+    read_manifest,
+)
 from snaporch.bundle.store import copy_name
 from snaporch.config import Config
 from snaporch.errors import NotFoundError, RefusedError
@@ -165,6 +172,64 @@ def test_a_link_in_the_place_of_a_part_is_not_followed(backup, tmp_path):
     (backup.bundle / "ram.save").symlink_to(tmp_path / "elsewhere")
     (record,) = backup.here.find(["web@s1"])
     assert record.state is BundleState.INCOMPLETE
+
+
+@pytest.mark.parametrize("what", ["part", "manifest", "directory"])
+def test_a_copy_with_a_link_or_a_pipe_is_not_read(backup, tmp_path, what):
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    (record,) = backup.here.find(["web@s1"])
+    place = {
+        "part": backup.bundle / "ram.save",
+        "manifest": backup.bundle / "manifest.json",
+        "directory": backup.bundle,
+    }[what]
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(RefusedError, match="no plain file"):
+        backup.here.verify(record, VerifyOptions())
+    assert "verified-here" not in backup.properties()
+
+
+def test_a_pipe_instead_of_a_manifest_does_not_block(backup):
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    (backup.bundle / "manifest.json").unlink()
+    os.mkfifo(backup.bundle / "manifest.json")
+    with pytest.raises(ManifestError, match="not a regular file"):
+        read_manifest(backup.bundle)
+    (record,) = backup.here.find(["web@s1"])
+    with pytest.raises(RefusedError, match="no plain file"):
+        backup.here.verify(record, VerifyOptions())
+
+
+def test_owners_and_modes_of_another_host_do_not_count(backup, tmp_path):
+    """A file with the sender's content that anyone runs as root would be the end of this host."""
+    variables = tmp_path / "web_VARS.fd"
+    variables.write_bytes(b"then")
+    backup.world.add_guest("efi", nvram=str(variables))
+    take(backup.world, guest="efi")
+    backup.copy("tank/efi")
+    manifest = read_manifest(backup.bundle)
+    parts = tuple(
+        each.model_copy(update={"uid": 12345, "gid": 12345, "mode": 0o4755})
+        if each.role == "nvram"
+        else each
+        for each in manifest.parts
+    )
+    forged = manifest.model_copy(update={"parts": parts})
+    (backup.bundle / "manifest.json").write_bytes(manifest_bytes(forged))
+    seen = []
+    world = backup.world
+
+    def look(*_words):
+        (copy,) = world.paths.clones.glob("*/nvram.fd")
+        status = copy.stat()
+        seen.append((status.st_uid, stat.S_IMODE(status.st_mode)))
+
+    world.hooks.at["hypervisor.restore"] = look
+    assert backup.verify("efi@s1").passed
+    assert seen == [(os.geteuid(), 0o600)]
 
 
 def test_an_encrypted_bundle_has_no_result(backup):
