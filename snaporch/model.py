@@ -419,6 +419,11 @@ class VerificationResult:
         return result if result.as_text() == text else None
 
     @property
+    def is_restored(self) -> bool:
+        """Whether it passed, and a clone ran."""
+        return self.passed and self.reached in (VerifyDepth.BOOTED, VerifyDepth.RESUMED)
+
+    @property
     def is_damage(self) -> bool:
         """Whether a stored part has changed."""
         return not self.passed and self.reached is VerifyDepth.NOTHING

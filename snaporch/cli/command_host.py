@@ -46,11 +46,11 @@ class CommandHost:
 
         return open_hypervisor(uri)
 
-    def has_libvirt(self) -> bool:
-        """See :func:`~snaporch.hypervisor.absent.is_installed`."""
-        from snaporch.hypervisor import is_installed
+    def has_libvirt(self, uri: str) -> bool:
+        """See :func:`~snaporch.hypervisor.absent.is_expected`."""
+        from snaporch.hypervisor import is_expected
 
-        return is_installed()
+        return is_expected(uri)
 
     def open_replica(self, context: Context, name: str) -> Destination:
         """A replica to copy to; see :func:`~snaporch.replication.destination.open_replica`."""

@@ -85,8 +85,9 @@ def _check_name(host: CommandHost, config: Config, domain: str) -> None:
     """
     from snaporch.hypervisor import no_guests
 
-    has_guests = not config.only_keeps_copies or host.has_libvirt()
-    (host.open_hypervisor(config.libvirt_uri) if has_guests else no_guests()).domain(domain)
+    uri = config.libvirt_uri
+    has_guests = not config.only_keeps_copies or host.has_libvirt(uri)
+    (host.open_hypervisor(uri) if has_guests else no_guests()).domain(domain)
 
 
 def may_be_barred(host: CommandHost, config: Config, uuid: str) -> bool:

@@ -89,8 +89,9 @@ def open_session(
     """
     settings = host.load_config(config)
     pool = host.open_pool(read_only=read_only) if zfs else cast("Pool", _NoZfs())
-    has_guests = not of_copies and (not settings.only_keeps_copies or host.has_libvirt())
-    hypervisor = host.open_hypervisor(settings.libvirt_uri) if has_guests else no_guests()
+    uri = settings.libvirt_uri
+    has_guests = not of_copies and (not settings.only_keeps_copies or host.has_libvirt(uri))
+    hypervisor = host.open_hypervisor(uri) if has_guests else no_guests()
     context = host.make_context(
         settings,
         hypervisor,

@@ -250,24 +250,25 @@ def _test_restores(
 ) -> int:
     """Restore copies in a pool of this machine, each in a clone, and print the results."""
     from snaporch.cli.result_printer import ResultPrinter
-    from snaporch.errors import InterruptedRunError, NotFoundError, SnaporchError
-    from snaporch.verify.copies_here import CopiesHere, find_place
+    from snaporch.errors import NotFoundError
+    from snaporch.verify.copies_here import CopiesHere, NotRestorableError, find_place
     from snaporch.verify.verify import check_options, host_lock, longest_ago
 
     check_options(options)
     copies = CopiesHere(context, name, find_place(context.config, name))
     outcomes = ResultPrinter(json=json)
+    restored = 0
     with host_lock(context, wait):
         records = copies.find(texts)
-        for record in longest_ago(records, sample) if not texts else records:
-            try:
-                _report(outcomes, copies.verify(record, options), on=name)
-            except InterruptedRunError:
-                raise
-            except SnaporchError as error:
-                outcomes.fail(error)
-    if not records:
-        outcomes.fail(NotFoundError(name, "there are no copies yet", "see `snaporch status`"))
+        ordered = records if texts else longest_ago(records, None)
+        for outcome in copies.verify_all(ordered, options, sample or len(records)):
+            if isinstance(outcome, NotRestorableError) and not texts:
+                context.progress.note(f"{outcome.thing}  {name}", f"not restored: {outcome.reason}")
+            else:
+                restored += _report_restore(outcomes, outcome, name, is_named=bool(texts))
+    if not restored and not outcomes.code:
+        reason = "no copy was restored" if records else "there are no copies yet"
+        outcomes.fail(NotFoundError(name, reason, "see `snaporch status`"))
     outcomes.print_documents()
     return outcomes.code
 
@@ -303,6 +304,29 @@ def verify_and_report_due(
     except BusyError as error:
         context.progress.note(error.thing, f"{error.reason}; due verifications run later")
     return outcomes
+
+
+def _report_restore(
+    outcomes: ResultPrinter, outcome: Verification | SnaporchError, on: str, *, is_named: bool
+) -> bool:
+    """Print the outcome of a test restore; return whether a clone of the copy ran.
+
+    Args:
+        on: the name of the copies.
+        is_named: the copy was asked for, so that it is an error if no clone ran.
+    """
+    from snaporch.errors import RefusedError, SnaporchError
+
+    if isinstance(outcome, SnaporchError) or not (outcome.passed and outcome.not_run):
+        _report(outcomes, outcome, on=on)
+        return not isinstance(outcome, SnaporchError) and outcome.passed
+    error = RefusedError(outcome.record.full_name, f"not restored: {outcome.not_run}")
+    document = outcome.as_json() | {"replica": on, "passed": False, "failure": error.line()}
+    text = f"not restored: {outcome.not_run}; {_REACHED[outcome.reached]}"
+    outcomes.add(document, f"{outcome.record.full_name}  {on}  {text}")
+    if is_named:
+        outcomes.fail(error)
+    return False
 
 
 def _report(

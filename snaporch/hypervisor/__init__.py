@@ -1,6 +1,6 @@
 """Access to libvirt; no other package calls it."""
 
-from snaporch.hypervisor.absent import is_installed, no_guests
+from snaporch.hypervisor.absent import is_expected, no_guests
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,
@@ -39,7 +39,7 @@ __all__ = [
     "Screenshot",
     "StartHookProblem",
     "Vitals",
-    "is_installed",
+    "is_expected",
     "milliseconds",
     "no_guests",
     "open_hypervisor",

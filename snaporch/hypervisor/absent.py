@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn, cast
 
+from snaporch.default_paths import LIBVIRT_URI
 from snaporch.errors import NoSuchDomainError, UnavailableError
 from snaporch.hypervisor.interface import Hypervisor
 from snaporch.known_faults import Component
@@ -21,17 +23,22 @@ PLACES = (
     "/run/libvirt/virtqemud-sock",
 )
 """The daemons and sockets of libvirt; a host with guests has one of them."""
+DEFINITIONS = Path("/etc/libvirt/qemu")
+"""Where libvirt keeps the definitions of guests, also after it was removed."""
 _REASON = "libvirt is not installed on this machine"
 _STEP = "apt install libvirt-daemon-system qemu-system-x86"
 
 
-def is_installed(places: Sequence[str] = PLACES) -> bool:
-    """Whether libvirt is installed on this machine, also if it does not run.
+def is_expected(uri: str, places: Sequence[str] = PLACES, definitions: Path = DEFINITIONS) -> bool:
+    """Whether this machine has libvirt or guests, also if libvirt does not run.
 
     Args:
+        uri: of the configuration; one that was changed names a libvirt elsewhere.
         places: files of which an installation has at least one.
+        definitions: the directory of the guests' definitions.
     """
-    return any(map(os.path.lexists, places))
+    has_guests = uri != LIBVIRT_URI or any(definitions.glob("*.xml"))
+    return has_guests or any(map(os.path.lexists, places))
 
 
 class NoGuests:

@@ -30,10 +30,13 @@ from snaporch.status.model import (
     Status,
 )
 from snaporch.status.problems import worst_grade
+from snaporch.verify.restore_results import RestoreOutcome
 
 _WIDEST = 100
 _PIPED_WIDTH = 100_000
 _INDENT = "  "
+_SHOWN = 3
+"""Copies that were not restored, and that a line names."""
 _STYLES = {ProblemGrade.CRITICAL: "bold red", ProblemGrade.WARNING: "yellow"}
 _NAGIOS = {
     None: ("OK", 0),
@@ -98,10 +101,16 @@ def _copies(status: Status) -> list[str]:
         newest, oldest = (age(choose(e.at for e in own), status.at) for choose in (max, min))
         lines.append(f"replica   {name}: {passed}; verified {newest} to {oldest} ago")
     for name in dict.fromkeys(each.replica for each in status.test_restores):
-        results = [each.result for each in status.test_restores if each.replica == name]
-        passed = f"{sum(each.passed for each in results)} of {len(results)} test restores passed"
-        newest, oldest = (age(choose(e.at for e in results), status.at) for choose in (max, min))
+        results = [each for each in status.test_restores if each.replica == name]
+        count = sum(each.outcome is RestoreOutcome.PASSED for each in results)
+        passed = f"{count} of {len(results)} test restores passed"
+        times = [each.result.at for each in results]
+        newest, oldest = (age(choose(times), status.at) for choose in (max, min))
         lines.append(f"replica   {name}: {passed}; done {newest} to {oldest} ago")
+        unproven = [e.full_name for e in results if e.outcome is RestoreOutcome.NOT_RESTORED]
+        if unproven:
+            more = f" and {len(unproven) - _SHOWN} more" if len(unproven) > _SHOWN else ""
+            lines.append(f"replica   {name}: not restored: {', '.join(unproven[-_SHOWN:])}{more}")
     return lines
 
 

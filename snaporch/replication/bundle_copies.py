@@ -72,6 +72,8 @@ class BundleCopies:
         self._files = {run: self._expected(manifest) for run, manifest in manifests.items()}
         self._read: set[str] = set()
         """Runs whose bundles were read there by this replication, and are whole."""
+        self._stored: set[str] = set()
+        """Of these, the ones that this replication has copied."""
 
     def _expected(self, manifest: Manifest | None) -> dict[str, BundleFile] | None:
         """The files that the replica should have of a bundle; None without a manifest.
@@ -147,8 +149,12 @@ class BundleCopies:
         """Whether this replication has read the bundle there, or copied it."""
         return record.run in self._read
 
-    def read(self, record: SnapshotRecord) -> tuple[str, ...]:
+    def read(self, record: SnapshotRecord, *, in_clear: bool = False) -> tuple[str, ...]:
         """Read a bundle on the replica.
+
+        Args:
+            record: of the bundle.
+            in_clear: it is there in clear, see :meth:`is_in_clear`.
 
         Returns:
             The files that are missing, or differ from this host's manifest. If this host has none,
@@ -158,7 +164,8 @@ class BundleCopies:
             ReplicaError, CommandError: the replica does not answer.
         """
         self._context.progress.step(self._replica, f"reading the bundle of @{record.snapshot}")
-        files, reference = self._files[record.run], f"{record.uuid}/{record.run}"
+        reference = f"{record.uuid}/{record.run}"
+        files = self._clear_files(record.run) if in_clear else self._files[record.run]
         if files is None:
             sums = self._sums_there(record)
         else:
@@ -168,7 +175,8 @@ class BundleCopies:
         damaged = self._destination.damaged(reference, sums)
         if not damaged:
             self._read.add(record.run)
-            self._encrypted.arrived(reference)  # its parts may wait here: the end was not noted
+            if not in_clear:
+                self._encrypted.arrived(reference)  # its parts may wait: the end was not noted
         return tuple(damaged)
 
     def _sums_there(self, record: SnapshotRecord) -> dict[str, str]:
@@ -213,6 +221,7 @@ class BundleCopies:
             raise
         if not damaged:
             self._read.add(record.run)
+            self._stored.add(record.run)
             return True
         if store.state(reference)[1] != manifest:
             return True
@@ -280,12 +289,17 @@ class BundleCopies:
 
         By the names and sizes of its files.
         """
-        copy, manifest = self._copies.get(record.run), self._manifests[record.run]
-        if not self._recipients or copy is None or manifest is None:
+        copy, files = self._copies.get(record.run), self._clear_files(record.run) or {}
+        if not self._recipients or copy is None:
             return False
-        files = _files(self._context.store.path(f"{record.uuid}/{record.run}"), manifest) or {}
         sizes = {name: file.bytes for name, file in files.items()}
         return bool(files) and COPY_NAME in copy.sizes and sizes.items() <= copy.sizes.items()
+
+    def _clear_files(self, run: str) -> dict[str, BundleFile] | None:
+        manifest = self._manifests[run]
+        if manifest is None:
+            return None
+        return _files(self._context.store.path(f"{manifest.uuid}/{run}"), manifest)
 
     def note_in_clear(self, records: Sequence[SnapshotRecord]) -> None:
         """Note the bundles that are there in clear, and are copied again, encrypted.
@@ -323,7 +337,7 @@ class BundleCopies:
     def _stays_in_clear(self, run: str) -> bool:
         """Whether a bundle is there in clear, and none of this host can replace it."""
         manifest = self._manifests.get(run)
-        if not self._has_clear_parts(run) or run in self._read:
+        if not self._has_clear_parts(run) or run in self._stored:
             return False
         if manifest is None:
             return True

@@ -513,13 +513,13 @@ class _Transfer:
         bundles, marked = self._bundles, self._is_marked(record)
         if not _has_bundle(record, self._members[record]) or bundles.is_read(record):
             return True
-        if bundles.is_in_clear(record):
-            self._replace_clear_bundle(record)
+        in_clear = bundles.is_in_clear(record)
+        if in_clear and self._replace_clear_bundle(record):
             return True
-        if not bundles.differing(record):
+        if in_clear or not bundles.differing(record):
             if marked and not must_read:
                 return True
-            damaged = bundles.read(record)
+            damaged = bundles.read(record, in_clear=in_clear)
             if not damaged:
                 self._read += marked
                 return True
@@ -536,10 +536,17 @@ class _Transfer:
             raise ReplicaError(f"{self._name}: {record.full_name}", reason, step)
         return False
 
-    def _replace_clear_bundle(self, record: SnapshotRecord) -> None:
-        """Replace a bundle that is there in clear by an encrypted one, if it is whole here."""
-        if self._bundles.copy(record) and self._bundles.is_read(record):
+    def _replace_clear_bundle(self, record: SnapshotRecord) -> bool:
+        """Replace a bundle that is there in clear by an encrypted one.
+
+        Returns:
+            False if it is not whole on this host.
+        """
+        if not self._bundles.copy(record):
+            return False
+        if self._bundles.is_read(record):
             self._encrypted += self._same_run(record)
+        return True
 
     def _refuse_clear_bundle(self, record: SnapshotRecord) -> None:
         """Refuse to send RAM in clear of a guest whose disks are sent encrypted.

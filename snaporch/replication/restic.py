@@ -42,8 +42,11 @@ _OF_RESTIC = ("Fatal: ", "cannot dump file")
 
 _SHORT = 2
 """A part of a secret that has only so many characters is no secret."""
-_OF_OTHERS = ("subprocess ", "rclone: ")
-"""With these begins what ssh and rclone say to restic, such as a greeting."""
+_HARMLESS = ("subprocess ", "rclone: ", "unable to open cache: ")
+"""With these begins what a listing does not suffer from.
+
+Such as a greeting that ssh or rclone passes on. Without a cache restic goes on, more slowly.
+"""
 _LISTING = f"""\
 exec 5>&1
 said=$(restic snapshots --no-lock --json --tag {TAG} 2>&1 >&5) || {{
@@ -132,7 +135,7 @@ class ResticRepository:
             self._contents = None
             try:
                 text, _, said = self.host.script(_LISTING, what="restic snapshots").partition("\0")
-                if lines := [e for e in text_lines(said) if not e.startswith(_OF_OTHERS)]:
+                if lines := [e for e in text_lines(said) if not _plain(e).startswith(_HARMLESS)]:
                     step = self.step("")
                     reason = f"its listing may not be whole: {self.reason(lines[-1:])}"
                     raise ReplicaError(f"replica {self.name}", reason, step)

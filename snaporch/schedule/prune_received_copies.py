@@ -363,11 +363,15 @@ def _passed(members: Sequence[PoolSnapshot], result: CopyResult | None) -> bool 
 
 
 def _test_restore(members: Iterable[PoolSnapshot]) -> bool | None:
-    """Whether the test restore on this machine passed; ``None`` without one of all members."""
+    """Whether the test restore on this machine passed; ``None`` if nothing is proven.
+
+    That is so if no clone ran, or a member has no result. One member that failed is a failure.
+    """
     results = [VerificationResult.parse(each.properties.get(VERIFIED_HERE)) for each in members]
-    if not results or not all(results):
-        return None
-    return all(each.passed for each in results if each is not None)
+    if any(each is not None and not each.passed for each in results):
+        return False
+    restored = [each is not None and each.is_restored for each in results]
+    return True if restored and all(restored) else None
 
 
 def _is_result(result: CopyResult | None) -> bool:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
     from prometheus_client.registry import CollectorRegistry
 
-    from snaporch.model import VerificationResult
     from snaporch.verify.copy_results import CopyResult
     from snaporch.verify.restore_results import RestoreResult
 
@@ -213,18 +212,20 @@ def _of_copies(results: Sequence[CopyResult]) -> Iterator[GaugeMetricFamily]:
 
 
 def _of_test_restores(results: Sequence[RestoreResult]) -> Iterator[GaugeMetricFamily]:
-    places: dict[tuple[str, str], list[VerificationResult]] = {}
+    from snaporch.verify.restore_results import RestoreOutcome
+
+    places: dict[tuple[str, str], list[RestoreResult]] = {}
     for each in results:
-        places.setdefault((each.domain, each.replica), []).append(each.result)
+        places.setdefault((each.domain, each.replica), []).append(each)
     pairs = [({"domain": key[0], "replica": key[1]}, each) for key, each in places.items()]
     yield _many(
         "copies_test_restored",
         "Copies in pools of this machine by the result of their last test restore.",
         ("domain", "replica", "result"),
         [
-            (words | {"result": result}, sum(each.passed is passed for each in own))
+            (words | {"result": outcome}, sum(each.outcome is outcome for each in own))
             for words, own in pairs
-            for result, passed in (("passed", True), ("failed", False))
+            for outcome in RestoreOutcome
         ],
     )
     yield _many(
@@ -232,9 +233,9 @@ def _of_test_restores(results: Sequence[RestoreResult]) -> Iterator[GaugeMetricF
         "When the last test restore that passed ended.",
         ("domain", "replica"),
         [
-            (words, max(each.reached_at for each in own if each.passed).timestamp())
+            (words, max(each.result.reached_at for each in passed).timestamp())
             for words, own in pairs
-            if any(each.passed for each in own)
+            if (passed := [each for each in own if each.outcome is RestoreOutcome.PASSED])
         ],
     )
 

@@ -7,9 +7,10 @@ this machine, and may be forged: no such path is ever opened.
 
 from __future__ import annotations
 
+import os
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -21,11 +22,11 @@ from snaporch.bundle.manifest import (
     Manifest,
     Part,
 )
-from snaporch.bundle.store import BundleStore, copy_name
+from snaporch.bundle.store import COPY_NAME, BundleStore, copy_name
 from snaporch.catalog.records import all_records
 from snaporch.config import Config, Replica
 from snaporch.context import Context
-from snaporch.errors import NotFoundError, RefusedError
+from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
 from snaporch.model import BundleState, SnapshotRecord
 from snaporch.verify.restore_results import restore_results
 from snaporch.verify.verify import Verification, VerifyOptions, verify
@@ -142,6 +143,10 @@ def _not_plain(directory: Path, manifest: Manifest | None) -> Path | None:
     return None
 
 
+class NotRestorableError(RefusedError):
+    """A copy cannot be restored here, or not yet; nothing may be wrong with it."""
+
+
 class CopiesHere:
     """The copies at one place of this machine.
 
@@ -194,6 +199,7 @@ class CopiesHere:
             options: see :class:`VerifyOptions`.
 
         Raises:
+            NotRestorableError: its bundle is encrypted, or has not arrived; nothing is written.
             SnaporchError: there is no result, for a reason outside the copy; nothing is written.
         """
         reference = f"{record.uuid}/{record.run}"
@@ -202,11 +208,44 @@ class CopiesHere:
         if path is not None:
             reason = f"{path} is no plain file, and so was not made by a transfer"
             raise RefusedError(record.full_name, reason, f"see: ls -l {shlex.quote(str(path))}")
+        words = ["snaporch", "verify", "--on", self._name, record.full_name]
+        checked = f"to compare its checksums: {shlex.join(words)}"
         if manifest is not None and manifest.is_encrypted:
             reason = "its bundle is encrypted, so that only its key can restore it"
-            step = f"snaporch verify --on {shlex.quote(self._name)} compares its checksums"
-            raise RefusedError(record.full_name, reason, step)
+            raise NotRestorableError(record.full_name, reason, checked)
+        if record.verified is None and not self._has_arrived(reference, manifest):
+            raise NotRestorableError(record.full_name, "its bundle has not arrived", checked)
         mounted = mount_points(manifest) if manifest is not None else {}
         resolver = replace(self._context.resolver, mounted=mounted)
         context = replace(self._context, resolver=resolver)
         return verify(context, record, replace(options, on=self._name))
+
+    def _has_arrived(self, reference: str, manifest: Manifest | None) -> bool:
+        """Whether the bundle came as a whole: its last file is the description of the copy."""
+        path = self._context.store.path(reference) / COPY_NAME
+        return manifest is not None and os.path.lexists(path)
+
+    def verify_all(
+        self, records: Sequence[SnapshotRecord], options: VerifyOptions, count: int
+    ) -> Iterator[Verification | SnaporchError]:
+        """Restore copies one after the other, until ``count`` have a result.
+
+        A copy that has none does not count: without a result it comes first again.
+
+        Yields:
+            The result, or the error that kept a copy from being restored.
+
+        Raises:
+            InterruptedRunError: a signal came.
+        """
+        for record in records:
+            if count <= 0:
+                return
+            try:
+                outcome: Verification | SnaporchError = self.verify(record, options)
+                count -= 1
+            except InterruptedRunError:
+                raise
+            except SnaporchError as error:
+                outcome = error
+            yield outcome

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from snaporch.catalog.records import VERIFIED_HERE
 from snaporch.config import Config
 from snaporch.model import PoolSnapshot, VerificationResult
+
+
+class RestoreOutcome(StrEnum):
+    """What a test restore has shown."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RESTORED = "not-restored"
+    """Nothing failed, and no clone could be run: only checksums and GUIDs are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +36,31 @@ class RestoreResult:
         """``DOMAIN@SNAPSHOT``."""
         return f"{self.domain}@{self.snapshot}"
 
+    @property
+    def outcome(self) -> RestoreOutcome:
+        """What the test restores of the copy have shown."""
+        if not self.result.passed:
+            return RestoreOutcome.FAILED
+        restored = self.result.is_restored
+        return RestoreOutcome.PASSED if restored else RestoreOutcome.NOT_RESTORED
+
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``)."""
         named = {"replica": self.replica, "domain": self.domain, "uuid": self.uuid}
-        return named | {"snapshot": self.snapshot, **self.result.as_json()}
+        found = {"snapshot": self.snapshot, **self.result.as_json()}
+        return named | found | {"passed": self.result.is_restored}
+
+
+def result_of_run(results: Sequence[VerificationResult]) -> VerificationResult:
+    """The result that counts, of those on the ZFS snapshots of one run.
+
+    They differ if writing them was interrupted, or if datasets are shared. A failure counts before
+    a copy that was not restored, this before a pass, and of two alike the oldest.
+
+    Args:
+        results: at least one.
+    """
+    return min(results, key=lambda each: (each.passed, each.is_restored, each.at))
 
 
 def restore_results(config: Config, snapshots: Iterable[PoolSnapshot]) -> list[RestoreResult]:
@@ -40,8 +71,7 @@ def restore_results(config: Config, snapshots: Iterable[PoolSnapshot]) -> list[R
         snapshots: all ZFS snapshots of this machine.
 
     Returns:
-        One for each run, by guest, the newest result last. Of results of a run that differ, since
-        writing them was interrupted, the oldest counts.
+        One for each run, by guest, the newest result last; see :func:`result_of_run`.
     """
     names = {place.dataset: name for name, place in config.copies_here.items()}
     found: dict[tuple[str, str, str], RestoreResult] = {}
@@ -52,6 +82,6 @@ def restore_results(config: Config, snapshots: Iterable[PoolSnapshot]) -> list[R
             continue
         domain, uuid, run = (each.properties.get(key, "") for key in ("domain", "uuid", "run"))
         known = found.get((name, uuid, run))
-        if known is None or result.at < known.result.at:
+        if known is None or result_of_run([known.result, result]) is result:
             found[name, uuid, run] = RestoreResult(name, domain, uuid, each.name, result)
     return sorted(found.values(), key=lambda each: (each.replica, each.domain, each.result.at))

@@ -107,6 +107,8 @@ class Verification:
     """The steps that are failed, those of earlier verifications included."""
     proof: list[str] = field(default_factory=list)
     failure: SnaporchError | None = None
+    not_run: str = ""
+    """Why no clone was run; empty if one was."""
     screenshot: str | None = None
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -213,6 +215,7 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
             outcome.step = VerifyStep.CLONE
             reason = _run_clone(context, source, options, outcome)
         if reason is not None:
+            outcome.not_run = reason
             outcome.add_proof(context, f"not run: {reason}")
     except IncompleteError as error:
         _check_unchanged(context, record, manifest)

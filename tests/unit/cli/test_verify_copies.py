@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from snaporch.bundle.manifest import BackingFileEntry, manifest_bytes, read_manifest
 from snaporch.errors import ExitCode
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -58,6 +59,62 @@ def test_a_copy_that_cannot_be_restored_fails_and_status_repeats_it(backup, snap
     assert problems["copy-failed"]["text"].endswith(again)
     metrics = snaporch("status", "--prometheus", "-").out
     assert "snaporch_copies_newest_test_restore_timestamp_seconds{" not in metrics
+
+
+def not_to_be_run(bundle):
+    """A backing file outside the snapshot, which is unknown here."""
+    manifest = read_manifest(bundle)
+    file = BackingFileEntry(path="/base.img", bytes=1, inode=2, mtime_ns=3)
+    disks = tuple(each.model_copy(update={"beneath": (file,)}) for each in manifest.disks)
+    changed = manifest.model_copy(update={"disks": disks})
+    (bundle / "manifest.json").write_bytes(manifest_bytes(changed))
+
+
+def test_a_copy_of_which_no_clone_ran_has_not_passed(backup, snaporch):
+    not_to_be_run(backup.bundle)
+    why = "not restored: it is unknown whether its backing file /base.img has changed"
+    answer = snaporch("verify", "--on", "vm1", "--test-restore", "web", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    assert answer.out == f"web@s1  vm1  {why}; checksums and GUIDs are correct\n"
+    assert answer.err == f"snaporch: web@s1: {why}\n"
+    answer = snaporch("verify", "--on", "vm1", "--test-restore", "--all", "--json")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert answer.err == "snaporch: vm1: no copy was restored; see `snaporch status`\n"
+    (document,) = answer.json
+    assert (document["passed"], document["reached"]) == (False, "checked")
+    assert document["failure"] == f"web@s1: {why}"
+    (document,) = snaporch("status", "--json").json["test_restores"]
+    assert (document["passed"], document["failed_steps"]) == (False, [])
+    out = snaporch("status").out
+    assert "replica   vm1: 0 of 1 test restores passed; done " in out
+    assert "replica   vm1: not restored: web@s1\n" in out
+    metrics = snaporch("status", "--prometheus", "-").out
+    labels = 'domain="web",replica="vm1"'
+    for result, count in (("passed", 0), ("failed", 0), ("not-restored", 1)):
+        assert f'snaporch_copies_test_restored{{{labels},result="{result}"}} {count}.0' in metrics
+    assert "snaporch_copies_newest_test_restore_timestamp_seconds{" not in metrics
+
+
+def test_an_earlier_test_restore_stays_proven_and_keeps_its_time(backup, snaporch):
+    assert snaporch("verify", "--on", "vm1", "--test-restore", "web").code == 0
+    before = snaporch("status", "--json").json["test_restores"][0]["reached_at"]
+    not_to_be_run(backup.bundle)
+    assert snaporch("verify", "--on", "vm1", "--test-restore", "web").code == ExitCode.REFUSED
+    (document,) = snaporch("status", "--json").json["test_restores"]
+    assert (document["passed"], document["reached_at"]) == (True, before)
+
+
+def test_a_copy_that_is_still_arriving_is_no_failure(backup, snaporch):
+    (backup.bundle / "copy.json").unlink()
+    answer = snaporch("verify", "--on", "vm1", "--test-restore", "web", "--quiet")
+    assert answer.code == ExitCode.REFUSED
+    step = "to compare its checksums: snaporch verify --on vm1 web@s1"
+    assert answer.err == f"snaporch: web@s1: its bundle has not arrived; {step}\n"
+    answer = snaporch("verify", "--on", "vm1", "--test-restore", "--all", "--quiet")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "web@s1  vm1  note: not restored: its bundle has not arrived\n" in answer.err
+    assert "vm1: no copy was restored" in answer.err
+    assert snaporch("status", "--json").json["test_restores"] == []
 
 
 def test_without_copies_nothing_is_well(backup, snaporch):

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from snaporch.default_paths import LIBVIRT_URI
 from snaporch.errors import ExitCode, UnavailableError
-from snaporch.hypervisor.absent import NoGuests, is_installed
+from snaporch.hypervisor.absent import NoGuests, is_expected
 
 POLICY = '[policy.hourly]\nevery = "1h"\n'
 
@@ -25,7 +26,7 @@ def backup(host, command_host):
     source = f'[source.vm1]\nhost = "vm1"\ndataset = "backup/vm1"\nbundles = {bundles}\n'
     host.config_file.write_text(text + source + "keep = { daily = 7 }\n")
     command_host.open_hypervisor = away
-    command_host.has_libvirt = lambda: False
+    command_host.has_libvirt = lambda _uri: False
     return host
 
 
@@ -41,9 +42,9 @@ def test_a_backup_machine_needs_no_libvirt(backup, snaporch, words):
 def test_a_host_whose_libvirt_does_not_answer_is_not_called_well(
     backup, snaporch, command_host, words
 ):
-    command_host.has_libvirt = lambda: True
+    command_host.has_libvirt = lambda _uri: True
     assert snaporch(*words).code == ExitCode.UNAVAILABLE
-    command_host.has_libvirt = lambda: False
+    command_host.has_libvirt = lambda _uri: False
     backup.config_file.write_text(backup.config_file.read_text() + POLICY)
     assert snaporch(*words).code == ExitCode.UNAVAILABLE
 
@@ -56,7 +57,7 @@ def test_check_has_the_source_and_nothing_of_libvirt(backup, snaporch):
 
 
 def test_a_pull_opens_no_libvirt_where_there_is_one(backup, snaporch, command_host):
-    command_host.has_libvirt = lambda: True
+    command_host.has_libvirt = lambda _uri: True
     opened = []
     command_host.open_pull = lambda _context, name: opened.append(name) or away("")
     snaporch("pull", "vm1")
@@ -75,6 +76,26 @@ def test_what_needs_guests_names_what_is_missing(backup, snaporch):
 
 def test_a_daemon_or_a_socket_is_an_installation(tmp_path):
     socket = tmp_path / "socket"
-    assert not is_installed([str(socket)])
+    assert not is_expected(LIBVIRT_URI, [str(socket)], tmp_path)
     socket.touch()
-    assert is_installed([str(tmp_path / "libvirtd"), str(socket)])
+    assert is_expected(LIBVIRT_URI, [str(tmp_path / "libvirtd"), str(socket)], tmp_path)
+
+
+def test_another_libvirt_and_definitions_of_guests_are_not_overlooked(tmp_path):
+    """As of a libvirt that was built by hand, or is removed while its guests are not."""
+    assert is_expected("qemu+unix:///system?socket=/opt/sock", [], tmp_path)
+    assert not is_expected(LIBVIRT_URI, [], tmp_path / "none")
+    (tmp_path / "networks").mkdir()
+    assert not is_expected(LIBVIRT_URI, [], tmp_path)
+    (tmp_path / "web.xml").touch()
+    assert is_expected(LIBVIRT_URI, [], tmp_path)
+
+
+def test_the_uri_of_the_configuration_counts(backup, snaporch, command_host):
+    asked = []
+    command_host.has_libvirt = lambda uri: asked.append(uri) or False
+    text = backup.config_file.read_text()
+    backup.config_file.write_text(f'libvirt_uri = "qemu:///embed"\n{text}')
+    assert snaporch("prune", "web").code == ExitCode.NOT_FOUND
+    assert snaporch("status").code == ExitCode.WARNINGS
+    assert asked == ["qemu:///embed"] * 2

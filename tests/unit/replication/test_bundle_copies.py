@@ -163,6 +163,45 @@ def test_what_is_in_clear_stays_replicated_while_it_cannot_be_replaced(vault, ag
     assert record.run in note
 
 
+def in_clear_and_lost_here(vault, age, *, damaged):
+    """A bundle that is there in clear, and cannot be replaced since it is not whole here."""
+    vault.configure()
+    record = vault.take()
+    vault.ship()
+    vault.configure(encrypt_to=[age.keys[0]])
+    (Path(record.bundle) / "ram.save").unlink()
+    if damaged:
+        path = vault.copy(record) / "ram.save"
+        path.write_bytes(bytes(path.stat().st_size))
+    return record
+
+
+def test_what_is_in_clear_is_read_when_it_is_due(vault, age):
+    record = in_clear_and_lost_here(vault, age, damaged=False)
+    vault.world.heard.notes.clear()
+    shipped = vault.ship(recheck=True)
+    assert (shipped.damaged, shipped.read) == ((), 1)
+    assert vault.replicated() == {"s1": ("nas",)}
+    (note,) = (each for each in vault.world.heard.notes if "remove them there" in each)
+    assert record.run in note
+
+
+def test_damage_of_what_is_in_clear_is_found_when_it_is_due(vault, age):
+    in_clear_and_lost_here(vault, age, damaged=True)
+    assert vault.ship().damaged == ()
+    with pytest.raises(ReplicaError, match="there is damaged, and the one on this host is not"):
+        vault.ship(recheck=True)
+    assert vault.replicated() == {"s1": ()}
+
+
+def test_what_is_in_clear_is_not_marked_by_its_sizes_alone(vault, age):
+    in_clear_and_lost_here(vault, age, damaged=True)
+    vault.world.pool.set_properties(["tank/web@s1"], {"snaporch:replicated": ""})
+    with pytest.raises(ReplicaError, match="its bundle here is not whole"):
+        vault.ship()
+    assert vault.replicated() == {"s1": ()}
+
+
 def test_a_damaged_bundle_in_clear_is_damaged(vault, age):
     vault.configure()
     record = vault.take()

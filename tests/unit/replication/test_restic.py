@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import threading
@@ -219,8 +220,10 @@ def test_a_listing_beside_which_restic_says_anything_may_lack_something(place, s
     tool.write_text("#!/bin/sh\necho 'could not load snapshot 12' >&2\necho '[]'\n")
     with pytest.raises(ReplicaError, match="may not be whole: could not load snapshot 12; try"):
         opened(section(place, secret), tmp_path).contents()
-    tool.write_text("#!/bin/sh\necho 'subprocess ssh: Welcome' >&2\necho '[]'\n")
-    assert opened(section(place, secret), tmp_path).contents().streams == {}
+    full = "unable to open cache: MkdirAll: mkdir /var/cache/x: no space left on device"
+    for text in ("subprocess ssh: Welcome", full, json.dumps({"message": full})):
+        tool.write_text(f"#!/bin/sh\necho '{text}' >&2\necho '[]'\n")
+        assert opened(section(place, secret), tmp_path).contents().streams == {}
 
 
 def test_no_command_line_has_a_secret(place, secret, tmp_path):

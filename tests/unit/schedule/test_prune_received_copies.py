@@ -30,7 +30,8 @@ from snaporch.zfs import PoolError
 ROOT = "backup/kvm"
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 NOW = datetime.now(UTC).replace(microsecond=0)
-PASSED = VerificationResult(NOW, passed=True, reached=VerifyDepth.CHECKED).as_text()
+CHECKED = VerificationResult(NOW, passed=True, reached=VerifyDepth.CHECKED).as_text()
+PASSED = VerificationResult(NOW, passed=True, reached=VerifyDepth.BOOTED).as_text()
 
 
 class Holder:
@@ -265,6 +266,25 @@ def test_a_copy_whose_test_restore_failed_here_did_not_pass_by_its_mark(holder):
                 marks = {"snaporch:verified": PASSED}
                 marks["snaporch:verified-here"] = PASSED.replace("passed", "failed")
                 holder.pool.set_properties([each], marks)
+    assert holder.deleted() == ["0001", "0002"]
+
+
+def test_a_copy_of_which_no_clone_ran_was_not_restored_here(holder):
+    for number in range(1, 5):
+        for each in holder.take(number):
+            if number == 1:
+                holder.pool.set_properties([each], {"snaporch:verified-here": CHECKED})
+    assert holder.deleted() == ["0001", "0002"]
+
+
+def test_one_member_that_failed_here_is_a_failure(holder):
+    """Of a shared or unmarked member the result could not be written."""
+    for number in range(1, 5):
+        first, second = holder.take(number)
+        if number == 1:
+            failed = PASSED.replace("passed", "failed")
+            holder.pool.set_properties([first, second], {"snaporch:verified": PASSED})
+            holder.pool.set_properties([first], {"snaporch:verified-here": failed})
     assert holder.deleted() == ["0001", "0002"]
 
 

@@ -22,10 +22,11 @@ from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import store_as_pages
 from snaporch.verify.copies_here import (
     CopiesHere,
+    NotRestorableError,
     find_place,
     mount_points,
 )
-from snaporch.verify.restore_results import restore_results
+from snaporch.verify.restore_results import RestoreOutcome, restore_results
 from snaporch.verify.verify import VerifyOptions
 from snaporch.zfs import PREFIX
 
@@ -55,6 +56,8 @@ class Backup:
                 pool.take_out(dataset)
                 shutil.rmtree(zfs / dataset, ignore_errors=True)
         shutil.copytree(self.world.paths.bundles, self.bundles, dirs_exist_ok=True)
+        for bundle in self.bundles.glob("*/*"):
+            (bundle / "copy.json").write_text('{"dataset": "backup/vm1"}')
         if lose:
             shutil.rmtree(self.world.paths.bundles)
             self.world.hypervisor.guests.clear()
@@ -79,9 +82,9 @@ def backup(world):
     return Backup(world)
 
 
-def take(world, level=None, guest="web"):
+def take(world, level=None, guest="web", name="s1"):
     return take_snapshot(
-        world.context, world.hypervisor.domain(guest), SnapshotRequest("s1", level)
+        world.context, world.hypervisor.domain(guest), SnapshotRequest(name, level)
     )
 
 
@@ -238,9 +241,45 @@ def test_an_encrypted_bundle_has_no_result(backup):
     manifest = read_manifest(backup.bundle)
     encrypted = manifest.model_copy(update={"recipients": ("age1x",)})
     (backup.bundle / "manifest.json").write_bytes(manifest_bytes(encrypted))
-    with pytest.raises(RefusedError, match="only its key can restore it"):
+    with pytest.raises(NotRestorableError, match="only its key can restore it"):
         backup.verify()
     assert "verified-here" not in backup.properties()
+
+
+@pytest.mark.parametrize("lacks", ["", "manifest.json", "copy.json"])
+def test_a_copy_that_is_still_arriving_has_no_result(backup, lacks):
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    path = backup.bundle / lacks
+    path.rename(backup.bundles / ".partial")
+    with pytest.raises(NotRestorableError, match="its bundle has not arrived"):
+        backup.verify()
+    assert "verified-here" not in backup.properties()
+    (backup.bundles / ".partial").rename(path)
+    assert backup.verify().passed
+
+
+def test_a_bundle_that_was_lost_after_a_test_restore_fails(backup):
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    assert backup.verify().passed
+    shutil.rmtree(backup.bundle)
+    assert not backup.verify().passed
+
+
+def test_a_sample_goes_on_until_so_many_have_a_result(backup):
+    for name in ("s1", "s2", "s3"):
+        take(backup.world, name=name)
+    backup.copy("tank/web", "flash/web")
+    records = backup.here.find([])
+    first = backup.bundles / records[0].uuid / records[0].run
+    manifest = read_manifest(first)
+    encrypted = manifest.model_copy(update={"recipients": ("age1x",)})
+    (first / "manifest.json").write_bytes(manifest_bytes(encrypted))
+    refused, done = backup.here.verify_all(records, VerifyOptions(), 1)
+    assert isinstance(refused, NotRestorableError)
+    assert done.passed
+    assert len([*backup.here.verify_all(records, VerifyOptions(), 3)]) == 3
 
 
 def test_what_failed_is_repeated_with_the_same_options(backup, tmp_path):
@@ -280,7 +319,10 @@ def test_a_file_of_its_host_is_no_file_of_this_one(backup):
     outcome = backup.verify()
     assert outcome.passed, outcome.failure
     assert outcome.reached is VerifyDepth.CHECKED
-    assert "not run: it is unknown whether its backing file /etc/hostname" in outcome.proof[-1]
+    assert outcome.not_run.startswith("it is unknown whether its backing file /etc/hostname")
+    (found,) = restore_results(backup.world.context.config, backup.world.pool.snapshots())
+    assert found.outcome is RestoreOutcome.NOT_RESTORED
+    assert found.as_json()["passed"] is False
 
 
 def test_a_header_that_leads_out_of_the_copy_fails(backup):
@@ -329,13 +371,22 @@ def test_where_a_file_system_was_mounted_follows_from_its_disks(backup):
     assert mount_points(manifest.model_copy(update={"disks": tuple(linked)})) == {}
 
 
-def test_of_results_that_differ_the_oldest_counts(backup):
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("22T14:00:00Z passed resumed", "21T14:00:00Z passed resumed"),
+        ("21T14:00:00Z passed resumed", "22T14:00:00Z failed checked steps:clone"),
+        ("21T14:00:00Z passed resumed", "22T14:00:00Z passed checked"),
+    ],
+)
+@pytest.mark.parametrize("turn", [1, -1])
+def test_of_results_that_differ_the_worst_counts_and_then_the_oldest(backup, first, second, turn):
     take(backup.world)
     backup.copy("tank/web", "flash/web")
-    for dataset, at in (("tank:web", "2026-11-22"), ("flash:web", "2026-11-21")):
+    for dataset, text in zip(("tank:web", "flash:web"), (first, second)[::turn], strict=True):
         backup.world.pool.set_properties(
-            [f"{ROOT}/{dataset}@s1"], {f"{PREFIX}verified-here": f"{at}T14:00:00Z passed resumed"}
+            [f"{ROOT}/{dataset}@s1"], {f"{PREFIX}verified-here": f"2026-11-{text}"}
         )
     (found,) = restore_results(backup.world.context.config, backup.world.pool.snapshots())
-    assert found.result.at.day == 21
+    assert found.result.as_text() == f"2026-11-{second}"
     assert (found.replica, found.full_name) == ("vm1", "web@s1")
