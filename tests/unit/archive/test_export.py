@@ -217,6 +217,46 @@ def test_a_disk_that_needs_another_file_is_refused(world, tmp_path):
         written(world, tmp_path / "q.tar.zst", "q@s1")
 
 
+def test_an_encrypted_disk_is_refused(world, tmp_path):
+    image = str(world.image("tank/q", "q-vda.img"))
+    Path(image).write_bytes(qcow2())
+    world.add_guest("q", {}, more=(DiskSpec("vda", image, format="qcow2"),))
+    take_snapshot(world.context, world.hypervisor.domain("q"), SnapshotRequest("s1"))
+    content = bytearray(qcow2())
+    content[32:36] = (2).to_bytes(4, "big")
+    in_snapshot(world, "tank/q", "q-vda.img", bytes(content))
+    with pytest.raises(RefusedError, match="is encrypted"):
+        written(world, tmp_path / "q.tar.zst", "q@s1")
+
+
+def with_xml(taken, old, new):
+    path = Path(taken.record.bundle) / "domain.xml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        "<launchSecurity type='sev'/>",
+        "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'/>",
+    ],
+)
+def test_a_guest_that_no_import_accepts_is_refused(taken, world, element):
+    found = source(world)
+    with_xml(taken, "</domain>", f"{element}</domain>")
+    with pytest.raises(RefusedError):
+        check_export(world.context, found)
+
+
+def test_what_an_import_needs_is_noted(taken, world):
+    found = source(world)
+    with_xml(taken, "</os>", "<kernel>/srv/vmlinuz</kernel></os>")
+    check_export(world.context, found)
+    assert "--accept /srv/vmlinuz" in str(world.heard.notes)
+
+
 def test_an_archive_goes_to_standard_output(taken, world, capfdbinary):
     with standard_output() as stream:
         export(world.context, source(world), "-", stream)
