@@ -143,6 +143,8 @@ def import_guest(
                     uuid = left  # the files that the interrupted import left have it
                 with _lock(context, name, uuid):
                     return _import(context, reader, head, place, request, thing, (name, uuid))
+        except RecursionError as error:
+            raise RefusedError(thing, "its definition is nested too deeply") from error
         except OSError as error:
             reason = f"{error.filename or name}: {error.strerror or error}"
             raise RunFailedError(thing, f"could not be imported ({reason})") from error

@@ -1,4 +1,4 @@
-"""``snaporch export``."""
+"""``snaporch export``: write a whole guest into one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``snaporch import``."""
+"""``snaporch import``: make a guest of an exported archive."""
 
 from __future__ import annotations
 

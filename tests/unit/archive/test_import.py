@@ -370,6 +370,15 @@ def test_a_second_guest_is_not_resumed_where_its_original_may_run(archive, there
     assert bring(there, archive, network="outer").state == "resumed"
 
 
+def test_a_definition_that_is_nested_thousands_deep_is_refused(archive, there):
+    forged = Opened(archive)
+    deep = b"<metadata>" + b"<a>" * 20000 + b"</a>" * 20000 + b"</metadata></domain>"
+    xml = forged.data["domain.xml"].replace(b"</domain>", deep)
+    with pytest.raises(RefusedError):
+        bring(there, forged.change_part("domain.xml", xml).written())
+    assert nothing_of_it(there)
+
+
 def test_room_is_left_on_the_file_system():
     assert reserve(100 << 30) == 1 << 30
     assert reserve(2 << 30) == (2 << 30) // 20
