@@ -354,7 +354,7 @@ def test_a_repeated_import_with_another_name_has_the_uuid_of_the_first(archive, 
 
 def test_an_import_that_was_killed_after_the_definition_is_finished(archive, there):
     place = there.images / "web"
-    bring(there, archive, cold=True)
+    bring(there, archive, starts=False)
     (place / MARK).write_text(json.dumps({"uuid": there.guest("web").uuid, "files": None}))
     (place / ".import-ram.save").write_bytes(b"x")
     with pytest.raises(AttentionError, match="it is complete, without its RAM: virsh start web"):
