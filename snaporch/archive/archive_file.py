@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -14,20 +15,26 @@ from snaporch.private_files import sync_directory
 from snaporch.restore.extracted_file import check_destination
 
 SUFFIX = ".tar.zst"
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_ATTEMPTS = 5
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_SEPARATORS = str.maketrans("/:", "__")
+"""A name with ``:`` is a host for tar."""
 
 
 def destination(thing: str, to: Path | None) -> Path:
     """The path of an archive.
 
     Args:
-        thing: ``DOMAIN@SNAPSHOT``, which gives the file its name.
+        thing: ``DOMAIN@SNAPSHOT``, which gives the file its name; ``/`` and ``:`` become ``_``.
         to: a file, or a directory; ``None`` for the current directory.
 
     Raises:
         RefusedError: the file exists, or its directory does not.
     """
     place = to if to is not None else Path()
-    path = place / f"{thing}{SUFFIX}".replace("/", "_") if place.is_dir() else place
+    path = place / f"{thing}{SUFFIX}".translate(_SEPARATORS) if place.is_dir() else place
     check_destination(path)
     return path
 
@@ -41,40 +48,119 @@ def partial_name(path: Path) -> Path:
 def new_archive(path: Path) -> Iterator[BinaryIO]:
     """Write an archive under a temporary name beside ``path``, and rename it at the end.
 
-    What a killed process left under that name is overwritten.
+    What a killed process left under that name is replaced. The file is always a new one that only
+    this user reads, also in a directory of another user.
 
     Raises:
         BusyError: another process writes it.
         RefusedError: ``path`` exists meanwhile.
         RunFailedError: it cannot be written. Then, and after any other exception, no file is left.
     """
+    partial = partial_name(path)
     try:
-        with _locked(partial_name(path), path) as writing:
+        with _locked(partial, path) as writing:
             yield writing
             writing.flush()
             os.fsync(writing.fileno())
-            check_destination(path)
-            partial_name(path).rename(path)
+            if not _is_named(writing.fileno(), partial):
+                raise RunFailedError(str(path), f"another process has replaced {partial}")
+            _publish(partial, path)
         sync_directory(path.parent)
     except OSError as error:
         raise RunFailedError(str(path), error.strerror or "cannot be written") from error
 
 
+def _publish(partial: Path, path: Path) -> None:
+    """Give a finished archive its name, unless there is a file of that name.
+
+    Raises:
+        RefusedError: there is one.
+    """
+    check_destination(path)
+    try:
+        os.link(partial, path, follow_symlinks=False)
+    except FileExistsError:
+        check_destination(path)
+        raise
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        partial.rename(path)  # the file system has no links, as FAT
+    else:
+        partial.unlink()
+
+
 @contextmanager
 def _locked(partial: Path, path: Path) -> Iterator[BinaryIO]:
-    """Open the unfinished file, empty and for this process alone; remove it after an exception."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(partial, flags, 0o600), "wb") as writing:
+    """Make the unfinished file, for this process alone; remove it after an exception."""
+    with os.fdopen(_new_file(partial, path), "wb") as writing:
         try:
-            fcntl.flock(writing.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BusyError(str(path), "another export writes it", "wait for its end") from error
-        try:
-            os.ftruncate(writing.fileno(), 0)
             yield writing
         except BaseException:
-            partial.unlink(missing_ok=True)
+            if _is_named(writing.fileno(), partial):
+                partial.unlink()
             raise
+
+
+def _new_file(partial: Path, path: Path) -> int:
+    """Create the unfinished file and lock it.
+
+    Another process may open it before it is locked, and take it for a remainder. So it counts only
+    if it has its name when it is locked.
+
+    Raises:
+        BusyError: another process writes it.
+        OSError: it cannot be made.
+    """
+    for _ in range(_ATTEMPTS):
+        _remove_remainder(partial, path)
+        try:
+            descriptor = os.open(partial, _CREATE, 0o600)
+        except FileExistsError:
+            continue
+        if _lock(descriptor) and _is_named(descriptor, partial):
+            os.fchmod(descriptor, 0o600)
+            return descriptor
+        os.close(descriptor)
+    raise _busy(path)
+
+
+def _remove_remainder(partial: Path, path: Path) -> None:
+    """Remove what has the name of the unfinished file, unless another export writes it."""
+    try:
+        descriptor = os.open(partial, _OPEN)
+    except FileNotFoundError:
+        return
+    except OSError:  # a link, a pipe: not of an export
+        partial.unlink(missing_ok=True)
+        return
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid() and not _lock(descriptor):
+            raise _busy(path)
+        if _is_named(descriptor, partial):
+            partial.unlink()
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether the name is that of the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _busy(path: Path) -> BusyError:
+    return BusyError(str(path), "another export writes it", "wait for its end")
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -19,6 +19,7 @@ from snaporch.archive.contents import (
     disk_name,
     pack_map,
 )
+from snaporch.archive.import_xml import HostRules, imported_xml
 from snaporch.archive.used_extents import used_extents
 from snaporch.archive.write_archive import archive_writer, checksums_bytes
 from snaporch.bundle.compress import Block, Sink
@@ -34,12 +35,16 @@ from snaporch.clone.find_clones import Purpose, directory_of, new_clone
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
 from snaporch.extract.disk_reader import open_disk, read_fully
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, CloneXml, SharedError
+from snaporch.hypervisor.domain_xml import parse
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import sha256_of
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
 from snaporch.restore.source import IncompleteError, Source, check_whole_disks, reading_lock
 
 _BLOCK = 1 << 20
+_NO_PLACE = "/import"
+"""Stands for the directory that an import will choose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,8 @@ class Exported:
     data_bytes: int
     """Bytes of its members, before compression."""
     with_ram: bool
+    left_out: dict[str, str]
+    """The disks of the guest that it does not have, by target, and why."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object."""
@@ -63,6 +70,7 @@ class Exported:
             "bytes": self.bytes,
             "data_bytes": self.data_bytes,
             "with_ram": self.with_ram,
+            "left_out": self.left_out,
         }
 
 
@@ -95,7 +103,7 @@ def check_export(context: Context, source: Source) -> None:
 
     Raises:
         RefusedError: a disk is a part of a volume, has a backing file or an unknown format, or
-            there is no definition or no disk.
+            there is no definition or no disk; or no import would accept the definition.
     """
     if not source.disks:
         raise RefusedError(source.thing, "has no disks")
@@ -112,6 +120,61 @@ def check_export(context: Context, source: Source) -> None:
             reason = f"its disk {disk.target} has the format {disk.format}, not raw or qcow2"
             step = "convert it with `qemu-img convert`, and snapshot it again"
             raise RefusedError(source.thing, reason, step)
+    _check_import(context, source)
+
+
+def _check_import(context: Context, source: Source) -> None:
+    """Refuse a definition of which no import would make a guest, and note what one needs.
+
+    Raises:
+        RefusedError: see :func:`~snaporch.archive.import_xml.imported_xml`.
+    """
+    formats = {disk.target: disk.format for disk in source.disks}
+    disks = {
+        target: CloneDisk(f"{_NO_PLACE}/{target}.{kind}", "file", kind)
+        for target, kind in formats.items()
+    }
+    spec = CloneSpec(
+        name=source.manifest.domain,
+        uuid=source.manifest.uuid,
+        of=source.thing,
+        disks=disks,
+        files=_NO_PLACE,
+        network="none",
+        resumed=False,
+        is_clone=False,
+        keeps_addresses=True,
+    )
+    texts = [_text(source, role) for role in (Role.INACTIVE_XML, Role.LIVE_XML)]
+    definition, *more = [text for text in texts if text is not None]
+    made = _imported(definition, spec, formats)
+    for missing in made.missing:
+        context.progress.note(source.thing, f"an import will not have {missing}")
+    for text in more:
+        try:
+            _imported(text, replace(spec, resumed=True), formats)
+        except SharedError as error:
+            reason = f"an import boots it, and does not resume it: {error.reason}"
+            context.progress.note(source.thing, reason)
+    try:
+        imported_xml(definition, spec, formats, HostRules(()))
+    except RefusedError as error:
+        context.progress.note(source.thing, f"for an import: {error.explanation}")
+
+
+def _imported(xml: str, spec: CloneSpec, formats: Mapping[str, str]) -> CloneXml:
+    """The definition that an import makes if it accepts all paths."""
+    elements = list(parse(xml).iter())
+    values = {(each.text or "").strip() for each in elements}
+    values |= {value.strip() for each in elements for value in each.attrib.values()}
+    return imported_xml(xml, spec, formats, HostRules((), values))
+
+
+def _text(source: Source, role: Role) -> str | None:
+    part = source.part(role)
+    if part is None:
+        return None
+    return (source.directory / part.name).read_text("utf-8", "replace")
 
 
 def export(
@@ -151,15 +214,14 @@ def export(
     except OSError as error:
         reason = f"{error.filename or path}: {error.strerror or error}"
         raise RunFailedError(source.thing, f"could not be exported ({reason})") from error
-    return Exported(source.thing, path, written, contents.data_bytes, ram is not None)
+    return Exported(
+        source.thing, path, written, contents.data_bytes, ram is not None, left_out(source)
+    )
 
 
-def note_left_out(context: Context, source: Source) -> None:
-    """Note the disks of the guest that the archive does not have."""
-    for disk in source.manifest.disks:
-        if disk.left_out:
-            text = f"the archive has no disk {disk.target}: {disk.left_out_reason}"
-            context.progress.note(source.thing, text)
+def left_out(source: Source) -> dict[str, str]:
+    """The disks of the guest that the archive does not have, by target, and why."""
+    return {disk.target: disk.left_out_reason for disk in source.manifest.disks if disk.left_out}
 
 
 @contextmanager
@@ -196,6 +258,9 @@ def _check_one_file(source: Source, entry: DiskEntry, reading: BinaryIO) -> None
         image = read_qcow2(reading.fileno())
     except HeaderError as error:
         raise RefusedError(thing, str(error)) from error
+    if image.encrypted:
+        step = "decrypt it with `qemu-img convert`, and snapshot it again"
+        raise RefusedError(thing, "its image is encrypted, and an import has no key", step)
     other = image.backing if image.backing is not None else image.data_file
     if other is not None:
         step = "put all data into one image with `qemu-img convert`, and snapshot it again"

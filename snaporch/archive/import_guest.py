@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 from uuid import UUID, uuid4
@@ -16,14 +17,17 @@ from snaporch.archive.import_firmware import check_firmware, discard_tpm, place_
 from snaporch.archive.import_place import MARK, ImportPlace
 from snaporch.archive.import_xml import HostRules, imported_xml
 from snaporch.archive.read_archive import ArchiveReader
+from snaporch.archive.reserve import reserve
 from snaporch.archive.unpack import RAM_NAME, Head, read_head, sparse, unpack
 from snaporch.bundle.compress import Compression
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
+from snaporch.clone.address_conflicts import address_lock, check_network
 from snaporch.context import Context
 from snaporch.errors import (
     AttentionError,
+    BusyError,
     RefusedError,
     RunFailedError,
     SnaporchError,
@@ -39,6 +43,8 @@ from snaporch.restore.source import mounted_at
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset, quoted
 
+_ADDRESS_SECONDS = 600
+"""How long to wait while another guest with these addresses loads its RAM."""
 _MAX_NAME = 200
 _READY_RAM = f"{MARK}-ram.save"
 
@@ -72,7 +78,7 @@ class Imported:
     disks: dict[str, str]
     """The path of each disk, by its target."""
     state: str
-    """``resumed``, ``booted`` or ``defined``."""
+    """``resumed``, ``paused`` (resumed, and paused as it was), ``booted`` or ``defined``."""
     cold_reason: str
     """Why it was not resumed although the archive has RAM; else empty."""
     missing: tuple[str, ...]
@@ -125,15 +131,29 @@ def import_guest(
     head = read_head(reader, thing)
     name = request.name or head.manifest.domain
     uuid = str(uuid4()) if request.name else head.manifest.uuid
-    _check_name(context, thing, name, uuid)
+    _check_name(thing, name, uuid)
     key = f"import-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-    with domain_lock(default_paths.LOCKS, name, key, "import", wait=0, interrupt=context.interrupt):
+    with _lock(context, name, key):
         try:
+            _check_unfinished(context, name)
+            _check_is_free(context, name, uuid)
             with _directory(context, request, name) as place:
-                return _import(context, reader, head, place, request, thing, (name, uuid))
+                left = place.check()
+                if request.name and left:
+                    uuid = left  # the files that the interrupted import left have it
+                with _lock(context, name, uuid):
+                    return _import(context, reader, head, place, request, thing, (name, uuid))
+        except RecursionError as error:
+            raise RefusedError(thing, "its definition is nested too deeply") from error
         except OSError as error:
             reason = f"{error.filename or name}: {error.strerror or error}"
             raise RunFailedError(thing, f"could not be imported ({reason})") from error
+
+
+def _lock(context: Context, name: str, key: str) -> AbstractContextManager[None]:
+    """Hold the lock of a guest's name or UUID; all other commands take that of the UUID."""
+    interrupt = context.interrupt
+    return domain_lock(default_paths.LOCKS, name, key, "import", wait=0, interrupt=interrupt)
 
 
 def _import(
@@ -145,31 +165,34 @@ def _import(
     thing: str,
     identity: tuple[str, str],
 ) -> Imported:
-    was_leftover = place.check()
+    name, uuid = identity
+    _check_is_free(context, name, uuid)
     plan = _plan(context, head, place, request, thing, identity)
-    check_firmware(head, plan.definition.xml, thing, overwrites=was_leftover)
-    _check_room(head, place, thing)
-    name = identity[0]
+    check_firmware(head, plan.definition.xml, thing, overwrites=place.check() == uuid)
+    _check_room(context, head, place, thing)
     context.progress.step(name, f"unpacking {head.contents.domain}@{head.contents.snapshot}")
-    place.begin()
+    place.begin(uuid)
     try:
         unpack(reader, head, place.path, thing, _ticker(context, name, head))
         if plan.resumes:
             plan = _with_ram_definition(context, head, place, request, thing, plan)
+        _check_is_free(context, name, uuid)
         place_firmware(head, plan.spec, plan.definition.xml)
         place.complete()
+        _check_is_free(context, name, uuid)
         _define(context, plan)
     except (LostLibvirtError, AttentionError):
         raise  # libvirt may have defined it
     except BaseException:
-        discard_tpm(head, plan.definition.xml)
+        if _is_not_defined(context, uuid):  # else another program has defined one of this UUID
+            discard_tpm(head, plan.definition.xml)
         place.discard()
         raise
     state, reason = _start(context, head, plan, place, request)
     place.finish()
     return Imported(
         name=name,
-        uuid=identity[1],
+        uuid=uuid,
         of=f"{head.contents.domain}@{head.contents.snapshot}",
         directory=str(place.path),
         disks={target: disk.path for target, disk in plan.spec.disks.items()},
@@ -179,7 +202,7 @@ def _import(
     )
 
 
-def _check_name(context: Context, thing: str, name: str, uuid: str) -> None:
+def _check_name(thing: str, name: str, uuid: str) -> None:
     valid = name.isprintable() and name == name.strip() and "/" not in name
     if not valid or not name or name[0] in "-." or len(name.encode()) > _MAX_NAME:
         raise UsageError(f"name {quoted(name)}", "cannot be the name of a guest", "use --name NEW")
@@ -189,6 +212,29 @@ def _check_name(context: Context, thing: str, name: str, uuid: str) -> None:
         valid = False
     if not valid:
         raise RefusedError(thing, f"its UUID is none: {quoted(uuid)}", "use --name NEW")
+
+
+def _check_unfinished(context: Context, name: str) -> None:
+    """Finish an import that was killed after the guest was defined.
+
+    Raises:
+        AttentionError: it was; the guest is there, and its RAM is removed.
+    """
+    guest = next((each for each in context.hypervisor.domains() if each.name == name), None)
+    if guest is None:
+        return
+    for disk in guest.disks:
+        place = ImportPlace(Path(disk.source or "").parent)
+        if place.path.name == name and place.marked() == guest.uuid:
+            place.finish()
+            reason = f"was imported into {place.path} by an import that was interrupted then"
+            step = f"it is complete, without its RAM: virsh start {shlex.quote(name)}"
+            step = step if guest.live_xml is None else "it is complete, and runs"
+            raise AttentionError(name, reason, step)
+
+
+def _check_is_free(context: Context, name: str, uuid: str) -> None:
+    """Refuse a name or UUID that a guest has: to define one of its UUID would replace it."""
     for domain in context.hypervisor.domains():
         if name in (domain.name, domain.uuid) or uuid == domain.uuid:
             what = "UUID" if uuid == domain.uuid else "name"
@@ -281,9 +327,10 @@ def _plan(
         spec = _spec(head, place, request, identity, resumed=True)
         try:
             start = imported_xml(live, spec, head.formats, rules)
-            kept = imported_xml(definition, spec, head.formats, rules)
+            kept = imported_xml(definition, replace(spec, loads_ram=False), head.formats, rules)
             reason = _cannot_run(context, head, thing, start.xml, resumes=True)
             if not reason:
+                _check_network(context, thing, start.xml, request)
                 return _Plan(spec, kept, start, resumes=True, cold_reason="")
         except SharedError as error:
             reason = error.reason
@@ -293,6 +340,17 @@ def _plan(
         raise RefusedError(thing, f"this host cannot run it: {problem}", "or use --no-start")
     has_ram = head.manifest.part(Role.RAM) is not None and not request.cold and request.starts
     return _Plan(spec, made, made, resumes=False, cold_reason=reason if has_ram else "")
+
+
+def _check_network(context: Context, thing: str, xml: str, request: ImportRequest) -> None:
+    """Refuse a network on which the addresses in the RAM may be in use.
+
+    A guest with another name is a second one. One that keeps its name is the original, which moved.
+    """
+    if request.name is not None:
+        check_network(context, thing, xml, request.network, resumed=True)
+    with address_lock(context, thing, xml, request.network, 0):
+        pass  # no guest here has them
 
 
 def _why_cold(context: Context, head: Head, request: ImportRequest) -> str:
@@ -319,14 +377,19 @@ def _cannot_run(context: Context, head: Head, thing: str, xml: str, *, resumes: 
     return ""
 
 
-def _check_room(head: Head, place: ImportPlace, thing: str) -> None:
+def _check_room(context: Context, head: Head, place: ImportPlace, thing: str) -> None:
     ram = head.manifest.part(Role.RAM)
     needed = head.contents.data_bytes + (ram.bytes if ram else 0)
     existing = next(path for path in (place.path, *place.path.parents) if path.is_dir())
-    free = shutil.disk_usage(existing).free
+    usage = shutil.disk_usage(existing)
+    free = max(usage.free - reserve(usage.total), 0)
     if needed > free:
         reason = f"needs {needed >> 20} MiB in {existing}, {free >> 20} MiB are free"
         raise RefusedError(thing, reason, "choose another --directory or --dataset")
+    largest = sum(disk.size for disk in map(sparse, head.contents.disks))
+    if largest > free:
+        text = f"its disks may grow to {largest >> 20} MiB, and {free >> 20} MiB are free"
+        context.progress.note(str(existing), text)
 
 
 def _ticker(context: Context, name: str, head: Head) -> Callable[[int], None]:
@@ -369,16 +432,17 @@ def _define(context: Context, plan: _Plan) -> None:
     """Define the guest.
 
     Raises:
-        AttentionError: libvirt reports an error, and may have defined it.
-        HypervisorError: it is not defined.
+        AttentionError: it failed, and libvirt may have defined it.
+        HypervisorError, OSError: it is not defined.
     """
     try:
         context.hypervisor.define(plan.definition.xml)
-    except HypervisorError as error:
+    except (HypervisorError, OSError) as error:
         if _is_not_defined(context, plan.spec.uuid):
             raise
+        reason = error.explanation if isinstance(error, HypervisorError) else str(error)
         step = "all files were kept: see virsh list --all"
-        raise AttentionError(plan.spec.name, error.explanation, step) from error
+        raise AttentionError(plan.spec.name, reason, step) from error
 
 
 def _is_not_defined(context: Context, uuid: str) -> bool:
@@ -397,13 +461,20 @@ def _start(
     if plan.resumes:
         context.progress.step(name, "resuming from RAM")
         try:
-            context.hypervisor.restore(place.path / _READY_RAM, running=running)
+            with address_lock(context, name, plan.start.xml, request.network, _ADDRESS_SECONDS):
+                context.hypervisor.restore(place.path / _READY_RAM, running=running)
         except LostLibvirtError:
             raise
         except HypervisorError as error:
             reason = error.reason
+        except (RefusedError, BusyError) as error:
+            place.finish()
+            reason = f"is imported, and was not started: {error.reason}"
+            raise AttentionError(
+                name, reason, f"start it with virsh start {shlex.quote(name)}"
+            ) from error
         else:
-            return "resumed", ""
+            return ("resumed" if running else "paused"), ""
     if not request.starts or head.manifest.level is Level.OFF:
         return "defined", reason
     context.progress.step(name, "booting from its disks")

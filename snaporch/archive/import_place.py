@@ -11,9 +11,10 @@ import json
 import os
 import shutil
 import stat
-from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from snaporch.bundle.firmware_files import HostFileError, trusted_directory
 from snaporch.errors import RefusedError
 from snaporch.private_files import replace_private, sync_directory, write_private
 
@@ -25,54 +26,86 @@ _TRAVERSABLE = 0o711
 """The emulator runs as another user; libvirt gives it access to the files it needs."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """The content of the file that marks an unfinished import."""
+
+    uuid: str
+    files: dict[str, list[int]] | None = None
+    """The inode and the time of the last change of each file, in ns, when all were there."""
+
+    def as_bytes(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
 class ImportPlace:
     """The directory of one guest."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.uuid = ""
 
-    def check(self) -> bool:
+    def check(self) -> str | None:
         """Refuse a directory that exists, unless an interrupted import left it.
 
         Returns:
-            Whether there is something of an interrupted import.
+            The UUID that an interrupted import had here, empty if it is not known; ``None`` if
+            there was none.
 
         Raises:
             RefusedError: it has other files, or a guest has written to it since; or another user
                 can replace it.
         """
-        above = self.path.parent.stat()
+        self._check_above()
         own = (0, os.geteuid())
-        if above.st_uid not in own or (
-            above.st_mode & _OTHERS_WRITE and not above.st_mode & _STICKY
-        ):
-            reason = "belongs to another user, or other users may write to it"
-            raise RefusedError(str(self.path.parent), reason, "choose another --directory")
         try:
             status = self.path.lstat()
         except FileNotFoundError:
-            return False
+            return None
         step = "choose another name: --name NEW"
         if not stat.S_ISDIR(status.st_mode) or status.st_uid not in own:
             raise RefusedError(str(self.path), "exists already", step)
-        if not self.is_empty() and not self._is_leftover():
+        if self.is_empty():
+            return None
+        mark = self._mark()
+        if mark is None or mark.files not in (None, self._states()):
             raise RefusedError(str(self.path), "exists already, and is no unfinished import", step)
-        return (self.path / MARK).exists()
+        return mark.uuid
 
-    def begin(self) -> None:
+    def _check_above(self) -> None:
+        """Refuse a path on which another user can replace a directory or a link."""
+        above = self.path.parent
+        try:
+            with trusted_directory(above):
+                pass
+        except HostFileError as error:
+            raise RefusedError(error.thing, error.reason, "choose another --directory") from error
+        real = above.resolve()
+        for directory in (real, *real.parents):
+            status = directory.stat()
+            shared = status.st_mode & _OTHERS_WRITE and not status.st_mode & _STICKY
+            if status.st_uid not in (0, os.geteuid()) or shared:
+                reason = "belongs to another user, or other users may write to it"
+                raise RefusedError(str(directory), reason, "choose another --directory")
+
+    def begin(self, uuid: str) -> None:
         """Make the directory, private and empty but for the mark.
+
+        Args:
+            uuid: the guest's, which the mark names.
 
         Raises:
             RefusedError: see :meth:`check`.
-            OSError: it cannot be made.
+            OSError: it cannot be made; or another process has made it meanwhile.
         """
         self.check()
-        with suppress(FileExistsError):
+        self.uuid = uuid
+        if not os.path.lexists(self.path):
             self.path.mkdir(_PRIVATE)
         self.path.chmod(_PRIVATE)
         for path in sorted(self._files(), key=lambda path: path.name == MARK):
             path.unlink()
-        write_private(self.path / MARK, b"")
+        write_private(self.path / MARK, _Mark(uuid).as_bytes())
         sync_directory(self.path)
         sync_directory(self.path.parent)
 
@@ -82,7 +115,7 @@ class ImportPlace:
         Raises:
             OSError: they are not on stable storage.
         """
-        replace_private(self.path / MARK, json.dumps(self._states()).encode())
+        replace_private(self.path / MARK, _Mark(self.uuid, self._states()).as_bytes())
         self.path.chmod(_TRAVERSABLE)
         sync_directory(self.path)
 
@@ -112,10 +145,16 @@ class ImportPlace:
                 found[path.name] = [status.st_ino, status.st_mtime_ns]
         return found
 
-    def _is_leftover(self) -> bool:
-        """Whether an import was interrupted here, and no guest has written since."""
+    def marked(self) -> str | None:
+        """The UUID of an unfinished import; ``None`` if there is none, or it is not known."""
+        mark = self._mark()
+        return mark.uuid or None if mark is not None else None
+
+    def _mark(self) -> _Mark | None:
+        """The mark of an interrupted import; ``None`` if there is none."""
         try:
             recorded = (self.path / MARK).read_bytes()
-            return not recorded or json.loads(recorded) == self._states()
-        except (OSError, ValueError):
-            return False
+            # a kill before the first write leaves an empty file
+            return _Mark(**json.loads(recorded)) if recorded else _Mark("")
+        except (OSError, ValueError, TypeError):
+            return None

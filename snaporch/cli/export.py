@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, SnapshotArgument
+from snaporch.errors import ExitCode
 
 if TYPE_CHECKING:
     from snaporch.archive.export import Exported
@@ -39,7 +40,7 @@ def export_command(
     It has the definition, UEFI variables, TPM state, disks and RAM of a snapshot, and tar with zstd
     opens it. `snaporch import` makes a guest of it on any libvirt host. The guest runs on.
     """
-    from snaporch.archive.export import check_export, note_left_out
+    from snaporch.archive.export import check_export, left_out
     from snaporch.bundle.manifest import Role
     from snaporch.cli.session import session
     from snaporch.clone.find_clones import remove_leftovers
@@ -55,7 +56,9 @@ def export_command(
         roles = [role for role in Role if not (no_ram and role is Role.RAM)]
         source = complete_source(opened, record, roles)
         check_export(opened, source)
-        note_left_out(opened, source)
+        absent = left_out(source)
+        for target, reason in absent.items():
+            opened.progress.note(source.thing, f"the archive has no disk {target}: {reason}")
         done = _export(opened, source, file, with_ram=not no_ram)
         line = (
             f"{done.path}  {source.thing}, {'with' if done.with_ram else 'without'} RAM, "
@@ -67,7 +70,7 @@ def export_command(
             print_json(done.as_json())
         else:
             print_result(line)
-    return 0
+    return ExitCode.WARNINGS if absent else ExitCode.OK
 
 
 def _export(context: Context, source: Source, file: Path | None, *, with_ram: bool) -> Exported:

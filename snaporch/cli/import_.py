@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _STDIN = Path("-")
 _STATES = {
     "resumed": "resumed from RAM",
+    "paused": "resumed from RAM and paused, as it was",
     "booted": "booted from its disks",
     "defined": "defined, not started",
 }

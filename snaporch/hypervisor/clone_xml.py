@@ -96,6 +96,8 @@ class CloneSpec:
     """:data:`NO_NETWORK`, :data:`ISOLATED`, or the name of a libvirt network."""
     resumed: bool
     """It is resumed from RAM, so every device must stay, also the MAC addresses."""
+    loads_ram: bool = True
+    """If it is resumed: RAM is loaded with this XML. It is not for the XML that stays defined."""
     throw_away: bool = False
     """It exists for a minute only.
 
@@ -151,7 +153,7 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
     _host_memory(root, identity)
     _firmware(root, identity)
     character_devices(root, identity.files)
-    if identity.resumed:
+    if identity.resumed and identity.loads_ram:
         receive_user_networks(root)
     for interface in root.findall("devices/interface"):
         _interface(interface, identity)

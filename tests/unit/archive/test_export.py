@@ -156,9 +156,51 @@ def test_an_archive_that_appeared_meanwhile_stays(tmp_path):
     assert list(tmp_path.iterdir()) == [to]
 
 
+@pytest.mark.parametrize("kind", ["other's", "linked", "link", "pipe"])
+def test_an_archive_is_written_into_no_file_of_another_user(tmp_path, kind):
+    """Another user has made a file of the temporary name, and keeps it open."""
+    to, theirs = tmp_path / "a", tmp_path / "theirs"
+    theirs.write_bytes(b"theirs")
+    partial = partial_name(to)
+    if kind == "link":
+        partial.symlink_to(theirs)
+    elif kind == "linked":
+        os.link(theirs, partial)
+    elif kind == "pipe":
+        os.mkfifo(partial)
+    else:
+        partial.write_bytes(b"")
+        partial.chmod(0o666)
+        os.chown(partial, 12345, 12345)
+    held = os.open(partial, os.O_PATH | os.O_NOFOLLOW)
+    with new_archive(to) as writing:
+        assert not os.path.sameopenfile(writing.fileno(), held)
+        writing.write(b"secret")
+    os.close(held)
+    status = to.lstat()
+    assert (status.st_uid, status.st_mode & 0o777, status.st_nlink) == (os.geteuid(), 0o600, 1)
+    assert (to.read_bytes(), theirs.read_bytes()) == (b"secret", b"theirs")
+
+
+def test_a_file_that_was_replaced_while_it_was_written_gets_no_name(tmp_path):
+    to = tmp_path / "a"
+
+    def replaced():
+        with new_archive(to) as writing:
+            writing.write(b"x")
+            partial_name(to).unlink()
+            partial_name(to).write_bytes(b"of another export")
+
+    with pytest.raises(RunFailedError, match="has replaced"):
+        replaced()
+    assert not to.exists()
+    assert partial_name(to).read_bytes() == b"of another export"
+
+
 def test_the_archive_is_named_after_the_snapshot(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert destination("web/a@s1", None) == Path("web_a@s1.tar.zst")
+    assert destination("web@auto_07:00", None) == Path("web@auto_07_00.tar.zst")
     assert destination("web@s1", tmp_path) == tmp_path / "web@s1.tar.zst"
     assert destination("web@s1", tmp_path / "x") == tmp_path / "x"
     with pytest.raises(RefusedError, match="not a directory"):
@@ -173,6 +215,46 @@ def test_a_disk_that_needs_another_file_is_refused(world, tmp_path):
     in_snapshot(world, "tank/q", "q-vda.img", qcow2(backing="/etc/shadow"))
     with pytest.raises(RefusedError, match="needs another file"):
         written(world, tmp_path / "q.tar.zst", "q@s1")
+
+
+def test_an_encrypted_disk_is_refused(world, tmp_path):
+    image = str(world.image("tank/q", "q-vda.img"))
+    Path(image).write_bytes(qcow2())
+    world.add_guest("q", {}, more=(DiskSpec("vda", image, format="qcow2"),))
+    take_snapshot(world.context, world.hypervisor.domain("q"), SnapshotRequest("s1"))
+    content = bytearray(qcow2())
+    content[32:36] = (2).to_bytes(4, "big")
+    in_snapshot(world, "tank/q", "q-vda.img", bytes(content))
+    with pytest.raises(RefusedError, match="is encrypted"):
+        written(world, tmp_path / "q.tar.zst", "q@s1")
+
+
+def with_xml(taken, old, new):
+    path = Path(taken.record.bundle) / "domain.xml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        "<launchSecurity type='sev'/>",
+        "<q:commandline xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'/>",
+    ],
+)
+def test_a_guest_that_no_import_accepts_is_refused(taken, world, element):
+    found = source(world)
+    with_xml(taken, "</domain>", f"{element}</domain>")
+    with pytest.raises(RefusedError):
+        check_export(world.context, found)
+
+
+def test_what_an_import_needs_is_noted(taken, world):
+    found = source(world)
+    with_xml(taken, "</os>", "<kernel>/srv/vmlinuz</kernel></os>")
+    check_export(world.context, found)
+    assert "--accept /srv/vmlinuz" in str(world.heard.notes)
 
 
 def test_an_archive_goes_to_standard_output(taken, world, capfdbinary):

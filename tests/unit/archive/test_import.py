@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import shutil
 import tarfile
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,13 +13,16 @@ from fakes.hooks import failing
 from fakes.images import qcow2
 from fakes.world import World
 
+from snaporch import default_paths
 from snaporch.archive.contents import ArchiveError, Member, contents_bytes, pack_map
 from snaporch.archive.import_guest import ImportRequest, import_guest
 from snaporch.archive.import_place import MARK
+from snaporch.archive.reserve import reserve
 from snaporch.archive.tar_header import header, padding
 from snaporch.archive.write_archive import END_MARK
 from snaporch.errors import (
     AttentionError,
+    BusyError,
     InterruptedRunError,
     RefusedError,
     UsageError,
@@ -26,6 +30,7 @@ from snaporch.errors import (
 from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.hypervisor.domain_xml import parse, sources, text
+from snaporch.locks import domain_lock
 from snaporch.model import DomainState
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -67,6 +72,11 @@ def nothing_of_it(there):
         {},
         [],
     )
+
+
+def remove(there):
+    there.hypervisor.guests.clear()
+    shutil.rmtree(there.images / "web")
 
 
 def refused(there, archive, words, **options):
@@ -214,7 +224,7 @@ def test_a_guest_that_has_written_since_is_not_overwritten(archive, there):
     os.waitpid(pid, 0)
     del there.hooks.at["hypervisor.define"]
     image = there.images / "web" / "vda.raw"
-    assert json.loads((image.parent / MARK).read_bytes())["vda.raw"]
+    assert json.loads((image.parent / MARK).read_bytes())["files"]["vda.raw"]
     os.utime(image, ns=(1, 1))
     with pytest.raises(RefusedError, match="exists already, and is no unfinished import"):
         bring(there, archive)
@@ -279,6 +289,108 @@ def test_a_host_that_cannot_run_it_is_left_alone(archive, there):
         bring(there, archive)
     assert nothing_of_it(there)
     assert bring(there, archive, starts=False).state == "defined"
+
+
+def test_a_guest_that_appears_meanwhile_is_not_replaced(archive, there):
+    there.heard.at["unpacking"] = lambda: there.add_guest("web", {"vda": "tank/real"})
+    with pytest.raises(RefusedError, match="the guest web has its UUID"):
+        bring(there, archive)
+    assert sources(there.guest("web").inactive)["vda"].endswith("real/web-vda.img")
+    assert list(there.images.iterdir()) == []
+
+
+def test_an_import_waits_for_no_other_command_on_the_same_guest(archive, there):
+    uuid, interrupt = Opened(archive).manifest.uuid, there.context.interrupt
+    lock = domain_lock(default_paths.LOCKS, "web", uuid, "restore", wait=0, interrupt=interrupt)
+    with lock, pytest.raises(BusyError, match="held by restore"):
+        bring(there, archive)
+    assert nothing_of_it(there)
+
+
+def test_files_of_a_defined_guest_are_kept_after_an_error_of_the_file_system(archive, there):
+    """libvirt defined it, and then the definition could not be synced."""
+    there.hypervisor.on_change(failing(OSError(28, "No space left on device")))
+    with pytest.raises(AttentionError, match="No space left on device; all files were kept"):
+        bring(there, archive, cold=True)
+    assert there.guest("web").inactive is not None
+    assert (there.images / "web" / "vda.raw").read_bytes() == VDA
+
+
+def test_a_guest_with_a_user_network_can_be_exported_again(archive, there):
+    forged = Opened(archive)
+    card = "<interface type='user'><mac address='52:54:00:00:00:01'/></interface>"
+    for part in ("domain.xml", "domain.live.xml"):
+        xml = forged.data[part].replace(b"</devices>", f"{card}</devices>".encode())
+        forged.change_part(part, xml)
+    assert bring(there, forged.written()).state == "resumed"
+    assert "commandline" not in there.guest("web").inactive
+
+
+def test_a_killed_import_leaves_the_tpm_of_no_other_guest_to_be_overwritten(world, there):
+    tpm = world.root / "swtpm-of-web"
+    tpm.mkdir()
+    (tpm / "tpm2-00.permall").write_bytes(b"state")
+    world.add_guest(tpm=str(tpm))
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s1"))
+    in_snapshot(world, "tank/web", "web-vda.img", VDA)
+    archive = exported(world)
+    place = there.images / "web"
+    place.mkdir(0o700)
+    (place / MARK).write_text(json.dumps({"uuid": "of another", "files": None}))
+    other = there.root / "swtpm" / Opened(archive).manifest.uuid / "tpm2"
+    other.mkdir(parents=True)
+    (other / "tpm2-00.permall").write_bytes(b"precious")
+    with pytest.raises(RefusedError, match="the TPM of a guest with its UUID"):
+        bring(there, archive)
+    assert (other / "tpm2-00.permall").read_bytes() == b"precious"
+
+
+def test_a_repeated_import_with_another_name_has_the_uuid_of_the_first(archive, there):
+    place = there.images / "new"
+    place.mkdir(0o700)
+    uuid = "11111111-2222-4333-8444-555555555555"
+    (place / MARK).write_text(json.dumps({"uuid": uuid, "files": None}))
+    assert bring(there, archive, name="new").uuid == uuid
+
+
+def test_an_import_that_was_killed_after_the_definition_is_finished(archive, there):
+    place = there.images / "web"
+    bring(there, archive, starts=False)
+    (place / MARK).write_text(json.dumps({"uuid": there.guest("web").uuid, "files": None}))
+    (place / ".import-ram.save").write_bytes(b"x")
+    with pytest.raises(AttentionError, match="it is complete, without its RAM: virsh start web"):
+        bring(there, archive)
+    assert sorted(os.listdir(place)) == ["vda.raw", "vdb.raw"]
+
+
+def test_a_second_guest_is_not_resumed_where_its_original_may_run(archive, there):
+    there.hypervisor.networks["outer"] = False
+    with pytest.raises(RefusedError, match="the network outer is not isolated"):
+        bring(there, archive, name="new", network="outer")
+    assert nothing_of_it(there)
+    assert bring(there, archive, network="outer").state == "resumed"
+
+
+def test_a_definition_that_is_nested_thousands_deep_is_refused(archive, there):
+    forged = Opened(archive)
+    deep = b"<metadata>" + b"<a>" * 20000 + b"</a>" * 20000 + b"</metadata></domain>"
+    xml = forged.data["domain.xml"].replace(b"</domain>", deep)
+    with pytest.raises(RefusedError):
+        bring(there, forged.change_part("domain.xml", xml).written())
+    assert nothing_of_it(there)
+
+
+def test_room_is_left_on_the_file_system():
+    assert reserve(100 << 30) == 1 << 30
+    assert reserve(2 << 30) == (2 << 30) // 20
+
+
+def test_a_directory_below_one_of_another_user_is_refused(archive, there, tmp_path):
+    there.images = tmp_path / "theirs" / "images"
+    there.images.mkdir(parents=True)
+    os.chown(there.images.parent, 12345, 12345)
+    with pytest.raises(RefusedError, match="theirs: belongs to another user"):
+        bring(there, archive)
 
 
 # -- what is here already -----------------------------------------------------------------------
@@ -357,8 +469,9 @@ def test_a_flipped_bit_is_noticed_wherever_it_is(archive, there):
             bring(there, bytes(changed))
         except ArchiveError:
             assert nothing_of_it(there)
-        else:
-            pytest.fail(f"a flipped bit in byte {at} was not noticed")
+        else:  # zstd ignores a few bits
+            assert tar_of(bytes(changed)) == tar_of(archive), f"byte {at}"
+            remove(there)
 
 
 def test_a_flipped_bit_in_the_tar_file_is_noticed_wherever_it_is(archive, there):

@@ -35,6 +35,17 @@ def test_export_prints_the_file(taken, snaporch, tmp_path):
     assert snaporch("export", "web@s1", str(tmp_path)).code == ExitCode.REFUSED
 
 
+def test_an_archive_without_a_disk_is_incomplete(host, snaporch, tmp_path):
+    host.add_guest(disks={"vda": "tank/web", "vdb": "tank/more"})
+    with (tmp_path / "snaporch.toml").open("a") as config:
+        config.write('exclude_disks = ["vdb"]\n')
+    assert snaporch("snapshot", "web", "--name", "s1", "--quiet").code == 0
+    in_snapshot(host, "tank/web", "web-vda.img", VDA)
+    answer = snaporch("export", "web@s1", str(tmp_path / "a"), "--json")
+    assert answer.code == ExitCode.WARNINGS
+    assert list(answer.json["left_out"]) == ["vdb"]
+
+
 def test_json_and_an_archive_do_not_share_standard_output(taken, snaporch):
     assert snaporch("export", "web@s1", "-", "--json").code == ExitCode.USAGE
 
