@@ -7,14 +7,11 @@ the files are root's, or of the user of this host's swtpm, and only their owner 
 from __future__ import annotations
 
 import os
-import pwd
-import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from snaporch.archive.unpack import Head
-from snaporch.bundle.firmware_files import replace_host_file
+from snaporch.bundle.firmware_files import is_swtpm_file, replace_host_file, swtpm_owner
 from snaporch.bundle.manifest import Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec
@@ -23,12 +20,6 @@ from snaporch.hypervisor.qcow2 import HeaderError, check_variables
 from snaporch.model import TpmState
 from snaporch.private_files import write_private
 from snaporch.zfs_names import quoted
-
-_SETTINGS = Path("/etc/libvirt/qemu.conf")
-_USER = re.compile(r'^\s*swtpm_user\s*=\s*"\+?([^"]+)"', re.MULTILINE)
-_DEFAULT_USER = "tss"
-"""libvirt's own; if there is no such user, root (qemu_conf.c)."""
-_FILE = re.compile(r"tpm2?-00\.(permall|volatilestate|savestate)")
 
 
 def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> None:
@@ -46,7 +37,7 @@ def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> Non
     for part in head.manifest.parts:
         if part.role is Role.TPM:
             name = Path(part.source or "").name
-            if state is None or not (state.is_file or _FILE.fullmatch(name)):
+            if state is None or not (state.is_file or is_swtpm_file(name)):
                 raise RefusedError(thing, f"its TPM has an unknown file: {quoted(name)}")
         if part.role is Role.NVRAM:
             if nvram(root) is None:
@@ -69,7 +60,7 @@ def place_firmware(head: Head, spec: CloneSpec, xml: str) -> None:
         HostFileError, OSError: a file cannot be written.
     """
     state = tpm_state(parse(xml))
-    owner = swtpm_owner(_SETTINGS)
+    owner = swtpm_owner()
     for part in head.manifest.parts:
         if part.role is Role.NVRAM:
             write_private(Path(spec.nvram), head.parts[part.name])
@@ -89,23 +80,6 @@ def discard_tpm(head: Head, xml: str) -> None:
     state = tpm_state(parse(xml))
     if state is not None and head.manifest.part(Role.TPM) is not None:
         shutil.rmtree(_directory(state), ignore_errors=True)
-
-
-def swtpm_owner(settings: Path) -> tuple[int, int]:
-    """The user and group that swtpm runs as on this host.
-
-    Args:
-        settings: libvirt's ``qemu.conf``.
-    """
-    text = ""
-    with suppress(OSError):
-        text = settings.read_text("utf-8", "replace")
-    found = _USER.findall(text)
-    try:
-        user = pwd.getpwnam(found[-1] if found else _DEFAULT_USER)
-    except KeyError:
-        return 0, 0
-    return user.pw_uid, user.pw_gid
 
 
 def _directory(state: TpmState) -> Path:
