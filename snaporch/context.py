@@ -13,6 +13,8 @@ from typing import Any
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config
 from snaporch.disks.overlay_files import OverlayImages
+from snaporch.fence import HOST as HOST_FENCES
+from snaporch.fence import Fences
 from snaporch.hypervisor import Hypervisor
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
@@ -93,6 +95,8 @@ class Context:
     their guests frozen."""
     resolver: Resolver = HOST
     """Finds the datasets of paths, and the paths of datasets."""
+    fences: Fences = HOST_FENCES
+    """Guests that must not start on this host."""
     clock: Clock = Clock()
     libvirt_times: LibvirtTimes = LibvirtTimes()
     sealing_times: SealingTimes = SealingTimes()

@@ -32,6 +32,9 @@ from snaporch.zfs import Pool
 COPY = "copy"
 """Set on a copy, with the replica's name: it shows later that a snapshot came back from there."""
 
+ENDED = "ended"
+"""Set on the last snapshot of a guest before a failover ended it, and on its copies."""
+
 
 def all_records(
     store: BundleStore, snapshots: Iterable[PoolSnapshot], *, renamed_too: bool = False

@@ -44,6 +44,7 @@ PROPERTIES = (
     "copy",
     "kept",
     "note",
+    "ended",
 )
 """The ``snaporch:`` user properties of snapshots."""
 
