@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
-from datetime import datetime
 
 from snaporch.catalog.records import ENDED
 from snaporch.context import Context
@@ -36,19 +35,19 @@ def plan_on_fenced(
     Raises:
         RefusedError: it may run elsewhere, or a dataset here has data that is not there.
     """
-    if reason := doubt(plan, copies, fence.moment):
+    if reason := doubt(plan, copies, fence):
         raise RefusedError(plan.thing, f"{fence.reason}; {reason}", fence.step)
     incoming = tuple(_on_base(context, local, each, copies) for each in plan.incoming)
     return replace(plan, incoming=incoming)
 
 
-def doubt(plan: RebuildPlan, copies: Copies, fenced: datetime) -> str:
+def doubt(plan: RebuildPlan, copies: Copies, fence: Fence) -> str:
     """Why it is not proven that the guest has ended where the copies come from; empty if it is.
 
     Args:
         plan: with the snapshot that would come back.
         copies: what the replica has.
-        fenced: when the guest was fenced here.
+        fence: of the guest here.
     """
     for each in plan.incoming:
         last = each.snapshots[-1]
@@ -59,7 +58,7 @@ def doubt(plan: RebuildPlan, copies: Copies, fenced: datetime) -> str:
             return f"@{plan.name} is not its last snapshot there: fail it over there"
         if newest.guid != last.guid:
             return f"{each.copy}@{newest.name} on the replica is newer than @{plan.name}"
-    if plan.manifest.created <= fenced:
+    if plan.manifest.run == fence.run or plan.manifest.created <= fence.moment:
         return f"@{plan.name} is older than its fence, so it has not ended there since"
     return ""
 
