@@ -21,7 +21,7 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
 from snaporch.failover.refusal import FailoverFacts, refusal
 from snaporch.fence import Fence
-from snaporch.model import Domain, SnapshotRecord, Strategy, iso
+from snaporch.model import Domain, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import host_lock
@@ -146,15 +146,17 @@ def _end(
     """
     take_snapshot(context, domain, SnapshotRequest(level="crash", note=_NOTE))
     _replicate(context, domain, replica, opened)
+    now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
+    _check(forced, now, context.config.replica[replica].engine)  # that may have taken hours
 
     def end(record: SnapshotRecord) -> None:
-        at = iso(context.clock.now())
+        at = context.clock.now().isoformat()  # to the microsecond: it is compared
         context.fences.put(Fence(record.uuid, record.domain, at, record.run, record.snapshot))
         context.progress.step(record.domain, "fenced; ending it")
         context.hypervisor.destroy(record.uuid)
 
     try:
-        take_snapshot(_forced(context, domain), domain, _LAST, end=end)
+        take_snapshot(forced, now, _LAST, end=end)
     except SnaporchError as error:
         if (found := context.fences.find(domain.uuid)) is None:
             raise

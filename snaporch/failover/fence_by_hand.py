@@ -9,7 +9,6 @@ from snaporch.context import Context
 from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
 from snaporch.fence import Fence
 from snaporch.locks import domain_lock
-from snaporch.model import iso
 
 
 def make_fence(context: Context, name: str) -> Fence:
@@ -35,7 +34,7 @@ def make_fence(context: Context, name: str) -> Fence:
             raise RefusedError(domain.name, reason, f"run: {problem.step}")
         if (found := context.fences.find(domain.uuid)) is not None:
             return found
-        fence = Fence(domain.uuid, domain.name, iso(context.clock.now()))
+        fence = Fence(domain.uuid, domain.name, context.clock.now().isoformat())
         context.fences.put(fence)
         # Only now: it may have been started while nothing prevented that.
         if context.hypervisor.domain(domain.uuid).active:

@@ -86,6 +86,12 @@ NOT_RUN = {
         "zpool import": "the lab's pools are imported",
         "ssh -o BatchMode=yes root@nas": "test_a_lost_guest_comes_back runs it",
     },
+    "docs/how-to/failover.md": {
+        "# here": "names another host",
+        "snaporch failover web --to offsite": _PLACES + "test_failover",
+        "snaporch failover web --to home": _PLACES + "test_failover",
+        "zfs create -p -o mountpoint=none backup/home": _PLACES + "test_failover",
+    },
     "docs/how-to/install.md": {
         "apt update": "needs a kernel module",
         "make deb": _PACKAGE,

@@ -273,7 +273,7 @@ def test_what_cannot_be_failed_over_is_refused(change, reason):
     assert step
 
 
-def test_a_guest_without_ram_snapshots_is_refused_untouched(pair):
+def test_without_the_hook_it_is_refused_untouched(pair):
     pair.world.hypervisor.why_unguarded = StartHookProblem("no hook", "snaporch install")
     with pytest.raises(RefusedError, match="no hook"):
         pair.move()
