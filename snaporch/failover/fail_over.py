@@ -19,14 +19,16 @@ from snaporch.catalog.records import ENDED, all_records, snapshots_of_record
 from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
+from snaporch.failover.own_changes import discard_own_changes
 from snaporch.failover.refusal import FailoverFacts, refusal
 from snaporch.fence import Fence
-from snaporch.model import Domain, SnapshotRecord, Strategy
+from snaporch.model import Domain, PoolSnapshot, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import host_lock
 from snaporch.schedule.replicate_domains import ReplicationTarget, replicate_domains
 from snaporch.snapshot.group import group_of
+from snaporch.snapshot.locate_disks import datasets_of
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -118,6 +120,7 @@ def _check(context: Context, domain: Domain, engine: str) -> None:
         is_persistent=domain.inactive_xml is not None,
         group=group_of(context.config, domain),
         left_out=(),
+        shared_with=(),
         engine=engine,
         hook_problem=context.hypervisor.start_hook_problem(),
     )
@@ -125,7 +128,10 @@ def _check(context: Context, domain: Domain, engine: str) -> None:
     if found is None:
         plan = make_plan(context, domain, _LAST)
         apart = tuple(each.describe() for each in plan.left_out if each.matters)
-        found = refusal(facts._replace(left_out=apart))
+        own = {each.name for each in plan.datasets}
+        others = [each for each in context.hypervisor.domains() if each.uuid != domain.uuid]
+        shared = tuple(e.name for e in others if own & datasets_of(context.resolver, e))
+        found = refusal(facts._replace(left_out=apart, shared_with=shared))
     if found is not None:
         raise RefusedError(domain.name, *found)
 
@@ -154,6 +160,7 @@ def _end(
         context.fences.put(Fence(record.uuid, record.domain, at, record.run, record.snapshot))
         context.progress.step(record.domain, "fenced; ending it")
         context.hypervisor.destroy(record.uuid)
+        discard_own_changes(context, now, record, _members(context, record))
 
     try:
         take_snapshot(forced, now, _LAST, end=end)
@@ -177,8 +184,8 @@ def _ship(
 ) -> FailedOver:
     """Copy the last snapshot to the replica, marked as the last one."""
     record = _record(context, domain, fence)
-    members = snapshots_of_record(context.store, context.pool.snapshots(), record)
-    context.pool.set_properties([each.full_name for each in members], {PREFIX + ENDED: "yes"})
+    members = [each.full_name for each in _members(context, record)]
+    context.pool.set_properties(members, {PREFIX + ENDED: "yes"})
     _replicate(context, domain, replica, opened)
     record = _record(context, domain, fence)
     if replica not in record.replicated:
@@ -187,6 +194,10 @@ def _ship(
     words = ["snaporch", "rebuild", "--from", replica, record.full_name]
     closed = isinstance(section, Replica) and section.encrypt_to
     return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))
+
+
+def _members(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
+    return snapshots_of_record(context.store, context.pool.snapshots(), record)
 
 
 def _record(context: Context, domain: Domain, fence: Fence) -> SnapshotRecord:

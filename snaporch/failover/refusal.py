@@ -18,6 +18,8 @@ class FailoverFacts(NamedTuple):
     """Its consistency group."""
     left_out: tuple[str, ...]
     """Its writable disks that no snapshot has."""
+    shared_with: tuple[str, ...]
+    """Other guests with disks in its datasets."""
     engine: str
     """Of the replica."""
     hook_problem: StartHookProblem | None
@@ -47,4 +49,9 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
     if facts.left_out:
         reason = f"no snapshot has all of its disks: {'; '.join(facts.left_out)}"
         return reason, "move them to ZFS, or detach them"
+    if facts.shared_with:
+        reason = (
+            f"shares a dataset with {', '.join(facts.shared_with)}, and no rebuild takes it apart"
+        )
+        return reason, "give each guest a dataset of its own"
     return None

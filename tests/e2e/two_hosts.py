@@ -57,7 +57,7 @@ class Hosts:
             must("virsh", "undefine", name)
         shutil.copytree(STATE, away / "snaporch")
         for path in STATE.iterdir():
-            shutil.rmtree(path)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         for pool in POOLS:
             must("zpool", "export", pool)
 

@@ -208,6 +208,22 @@ def test_a_replica_that_is_lost_meanwhile_gets_it_by_the_same_command(pair):
     assert pair.asked == 1
 
 
+@pytest.mark.parametrize("of_others", [False, True])
+def test_only_what_libvirt_changes_of_its_images_is_discarded(pair, of_others):
+    """Otherwise no increment could be received into the datasets later."""
+
+    def label():
+        pair.world.pool.write("tank/web", b"with another owner")
+        if of_others:
+            (pair.world.root / "zfs/tank/web/notes.txt").write_text("of another program")
+
+    pair.world.hooks.at["hypervisor.destroy"] = label
+    name = pair.move().record.snapshot
+    assert bool(pair.world.pool.written_since(f"tank/web@{name}")) == of_others
+    noted = any("other files in it have changed" in each for each in pair.world.heard.notes)
+    assert noted == of_others
+
+
 # -- a guest with a fence --------------------------------------------------------------------------
 
 
@@ -246,6 +262,7 @@ FACTS = FailoverFacts(
     is_persistent=True,
     group=None,
     left_out=(),
+    shared_with=(),
     engine="zfs",
     hook_problem=None,
 )
@@ -263,6 +280,7 @@ def test_a_running_guest_on_zfs_is_failed_over():
         ({"is_persistent": False}, "is not defined"),
         ({"group": "shop"}, "is in the group shop"),
         ({"left_out": ("vdb: not on ZFS",)}, "vdb: not on ZFS"),
+        ({"shared_with": ("mail",)}, "shares a dataset with mail"),
         ({"engine": "restic"}, "repository of restic"),
         ({"hook_problem": StartHookProblem("no hook", "snaporch install")}, "no hook"),
     ],
