@@ -12,7 +12,6 @@ import shlex
 from dataclasses import replace
 
 from snaporch.catalog.records import ENDED
-from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.fence import Fence
 from snaporch.rebuild.local_datasets import Local
@@ -20,13 +19,10 @@ from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
 from snaporch.replication.resume_transfer import NO_TOKEN
 
 
-def plan_on_fenced(
-    context: Context, local: Local, plan: RebuildPlan, copies: Copies, fence: Fence
-) -> RebuildPlan:
+def plan_on_fenced(local: Local, plan: RebuildPlan, copies: Copies, fence: Fence) -> RebuildPlan:
     """The plan for a guest with a fence: only increments come where that is possible.
 
     Args:
-        context: the pools of this host.
         local: the datasets of this host.
         plan: as for a guest that this host has lost.
         copies: what the replica has.
@@ -37,7 +33,7 @@ def plan_on_fenced(
     """
     if reason := doubt(plan, copies, fence):
         raise RefusedError(plan.thing, f"{fence.reason}; {reason}", fence.step)
-    incoming = tuple(_on_base(context, local, each, copies) for each in plan.incoming)
+    incoming = tuple(_on_base(local, each, copies) for each in plan.incoming)
     return replace(plan, incoming=incoming)
 
 
@@ -63,8 +59,10 @@ def doubt(plan: RebuildPlan, copies: Copies, fence: Fence) -> str:
     return ""
 
 
-def _on_base(context: Context, local: Local, each: Incoming, copies: Copies) -> Incoming:
+def _on_base(local: Local, each: Incoming, copies: Copies) -> Incoming:
     """The dataset with the snapshot of this host on which its increment begins, if it exists.
+
+    Whether the dataset was written to since then is checked by ZFS itself, when it receives.
 
     Raises:
         RefusedError: the increment is not possible.
@@ -75,8 +73,7 @@ def _on_base(context: Context, local: Local, each: Incoming, copies: Copies) -> 
     wanted = each.snapshots[-1]
     before = [e for e in state.snapshots if e.guid != wanted.guid]
     has_come = len(before) < len(state.snapshots)
-    away = shlex.join(["zfs", "rename", each.dataset, f"{each.dataset}-before"])
-    again = f"to have all of it sent: {away}, and run this command again"
+    again = _all_of_it(each.dataset)
     if not before:
         return each
     there = {e.guid: e.name for e in copies[each.copy]}
@@ -86,9 +83,18 @@ def _on_base(context: Context, local: Local, each: Incoming, copies: Copies) -> 
     if each.raw and not has_come:
         reason = "is encrypted, and an increment into it could corrupt it (openzfs#16351)"
         raise RefusedError(each.dataset, reason, again)
-    written = context.pool.written_since(base.full_name)
-    if not has_come and state.token == NO_TOKEN and (base != before[-1] or written):
-        back = shlex.join(["zfs", "rollback", "-r", base.full_name])
-        reason = f"has changes since @{base.name}, the newest snapshot that the replica has, too"
-        raise RefusedError(each.dataset, reason, f"to discard them: {back}; {again}")
+    if not has_come and state.token == NO_TOKEN and base != before[-1]:
+        reason = f"has newer snapshots than @{base.name}, the newest one that the replica has, too"
+        raise RefusedError(each.dataset, reason, way_back(each.dataset, base.full_name))
     return replace(each, snapshots=(wanted,), base=there[base.guid])
+
+
+def way_back(dataset: str, base: str) -> str:
+    """What to do with a dataset that was changed after the snapshot ``base`` of it."""
+    back = shlex.join(["zfs", "rollback", "-r", base])
+    return f"to discard what was changed here since then: {back}; {_all_of_it(dataset)}"
+
+
+def _all_of_it(dataset: str) -> str:
+    away = shlex.join(["zfs", "rename", dataset, f"{dataset}-before"])
+    return f"to have all of it sent: {away}, and run this command again"

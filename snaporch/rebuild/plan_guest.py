@@ -51,7 +51,7 @@ def plan_guest(
     has_disks = all(each.dataset in here or each.is_pages for each in plan.incoming)
     stage = stage_of(context, plan) if context.hypervisor.find(uuid) else Stage.TRANSFER
     if (fence := context.fences.find(uuid)) is not None:
-        plan, stage = plan_on_fenced(context, local, plan, copies, fence), Stage.TRANSFER
+        plan, stage = plan_on_fenced(local, plan, copies, fence), Stage.TRANSFER
     if has_disks and stage in (Stage.RESTORE, Stage.FINISH):
         raise _already_here(plan)  # it may have snapshots of its own by now
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)

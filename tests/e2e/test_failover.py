@@ -148,7 +148,7 @@ def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
     Path("/tank/plain/new").write_text("a write of another program")
     must("zpool", "sync")
     words = ("rebuild", "plain", "--from", "home", "--yes", "--quiet")
-    one_line_error(snaporch(*words), 5, "has changes since", "zfs rollback -r tank/plain@")
+    one_line_error(snaporch(*words), 5, "has been modified", "zfs rollback -r tank/plain@")
     assert Path("/tank/plain/new").exists()
     assert_fenced(guest)
     must("zfs", "rollback", "-r", f"tank/plain@{done['snapshot']}")
