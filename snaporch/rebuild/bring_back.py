@@ -22,6 +22,7 @@ from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import private_directory, store_errors
 from snaporch.rebuild.dataset_settings import Settings
+from snaporch.rebuild.fenced_guest import way_back
 from snaporch.rebuild.fetch_bundle import fetch_bundle
 from snaporch.rebuild.local_checks import check_guest, remaining
 from snaporch.rebuild.local_datasets import Local
@@ -128,6 +129,9 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
         except InterruptedRunError:
             raise
         except (RefusedError, ReplicaError) as error:
+            if token == NO_TOKEN and each.base:
+                step = way_back(each.dataset, f"{each.dataset}@{each.base}")
+                raise RefusedError(each.dataset, error.reason, step) from error
             if token == NO_TOKEN:
                 raise
             discard = f"zfs receive -A {each.dataset}"

@@ -77,7 +77,8 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
     """The snapshots of a dataset that have yet to come, each with the name of its base.
 
     The replica may have pruned older ones since an interrupted rebuild received them, but not the
-    newest one here: the next one begins at it.
+    newest one here: the next one begins at it. A dataset with a base gets an increment; see
+    :mod:`snaporch.rebuild.fenced_guest`.
 
     Args:
         each: the dataset.
@@ -92,6 +93,8 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
         return list(_with_bases(each.snapshots))
     guids = [snapshot.guid for snapshot in each.snapshots]
     has = state.guids
+    if each.base:
+        return [(last, each.base) for last in each.snapshots if last.guid not in has]
     came_back = all(
         "run" not in snapshot.properties or snapshot.properties.get(COPY) == replica
         for snapshot in state.snapshots
