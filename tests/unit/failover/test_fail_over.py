@@ -224,6 +224,12 @@ def test_only_what_libvirt_changes_of_its_images_is_discarded(pair, of_others):
     assert noted == of_others
 
 
+def test_what_zfs_has_yet_to_count_is_discarded_too(pair):
+    """It counts what is written only when that is in the pool, seconds later."""
+    name = pair.move().record.snapshot
+    assert f"pool.rollback tank/web@{name}" in pair.world.hooks.log
+
+
 # -- a guest with a fence --------------------------------------------------------------------------
 
 
