@@ -32,6 +32,7 @@ def guest(hosts):
     made = Guest.create("plain", disks=DISKS)
     made.uuid = must("virsh", "domuuid", "plain").strip()
     yield made
+    hosts.reset()
     run("snaporch", "fence", "--remove", "--yes", "plain")
     made.remove()
     for copy in ("backup/offsite", "backup/home"):
@@ -123,11 +124,6 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     hosts.change()
     document = rebuild(guest, "offsite", expected)
     assert document["snapshot"] == third["snapshot"]
-    guest.destroy()
-    must("virsh", "undefine", "plain")
-    for disk in DISKS:
-        must("zfs", "destroy", "-R", disk.where)
-    hosts.change()
 
 
 def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):

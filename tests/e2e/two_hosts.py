@@ -49,6 +49,16 @@ class Hosts:
         self.here, self.there = self.there, self.here
         self._bring()
 
+    def reset(self) -> None:
+        """Become the first host, whatever runs here; the second one is empty again."""
+        if self.here == "second":
+            for name in must("virsh", "list", "--name").split():
+                must("virsh", "destroy", name)
+            self.change()
+        shutil.rmtree(self._place / "second-state", ignore_errors=True)
+        for pool in POOLS:
+            _make_file(self._place / "second" / pool)
+
     def _put_away(self) -> None:
         away = self._place / f"{self.here}-state"
         away.mkdir()
