@@ -38,6 +38,9 @@ from snaporch.replication.receive_request import is_mark
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
 
+_MODIFIED = "has been modified"
+"""Of the error of ``zfs receive`` for a dataset that was written to."""
+
 
 def guest_lock(context: Context, plan: RebuildPlan) -> AbstractContextManager[None]:
     """Hold a guest's lock for all of its rebuild: a snapshot in between would prevent the restore.
@@ -134,9 +137,11 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
         except InterruptedRunError:
             raise
         except (RefusedError, ReplicaError) as error:
-            if token == NO_TOKEN and each.base:
-                step = way_back(each.dataset, f"{each.dataset}@{each.base}")
-                raise RefusedError(each.dataset, error.reason, step) from error
+            if token == NO_TOKEN and each.base and _MODIFIED in error.reason:
+                newest = state.snapshots[-1].full_name
+                if context.pool.written_since(newest):  # a replica may write any error
+                    step = way_back(each, newest)
+                    raise RefusedError(each.dataset, error.reason, step) from error
             if token == NO_TOKEN:
                 raise
             discard = f"zfs receive -A {each.dataset}"

@@ -14,6 +14,7 @@ from dataclasses import replace
 from snaporch.catalog.records import ENDED
 from snaporch.errors import RefusedError
 from snaporch.fence import Fence
+from snaporch.rebuild.local_checks import move_away
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -73,7 +74,7 @@ def _on_base(local: Local, each: Incoming, copies: Copies) -> Incoming:
     wanted = each.snapshots[-1]
     before = [e for e in state.snapshots if e.guid != wanted.guid]
     has_come = len(before) < len(state.snapshots)
-    again = _all_of_it(each.dataset)
+    again = _all_of_it(each)
     if not before:
         return each
     there = {e.guid: e.name for e in copies[each.copy]}
@@ -85,16 +86,16 @@ def _on_base(local: Local, each: Incoming, copies: Copies) -> Incoming:
         raise RefusedError(each.dataset, reason, again)
     if not has_come and state.token == NO_TOKEN and base != before[-1]:
         reason = f"has newer snapshots than @{base.name}, the newest one that the replica has, too"
-        raise RefusedError(each.dataset, reason, way_back(each.dataset, base.full_name))
+        raise RefusedError(each.dataset, reason, way_back(each, base.full_name))
     return replace(each, snapshots=(wanted,), base=there[base.guid])
 
 
-def way_back(dataset: str, base: str) -> str:
+def way_back(each: Incoming, base: str) -> str:
     """What to do with a dataset that was changed after the snapshot ``base`` of it."""
     back = shlex.join(["zfs", "rollback", "-r", base])
-    return f"to discard what was changed here since then: {back}; {_all_of_it(dataset)}"
+    return f"to discard what was changed here since then: {back}; {_all_of_it(each)}"
 
 
-def _all_of_it(dataset: str) -> str:
-    away = shlex.join(["zfs", "rename", dataset, f"{dataset}-before"])
+def _all_of_it(each: Incoming) -> str:
+    away = move_away(each.dataset, each.kind)
     return f"to have all of it sent: {away}, and run this command again"

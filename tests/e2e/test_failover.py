@@ -1,5 +1,6 @@
 """A guest goes to the host of its replica and comes back, and never runs on both."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def seed(snapshot):
     found = {}
     for disk in DISKS:
         copy = f"backup/home/{disk.where.replace('/', ':')}"
-        send = f"zfs send {disk.where}@{snapshot} | zfs receive -u -o readonly=on {copy}"
+        send = f"zfs send -Lce {disk.where}@{snapshot} | zfs receive -u -o readonly=on {copy}"
         must("sh", "-ec", send)
         found[copy] = guid(copy)
     return found
@@ -111,6 +112,8 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
 
     hosts.change()
     assert_fenced(guest)
+    os.chown("/tank/plain/plain-0.raw", 1, 1)  # no data: it prevents no increment
+    must("zpool", "sync")
     document = rebuild(guest, "home", expected)
     assert document["snapshot"] == back["snapshot"]
     assert guids() == datasets  # the same datasets, which got an increment

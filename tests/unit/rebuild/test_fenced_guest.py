@@ -1,8 +1,10 @@
 """A guest that was failed over comes back: only when it has ended there, and only what is new."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
+from fakes.hooks import failing
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
 
@@ -19,6 +21,7 @@ from snaporch.rebuild.local_checks import remaining
 from snaporch.rebuild.plan_guest import plan_guest
 from snaporch.rebuild.rebuild_guest import rebuild_guest
 from snaporch.rebuild.surroundings import plan_surroundings
+from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -163,7 +166,41 @@ def test_what_was_written_here_since_is_not_lost(back):
     assert back.fence is not None
     assert back.world.pool.read("tank/web") == b"new"
     assert "zfs rollback -r tank/web@s1" in raised.value.step
-    assert "zfs rename tank/web tank/web-before" in raised.value.step
+    away = "zfs set canmount=noauto tank/web; zfs unmount tank/web; zfs rename tank/web"
+    assert f"{away} tank/web-before" in raised.value.step
+
+
+@pytest.mark.parametrize("reason", ["no route to host", "has been modified"])
+def test_another_error_of_the_transfer_never_proposes_a_rollback(back, reason):
+    """A replica may write any error; only ZFS here knows whether the dataset was written to."""
+    if reason == "no route to host":
+        back.world.pool.write("flash/web", b"new")
+    back.world.hooks.at["source.receive"] = failing(ReplicaError("nas", reason, "try again"))
+    with pytest.raises(ReplicaError, match=reason) as raised:
+        rebuild(back)
+    assert raised.value.step == "try again"
+    assert back.fence is not None
+
+
+def test_access_times_and_owners_do_not_prevent_it(back):
+    root = back.world.root / "zfs/tank/web"
+    files = [each for each in root.iterdir() if each.name != ".zfs"]
+    then = back.world.snapshot_files("tank/web", "s1")
+    then.mkdir(parents=True)
+    for each in files:
+        shutil.copy2(each, then)
+    back.world.pool.write("tank/web", b"with another owner")
+    rebuild(back)
+    assert back.fence is None
+    assert back.world.guest().state is DomainState.RUNNING
+
+
+def test_ram_that_libvirt_saved_here_prevents_it(back):
+    back.world.guest().managed_save = True
+    with pytest.raises(RefusedError, match="has RAM that libvirt saved") as raised:
+        rebuild(back)
+    assert raised.value.step.endswith(f"virsh managedsave-remove {back.uuid}")
+    assert back.fence is not None
 
 
 def test_newer_snapshots_here_are_not_lost(back):
