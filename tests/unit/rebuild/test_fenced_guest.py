@@ -226,6 +226,19 @@ def test_an_encrypted_dataset_comes_as_a_whole(back):
     assert [each.base for each in back.plan().incoming] == ["", ""]
 
 
+def test_where_the_other_host_is_lost_all_of_it_comes_without_the_fence(back):
+    for dataset in DATASETS:
+        first, last = back.replica.snapshots([dataset])
+        marks = {k: v for k, v in last.properties.items() if k != ENDED}
+        back.replica.put([first, replace(last, properties=marks)])
+        back.world.pool.take_out(dataset)
+    with pytest.raises(RefusedError, match="is not its last snapshot there"):
+        back.plan()
+    back.world.fences.remove(back.uuid)
+    rebuild(back)
+    assert back.world.guest().state is DomainState.RUNNING
+
+
 # -- what proves that it has ended -----------------------------------------------------------------
 
 
