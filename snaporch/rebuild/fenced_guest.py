@@ -34,7 +34,7 @@ def plan_on_fenced(local: Local, plan: RebuildPlan, copies: Copies, fence: Fence
     """
     if reason := doubt(plan, copies, fence):
         raise RefusedError(plan.thing, f"{fence.reason}; {reason}", fence.step)
-    incoming = tuple(_on_base(local, each, copies) for each in plan.incoming)
+    incoming = tuple(_on_base(local, each, copies, fence) for each in plan.incoming)
     return replace(plan, incoming=incoming)
 
 
@@ -60,7 +60,7 @@ def doubt(plan: RebuildPlan, copies: Copies, fence: Fence) -> str:
     return ""
 
 
-def _on_base(local: Local, each: Incoming, copies: Copies) -> Incoming:
+def _on_base(local: Local, each: Incoming, copies: Copies, fence: Fence) -> Incoming:
     """The dataset with the snapshot of this host on which its increment begins, if it exists.
 
     Whether the dataset was written to since then is checked by ZFS itself, when it receives.
@@ -74,6 +74,11 @@ def _on_base(local: Local, each: Incoming, copies: Copies) -> Incoming:
     wanted = each.snapshots[-1]
     before = [e for e in state.snapshots if e.guid != wanted.guid]
     has_come = len(before) < len(state.snapshots)
+    # Also if the clocks of both hosts differ: what came back came after the fence's snapshot.
+    here = [e.name for e in state.snapshots if e.guid == wanted.guid or e.name == fence.snapshot]
+    if has_come and fence.snapshot in here and here[-1] == fence.snapshot:
+        reason = f"@{wanted.name} is not newer here than @{fence.snapshot}, its fence's"
+        raise RefusedError(each.dataset, reason, fence.step)
     again = _all_of_it(each)
     if not before:
         return each

@@ -226,6 +226,18 @@ def test_an_encrypted_dataset_comes_as_a_whole(back):
     assert [each.base for each in back.plan().incoming] == ["", ""]
 
 
+@pytest.mark.parametrize("of_fence", ["s2", "s3"])
+def test_what_this_host_had_at_its_fence_is_no_proof_whatever_the_clocks(back, of_fence):
+    plan = back.plan()
+    bring_back(back.context, back.source, back.local, plan, [])
+    assert back.plan()
+    for each in DATASETS:
+        back.world.pool.snapshot([f"{each}@s3"], {})
+    back.world.fences.put(replace(back.fence, snapshot=of_fence))
+    with pytest.raises(RefusedError, match="@s2 is not newer here than"):
+        back.plan()
+
+
 def test_where_the_other_host_is_lost_all_of_it_comes_without_the_fence(back):
     for dataset in DATASETS:
         first, last = back.replica.snapshots([dataset])
