@@ -1,7 +1,7 @@
 """Discard what changed of a file system besides its data: access times, owners and labels.
 
-ZFS counts them as changes, too, and receives no increment into the file system. They come from
-whoever lists a directory, and from libvirt, which gives an image back its owner.
+ZFS counts them as changes, too, and receives no increment into the file system. A program that
+lists a directory changes its access time, and libvirt changes the owner of an image.
 """
 
 from __future__ import annotations
