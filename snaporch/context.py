@@ -16,6 +16,8 @@ from typing import Any
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config
 from snaporch.disks.overlay_files import OverlayImages
+from snaporch.fence import HOST as HOST_FENCES
+from snaporch.fence import Fences
 from snaporch.hypervisor import Hypervisor
 from snaporch.interrupt import Interrupt
 from snaporch.progress import Progress
@@ -65,6 +67,8 @@ class Context:
     """Opens the bundle store at a path."""
     foreign: bool = False
     """The guests are those of other hosts: no path in their definitions is one of this host."""
+    fences: Fences = HOST_FENCES
+    """Guests that must not start on this host."""
     clock: Clock = Clock()
     libvirt_times: LibvirtTimes = field(default_factory=LibvirtTimes)
     ram_times: RamTimes = field(default_factory=RamTimes)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 CONFIG = Path("/etc/snaporch/snaporch.toml")
 BUNDLES = Path("/var/lib/snaporch/bundles")
 OVERLAYS = Path("/var/lib/snaporch/overlays")
+FENCES = Path("/var/lib/snaporch/fences")
+"""The fences of guests. No configuration changes it: libvirt's hook reads it, too."""
 RUNTIME = Path("/run/snaporch")
 LOCKS = (
     RUNTIME

@@ -53,6 +53,8 @@ class Note(StrEnum):
     """The guest runs again, so a later pause is not the run's."""
     HELD = "held"
     """The owner suspended the guest while its RAM was saved: it stays suspended."""
+    ENDING = "ending"
+    """The run is about to fence the guest and end it: its guardian leaves it paused from now on."""
     FREEZING = "freezing"
     """The run is about to ask the agent for a freeze; whatever it answers, file systems may be
     frozen."""

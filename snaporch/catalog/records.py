@@ -34,6 +34,9 @@ COPY = "copy"
 VERIFIED_HERE = "verified-here"
 """Set on a copy by the machine that has it: its own test restore. No host can send this mark."""
 
+ENDED = "ended"
+"""Set on the last snapshot of a guest before a failover ended it, and on its copies."""
+
 
 def all_records(
     store: BundleStore, snapshots: Iterable[PoolSnapshot], *, renamed_too: bool = False

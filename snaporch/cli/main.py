@@ -16,6 +16,7 @@ from snaporch.cli.daemon import daemon_command
 from snaporch.cli.delete import delete_command
 from snaporch.cli.export import export_command
 from snaporch.cli.extract import extract_command
+from snaporch.cli.failover import failover_command, fence_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.import_ import import_command
 from snaporch.cli.install import install_command, uninstall_command
@@ -74,6 +75,8 @@ app.command("clone", cls=CloneCommand)(clone_command)
 app.command("verify", cls=Command)(verify_command)
 app.command("replicate", cls=Command)(replicate_command)
 app.command("rebuild", cls=Command)(rebuild_command)
+app.command("failover", cls=Command)(failover_command)
+app.command("fence", cls=Command)(fence_command)
 app.command("receive", cls=Command)(receive_command)
 app.command("pull", cls=Command)(pull_command)
 app.command("send", cls=Command)(send_command)

@@ -246,12 +246,12 @@ class Rebuild:
             how = how if restored.state != "off" else "as it was"
             self._outcomes.add(document, f"{plan.thing}  rebuilt, {restored.state}, {how}")
         elif not self._options.restores:
-            words = shlex.join(["snaporch", "restore", plan.thing])
+            again = ["snaporch", "rebuild", "--from", self._source.name, plan.thing]
+            fenced = self._context.fences.find(plan.manifest.uuid) is not None
+            words = shlex.join(again if fenced else ["snaporch", "restore", plan.thing])
             line = f"{plan.thing}  came back; {words} starts it"
             if is_closed:
-                words = shlex.join(
-                    ["snaporch", "rebuild", "--from", self._source.name, plan.thing, "--identity"]
-                )
+                words = shlex.join([*again, "--identity"])
                 line = f"{plan.thing}  its disks came back; with the key: {words} FILE"
             self._outcomes.add(document | {"needs_identity": is_closed}, line)
         else:

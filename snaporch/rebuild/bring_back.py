@@ -2,7 +2,8 @@
 
 Order: all datasets, then the properties of their snapshots, then the bundles, then mounting. Until
 a snapshot has its properties, neither retention nor ``prune`` knows it, and then ``copy`` protects
-it. Nothing here destroys, rolls back or overwrites anything on this host.
+it. Nothing here destroys or overwrites data on this host. Only a file system whose data is that of
+its newest snapshot is rolled back to it, before an increment.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from snaporch.catalog.records import COPY, check_store
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError
 from snaporch.locks import REPLICATION, domain_lock
-from snaporch.model import PoolSnapshot
+from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.private_files import private_directory, store_errors
 from snaporch.rebuild.dataset_settings import Settings
+from snaporch.rebuild.fenced_guest import way_back
 from snaporch.rebuild.fetch_bundle import fetch_bundle
 from snaporch.rebuild.local_checks import check_guest, remaining
 from snaporch.rebuild.local_datasets import Local
 from snaporch.rebuild.plan import Incoming, RebuildPlan
 from snaporch.rebuild.replica_source import Source
+from snaporch.rebuild.same_data import discard_all_but_data
 from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.rebuild.surroundings import apply_settings
 from snaporch.replication.interface import ReplicaError
@@ -34,6 +37,9 @@ from snaporch.replication.marks import COPIED, OF_PAGES
 from snaporch.replication.receive_request import is_mark
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
+
+_MODIFIED = "has been modified"
+"""Of the error of ``zfs receive`` for a dataset that was written to."""
 
 
 def guest_lock(context: Context, plan: RebuildPlan) -> AbstractContextManager[None]:
@@ -121,13 +127,21 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
             each.dataset, f"receiving @{snapshot.name} from replica {source.name}"
         )
         local.make_parents(each.dataset)
-        token = local.state(each.dataset).token
+        state = local.state(each.dataset)
+        token = state.token
+        if each.base and token == NO_TOKEN and each.kind is DatasetKind.FILESYSTEM:
+            discard_all_but_data(context, state.snapshots[-1])
         receiver = local.receiver(each.dataset, snapshot.name, each.kind, resumable=source.resumes)
         try:
             source.receive(snapshot, base, token, receiver, raw=each.raw)
         except InterruptedRunError:
             raise
         except (RefusedError, ReplicaError) as error:
+            if token == NO_TOKEN and each.base and _MODIFIED in error.reason:
+                newest = state.snapshots[-1].full_name
+                if context.pool.written_since(newest):  # a replica may write any error
+                    step = way_back(each, newest)
+                    raise RefusedError(each.dataset, error.reason, step) from error
             if token == NO_TOKEN:
                 raise
             discard = f"zfs receive -A {each.dataset}"

@@ -15,7 +15,7 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import COPY
 from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.model import BundleState, PoolSnapshot
+from snaporch.model import BundleState, DatasetKind, PoolSnapshot
 from snaporch.rebuild.local_datasets import ARRIVED, RECEIVED, Local, LocalState
 from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
 from snaporch.replication.resume_transfer import NO_TOKEN
@@ -34,7 +34,7 @@ def check_guest(context: Context, plan: RebuildPlan) -> None:
 
     Raises:
         AlreadyHereError: it runs.
-        RefusedError: another guest has its name.
+        RefusedError: another guest has its name; or it has a fence and RAM that libvirt saved.
     """
     manifest = plan.manifest
     for domain in context.hypervisor.domains():
@@ -43,9 +43,23 @@ def check_guest(context: Context, plan: RebuildPlan) -> None:
             here = AlreadyHereError(domain.name, "runs on this host", step)
             here.plan = plan
             raise here
+        fenced = context.fences.find(manifest.uuid) is not None
+        if domain.uuid == manifest.uuid and domain.managed_save and fenced:
+            reason = "has RAM that libvirt saved, which does not fit the disks that come"
+            step = f"to discard that RAM: virsh managedsave-remove {domain.uuid}"
+            raise RefusedError(domain.name, reason, step)
         if domain.name == manifest.domain and domain.uuid != manifest.uuid:
             step = f"virsh domrename {domain.name} NEW, or rebuild on another host"
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
+
+
+def move_away(dataset: str, kind: DatasetKind) -> str:
+    """The commands that rename a dataset, and leave its mount point to the one that comes."""
+    rename = shlex.join(["zfs", "rename", dataset, f"{dataset}-before"])
+    if kind is DatasetKind.VOLUME:
+        return rename
+    no_mount = shlex.join(["zfs", "set", "canmount=noauto", dataset])
+    return f"{no_mount}; {shlex.join(['zfs', 'unmount', dataset])}; {rename}"
 
 
 def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) -> bool:
@@ -77,7 +91,8 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
     """The snapshots of a dataset that have yet to come, each with the name of its base.
 
     The replica may have pruned older ones since an interrupted rebuild received them, but not the
-    newest one here: the next one begins at it.
+    newest one here: the next one begins at it. A dataset with a base gets an increment; see
+    :mod:`snaporch.rebuild.fenced_guest`.
 
     Args:
         each: the dataset.
@@ -92,6 +107,8 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
         return list(_with_bases(each.snapshots))
     guids = [snapshot.guid for snapshot in each.snapshots]
     has = state.guids
+    if each.base:
+        return [(last, each.base) for last in each.snapshots if last.guid not in has]
     came_back = all(
         "run" not in snapshot.properties or snapshot.properties.get(COPY) == replica
         for snapshot in state.snapshots
@@ -103,7 +120,7 @@ def remaining(each: Incoming, state: LocalState, replica: str) -> list[tuple[Poo
     fits = bool(common) and common[-1] == has[-1] and common == guids[: len(common)]
     if came_back and is_rebuild and fits:
         return list(_with_bases(each.snapshots))[len(common) :]
-    away = shlex.join(["zfs", "rename", each.dataset, f"{each.dataset}-before"])
+    away = move_away(each.dataset, each.kind)
     step = f"to bring the guest back beside its data: {away}"
     if is_rebuild and came_back and has and has[-1] not in guids:
         last = f"its newest snapshot, @{state.snapshots[-1].name}"

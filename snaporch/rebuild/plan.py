@@ -41,6 +41,8 @@ class Incoming:
     kind: DatasetKind
     is_pages: bool
     """It has pages of RAM, and no disk."""
+    base: str = ""
+    """The name there of the snapshot that this host has, on which an increment begins."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from snaporch.catalog.records import check_store
 from snaporch.context import Context
+from snaporch.rebuild.fenced_guest import plan_on_fenced
 from snaporch.rebuild.local_checks import (
     AlreadyHereError,
     check_guest,
@@ -51,6 +52,8 @@ def plan_guest(
     here = {each.name for each in present}
     has_disks = all(each.dataset in here or each.is_pages for each in plan.incoming)
     stage = stage_of(context, plan) if context.hypervisor.find(uuid) else Stage.TRANSFER
+    if (fence := context.fences.find(uuid)) is not None:
+        plan, stage = plan_on_fenced(local, plan, copies, fence), Stage.TRANSFER
     if has_disks and stage in (Stage.RESTORE, Stage.FINISH):
         raise _already_here(plan)  # it may have snapshots of its own by now
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)

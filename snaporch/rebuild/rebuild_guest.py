@@ -2,6 +2,9 @@
 
 What prevents it is checked by :mod:`snaporch.rebuild.plan_guest`.
 
+The fence of a guest that comes back is removed when all of its data is here, before its restore
+starts it.
+
 The guest's lock is held for all of it. What is set afterwards may fail without the guest: then the
 same command sets it.
 """
@@ -80,6 +83,7 @@ def rebuild_guest(
             set_stage(context, plan, None)
             return Rebuilt(None, (*notes, *_not_defined(surroundings)))
         failures = define_objects(context, surroundings)
+        context.fences.remove(plan.manifest.uuid)  # the plan proves that it has ended there
         request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=cold)
         try:
             restored = restore_under_lock(context, request, plan.manifest.run)

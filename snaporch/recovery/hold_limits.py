@@ -59,7 +59,7 @@ def hold_of(lines: Sequence[dict[str, Any]]) -> GuestHold | None:
     strategy = facts["strategy"]
     ended = {line["step"] for line in lines if line.get("event") == "end"}
     begun = {line["step"] for line in lines if line.get("event") == "begin"}
-    if is_released(lines):
+    if is_released(lines) or last_noted(lines, ("ending",)):
         return None
     if last_noted(lines, _HOLD_NOTES, _RELEASE_NOTES) == "released" and strategy != "overlay":
         return None

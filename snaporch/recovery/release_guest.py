@@ -53,11 +53,15 @@ def release(
     saved its RAM while the run held it (as libvirt-guests does when the host shuts down). Then the
     guest would come back paused or frozen.
 
+    A guest with a fence is ended instead.
+
     Returns: what was done.
 
     Raises:
         SnaporchError: it may still be paused or frozen.
     """
+    if context.fences.find(facts.uuid) is not None:
+        return _end(context, domain)
     ours = domain is not None and domain.active and domain.boot == facts.boot
     if ours:
         done = _release_active(context, facts, notes)
@@ -67,6 +71,14 @@ def release(
         with suppress(OSError):  # the note only matters for what is reported
             append_note(journal_of(context, facts), Note.RELEASED)
     return done
+
+
+def _end(context: Context, domain: Domain | None) -> list[RecoveryResult]:
+    """End a guest that a failover has fenced: it must not run here any more."""
+    if domain is None or not domain.active:
+        return []
+    context.hypervisor.destroy(domain.uuid)
+    return [Effect.ENDED.of()]
 
 
 def _release_active(

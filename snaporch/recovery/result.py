@@ -11,6 +11,7 @@ class Effect(StrEnum):
 
     THAWED = "thawed the guest"
     RESUMED = "resumed the guest"
+    ENDED = "ended the guest, which is fenced"
     RESUMED_SAVED = "resumed the guest, whose RAM libvirt had saved"
     SAVED_WILL_RUN = "changed the RAM that libvirt saved so that the guest runs when it is resumed"
     COMMITTED = "committed {}"

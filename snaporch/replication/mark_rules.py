@@ -10,6 +10,8 @@ A host sets the marks of a snapshot once, when the snapshot has arrived. The rea
   program, gets none any more when a later one has them: it must not turn into one with RAM.
 - ``torn`` and a note may come later. A snapshot that turns out to be torn must not be called good,
   and its level stays beside it. A false ``torn`` hides nothing, and ``zfs inherit`` removes it.
+- ``ended`` may come later, too: a failover sets it when the guest has ended. A host that was taken
+  over could set it on a new snapshot as well.
 - A later result of a verification is not set: no host can say how good an old copy is.
 """
 
@@ -18,10 +20,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from snaporch.catalog.records import COPY
+from snaporch.catalog.records import COPY, ENDED
 from snaporch.model import PoolSnapshot
 
-LATER = ("torn", "note")
+LATER = ("torn", "note", ENDED)
 """Marks that may be set after the first ones."""
 
 

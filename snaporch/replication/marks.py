@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 
-from snaporch.catalog.records import COPY, marked_by
+from snaporch.catalog.records import COPY, ENDED, marked_by
 from snaporch.model import PoolSnapshot
 from snaporch.zfs import PREFIX, Pool
 
@@ -29,6 +29,7 @@ COPIED = (
     "retention",
     "group",
     "note",
+    ENDED,
 )
 """Properties of a snapshot that are set on its copy."""
 OF_PAGES = ("ram", "ram-pools")

@@ -150,6 +150,8 @@ def check_plan(
         RefusedError: the restore would not be safe; the error has the reason.
     """
     with refusals:
+        context.fences.refuse(plan.record.uuid, plan.record.domain)
+    with refusals:
         check_alone(context, plan.record)
     with refusals:
         check_own_places(context, plan.record, bundle)

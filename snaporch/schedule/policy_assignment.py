@@ -3,7 +3,8 @@
 The first of these places that assigns policies decides alone: the domain's section of the
 configuration, the domain's metadata in libvirt, ``snaporch:policy`` of its datasets, the patterns
 of the policies, the defaults. For a clone only its own section counts, because the clone inherits
-the metadata and the dataset properties of its origin.
+the metadata and the dataset properties of its origin. A guest with a fence has none: a snapshot of
+it here would prevent that it comes back incrementally.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Assignment:
 def assign(context: Context, domain: Domain, properties: Mapping[str, str]) -> Assignment:
     """The policies of ``domain``; ``properties`` holds ``snaporch:policy`` by dataset."""
     config = context.config
+    if context.fences.find(domain.uuid) is not None:
+        return Assignment((), "none: it is fenced")
     section = _section(config, domain)
     if section is not None:
         return _assignment(config, section, "its section of the configuration")

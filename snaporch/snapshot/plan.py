@@ -143,6 +143,7 @@ def make_plan(
     """
     if domain.problem:
         raise UnavailableError(domain.name, f"libvirt cannot read it ({domain.problem})")
+    context.fences.refuse(domain.uuid, domain.name)
     check_store(context.store, context.pool, context.hypervisor)
     settings = context.config.settings(domain.name, domain.uuid)
     if request.rate is not None:

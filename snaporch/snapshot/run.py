@@ -3,11 +3,14 @@
 A signal during ``PREPARE`` or ``FREEZE`` undoes the run. From ``POOL_SNAPSHOT`` on a run always
 finishes, because finishing takes no longer than undoing. The exception is RAM that can no longer be
 stored: a signal ends the wait for it.
+
+A failover ends the guest after its snapshot: it stays paused while its bundle is sealed, and is
+then ended in place of the release. Any failure before its fence exists releases it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -25,7 +28,7 @@ from snaporch.errors import (
     one_line,
 )
 from snaporch.hypervisor import CancelledError
-from snaporch.journal import Journal, Step, release_mark
+from snaporch.journal import Journal, Note, Step, release_mark
 from snaporch.locks import domain_lock
 from snaporch.model import BundleState, Domain, DomainState, Level, PoolSnapshot, SnapshotRecord
 from snaporch.recovery.recover_runs import QUARANTINE_STEP, recover, recover_run
@@ -58,6 +61,7 @@ def take_snapshot(
     request: SnapshotRequest = AS_CONFIGURED,
     *,
     taker: Snapshotter | None = None,
+    end: Callable[[SnapshotRecord], None] | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -66,6 +70,8 @@ def take_snapshot(
         domain: the domain; it is read again when its lock is held.
         request: what the caller asks for.
         taker: takes the ZFS snapshots; the run itself does if ``None``.
+        end: fences and ends the guest, which has been paused since its RAM was saved; it is called
+            with the complete snapshot. The guest is released if ``None``.
 
     Returns:
         The new snapshot; or with ``request.if_changed`` the policy's last one, if the guest is off
@@ -82,7 +88,7 @@ def take_snapshot(
         if request.if_changed and (last := find_unchanged(context, plan)) is not None:
             context.progress.step(domain.name, f"off, unchanged since @{last.snapshot}")
             return last
-        return run_plan(context, plan, request, taker)
+        return run_plan(context, plan, request, taker, end)
 
 
 @contextmanager
@@ -109,7 +115,11 @@ def snapshot_lock(context: Context, domain: Domain, request: SnapshotRequest) ->
 
 
 def run_plan(
-    context: Context, plan: Plan, request: SnapshotRequest, taker: Snapshotter
+    context: Context,
+    plan: Plan,
+    request: SnapshotRequest,
+    taker: Snapshotter,
+    end: Callable[[SnapshotRecord], None] | None = None,
 ) -> SnapshotRecord:
     """Carry out a plan; if the guest cannot be frozen, try the other ways that are allowed.
 
@@ -121,7 +131,7 @@ def run_plan(
     """
     while True:
         try:
-            return _Run(context, plan, taker).execute()
+            return _Run(context, plan, taker, end).execute()
         except _TRY_ANOTHER_WAY as error:
             another = _plan_another_way(context, plan, request, taker, error.reason)
             if another is None:
@@ -164,10 +174,17 @@ def _plan_for(
 
 
 class _Run:
-    def __init__(self, context: Context, plan: Plan, taker: Snapshotter) -> None:
+    def __init__(
+        self,
+        context: Context,
+        plan: Plan,
+        taker: Snapshotter,
+        end: Callable[[SnapshotRecord], None] | None,
+    ) -> None:
         self._context = context
         self._plan = plan
         self._taker = taker
+        self._end = end
         self._domain = plan.domain
         self._started = context.clock.now()
         self._surroundings: SurroundingsEntry | None = None
@@ -245,9 +262,10 @@ class _Run:
                 if level not in (Level.CRASH, Level.TORN) and release_mark(journal.path).exists():
                     level = strategy.record_disturbance(level)
                 level = self._taker.level(level)
-            with journal.step(Step.RELEASE):
-                strategy.release()
-            self._taker.released()
+            if self._end is None:
+                with journal.step(Step.RELEASE):
+                    strategy.release()
+                self._taker.released()
             with journal.step(Step.SEAL):
                 snapshots = self._taker.taken(plan, properties)
                 if self._are_torn(snapshots):
@@ -262,7 +280,34 @@ class _Run:
             names = [snapshot.full_name for snapshot in snapshots]
             self._context.pool.set_properties(names, {f"{PREFIX}level": level.value})
         there = self._context.pool.snapshots(plan.facts.datasets)
-        return record_of(self._context.store, there, plan.run, snapshots[0].name)
+        record = record_of(self._context.store, there, plan.run, snapshots[0].name)
+        if self._end is not None:
+            with journal.step(Step.RELEASE):
+                self._end_guest(journal, strategy, record, self._end)
+        return record
+
+    def _end_guest(
+        self,
+        journal: Journal,
+        strategy: FreezeStrategy,
+        record: SnapshotRecord,
+        end: Callable[[SnapshotRecord], None],
+    ) -> None:
+        """End the guest in place of its release, if the snapshot has all that it ever did.
+
+        Raises:
+            RunFailedError: the guest may have run since, or not all of its RAM is in the snapshot.
+        """
+        name, uuid = self._domain.name, self._domain.uuid
+        self._context.interrupt.check(name)
+        journal.note(Note.ENDING)  # before the mark is looked for: see guardian.py
+        is_whole = record.level is Level.RAM and record.state is BundleState.COMPLETE
+        was_released = release_mark(journal.path).exists()
+        strategy.check_unchanged(state=False)
+        if not is_whole or was_released or self._context.hypervisor.paused_by(uuid) is None:
+            reason = "it did not stay paused until its snapshot was complete, so it was not ended"
+            raise RunFailedError(name, reason, "try again")
+        end(record)
 
     def _reached(self, strategy: FreezeStrategy) -> Level:
         """Return the level of the snapshots; the guest may have changed while it was frozen."""

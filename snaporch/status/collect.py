@@ -150,6 +150,7 @@ def collect_status(context: Context, forecasts: Sequence[Forecast], now: datetim
             (left.thing, left.explanation)
             for left in guests_left_barred(context, [each.domain for each in forecasts])
         ),
+        **_fenced(context, forecasts),
         copies=tuple(copies),
         test_restores=_test_restores(context),
         unreadable_copies=tuple((each.thing, each.explanation) for each in unreadable),
@@ -160,6 +161,24 @@ def _test_restores(context: Context) -> tuple[RestoreResult, ...]:
     if not context.config.copies_here:
         return ()
     return tuple(restore_results(context.config, context.pool.snapshots()))
+
+
+def _fenced(
+    context: Context, forecasts: Sequence[Forecast]
+) -> dict[str, tuple[tuple[str, str], ...]]:
+    """The fields about fences: those of the guests, and which of them libvirt would not see."""
+    found = ((each.domain.name, context.fences.find(each.domain.uuid)) for each in forecasts)
+    fenced = [(name, fence) for name, fence in found if fence]
+    problem = context.hypervisor.start_hook_problem() if fenced else None
+    why = (
+        f"is fenced, and libvirt would start it: {problem.reason}; run: {problem.step}"
+        if problem
+        else ""
+    )
+    return {
+        "fenced_guests": tuple((name, f"{each.reason}; {each.step}") for name, each in fenced),
+        "open_fences": tuple((name, why) for name, _ in fenced if why),
+    }
 
 
 def _sources(config: Config) -> tuple[SourceStatus, ...]:

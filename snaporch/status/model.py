@@ -235,6 +235,10 @@ class Status:
     """Mounted snapshots of these domains, which cannot be destroyed, and where they are mounted."""
     barred_guests: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
+    fenced_guests: tuple[tuple[str, str], ...] = ()
+    """Pairs of a guest that does not start here because of its fence, and the explanation."""
+    open_fences: tuple[tuple[str, str], ...] = ()
+    """Pairs of a guest that would start in spite of its fence, and the explanation."""
     sources: tuple[SourceStatus, ...] = ()
     exceeded_limits: tuple[tuple[str, str], ...] = ()
     """Pairs of such a directory, and how its overlays exceed a limit."""
@@ -280,6 +284,7 @@ class Status:
             "unknown_overlays": list(self.overlays_without_journal),
             "quarantined": list(self.quarantined),
             "barred": [name for name, _ in self.barred_guests],
+            "fenced": [name for name, _ in self.fenced_guests],
             "mounted": [
                 {"snapshot": each.name, "by": each.program} for each in self.mounted_snapshots
             ],

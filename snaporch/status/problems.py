@@ -45,6 +45,10 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
     found = [problem for run in status.runs for problem in _run(run)]  # first: may hold a guest
     for name, text in status.barred_guests:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
+    for name, text in status.open_fences:
+        found.append(Problem("fence-open", ProblemGrade.CRITICAL, name, text))
+    for name, text in status.fenced_guests:
+        found.append(Problem("fenced", ProblemGrade.WARNING, name, text))
     found += _scheduler(status, limits)
     for domain in status.domains:
         found += _domain(domain, has_run=any(run.uuid == domain.uuid for run in status.runs))

@@ -56,6 +56,7 @@ PROPERTIES = (
     "copy",
     "kept",
     "note",
+    "ended",
 )
 """The ``snaporch:`` user properties of snapshots."""
 

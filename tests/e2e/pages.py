@@ -93,6 +93,12 @@ NOT_RUN = {
         "ssh vm1 snaporch export web@nightly - |": _OUTPUT_OF_EXPORT,
         "mkdir web && tar --zstd": _OUTPUT_OF_EXPORT,
     },
+    "docs/how-to/failover.md": {
+        "# here": "names another host",
+        "snaporch failover web --to offsite": _PLACES + "test_failover",
+        "snaporch failover web --to home": _PLACES + "test_failover",
+        "zfs create -p -o mountpoint=none backup/home": _PLACES + "test_failover",
+    },
     "docs/how-to/install.md": {
         "apt update": "needs a kernel module",
         "make deb": _PACKAGE,

@@ -171,6 +171,8 @@ class FakePool:
         newest = next(reversed(holder.snapshots), "") if holder else ""
         if newest != base or (holder and not base):
             raise PoolError(dataset, "most recent snapshot does not match incremental source")
+        if holder and holder.content != holder.snapshots[base].content:
+            raise PoolError(dataset, "destination has been modified since most recent snapshot")
         found = source.snapshots[name]
         if holder is None:
             holder = self._datasets[dataset] = _Dataset(dataset, source.kind)

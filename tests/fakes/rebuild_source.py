@@ -21,7 +21,7 @@ from snaporch.replication.interface import BundleCopy, ReplicaError
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import UnsentFiles
-from snaporch.zfs import REBUILD_PROPERTY
+from snaporch.zfs import REBUILD_PROPERTY, PoolError
 
 
 class FakeSource:
@@ -103,7 +103,10 @@ class FakeSource:
         if dataset not in self._lost:
             raise ReplicaError(snapshot.full_name, "destination exists")
         options = dict(word.split("=") for word in receiver if "=" in word)
-        self._pool.put_in(self._lost[dataset], dataset, name, base, options)
+        try:
+            self._pool.put_in(self._lost[dataset], dataset, name, base, options)
+        except PoolError as error:
+            raise ReplicaError(snapshot.full_name, error.reason) from error
 
     def fetch(self, reference: str, unsent: UnsentFiles, received: ReceivedBundles) -> list[str]:
         """See the protocol."""

@@ -23,6 +23,7 @@ from snaporch.config import Config, Paths
 from snaporch.context import Clock, Context
 from snaporch.default_paths import HostPaths
 from snaporch.disks.overlay_files import OverlayImages
+from snaporch.fence import Fences
 from snaporch.hypervisor import OverlayDisk
 from snaporch.journal import OtherJournal, RunFacts, SnapshotJournal, read_journal
 from snaporch.model import Domain, DomainState, Owner
@@ -81,6 +82,7 @@ class World:
         self.lowered: list[str] = []
         self.unit_states: dict[str, str] = {}
         self.clock = Clock()
+        self.fences = Fences(root / "fences")
         self.window_clock = time.monotonic
         self.libvirt_times = LibvirtTimes(resume=0)
         self.ram_times = RamTimes()
@@ -112,6 +114,7 @@ class World:
             self.pool,
             self.heard,
             resolver=self.resolver,
+            fences=self.fences,
             clock=self.clock,
             libvirt_times=self.libvirt_times,
             ram_times=self.ram_times,

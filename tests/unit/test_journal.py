@@ -308,7 +308,7 @@ KEYS = (
     "overlays own_downtime_ms ram_pipe run snapshot strategy taken_by_other_program uuid was "
     "window_seconds"
 )
-NOTES = "suspended resumed held freezing pivoting pivoted committed saving released damaged"
+NOTES = "suspended resumed held ending freezing pivoting pivoted committed saving released damaged"
 
 
 def test_the_keys_on_disk_change_only_with_the_format(directory, path):

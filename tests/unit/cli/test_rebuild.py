@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 from ipaddress import ip_network
 from types import SimpleNamespace
 
@@ -14,9 +15,10 @@ from fakes.world import Heard
 from snaporch import default_paths
 from snaporch.bundle.age import encrypt
 from snaporch.bundle.manifest import MANIFEST_NAME, manifest_bytes, parse_manifest
-from snaporch.catalog.records import all_records
+from snaporch.catalog.records import ENDED, all_records
 from snaporch.config import Config
 from snaporch.errors import ExitCode, RefusedError, UsageError
+from snaporch.fence import Fence
 from snaporch.hypervisor import HostObject, HypervisorError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import lock_holder
@@ -382,6 +384,15 @@ def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):
     assert all(path.startswith("/") for path in document["paths"])
     assert lost.hooks.log == []
     assert "this host: it cannot run here" in rebuild(snaporch, "web", "--yes", "--quiet").err
+
+
+def test_the_data_alone_of_a_fenced_guest_is_started_by_the_rebuild(lost, snaporch):
+    at = "2000-01-01T00:00:00+00:00"
+    lost.context.fences.put(Fence(lost.lost_uuid, "web", at, "an earlier run", "s0"))
+    (last,) = lost.there.snapshots(["tank/web"])
+    lost.there.put([replace(last, properties={**last.properties, ENDED: "yes"})])
+    answer = rebuild(snaporch, "web", "--yes", "--no-restore", "--quiet")
+    assert answer.out == "web@s1  came back; snaporch rebuild --from nas web@s1 starts it\n"
 
 
 def test_the_data_alone_comes_back(lost, snaporch):

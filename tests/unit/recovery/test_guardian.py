@@ -522,6 +522,35 @@ def test_a_released_guest_is_not_in_the_window(begin, strategy):
     assert hold_limits.hold_of(lines_of(run)) is None
 
 
+def test_a_guest_that_a_failover_ends_is_left_to_its_recovery(begin, host, recovering):
+    """Its fence may exist."""
+    run = begin("manual").frozen()
+    run.journal.note(Note.ENDING)
+    assert hold_limits.hold_of(lines_of(run)) is None
+    guest = host.guest()
+    guest.state, guest.paused_reason = DomainState.PAUSED, "snapshot"
+    guard(run, 0)
+    assert len(recovering) == 1
+    assert guest.state is DomainState.PAUSED
+
+
+def test_a_release_that_comes_with_the_end_of_a_failover_is_not_carried_out(begin, host, tools):
+    """The failover notes that it ends the guest, and then looks for the mark."""
+    run = begin("manual").frozen()
+    guardian_of_run = tools.guardian(run.path, 0)
+    tools.release_by(lambda *_more: pytest.fail("released"))
+    guardian_of_run = tools.guardian(run.path, -1)
+    marks = guardian_of_run._mark_released
+
+    def mark():
+        marks()
+        run.journal.note(Note.ENDING)
+
+    guardian_of_run._mark_released = mark
+    guardian_of_run._check()
+    assert release_mark(run.path).exists()
+
+
 @pytest.mark.parametrize(("strategy", "note"), [("paused", "suspended"), ("quiesced", "freezing")])
 def test_a_guest_held_after_its_release_is_in_the_window(begin, strategy, note):
     run = begin(strategy).write("begin", Step.FREEZE)

@@ -38,8 +38,8 @@ def test_a_mark_that_is_missing_after_the_first_ones_stays_missing(key):
     assert decide_marks(copies(has), {"s0": {**RAM, key: "new"}}) == ({}, [])
 
 
-@pytest.mark.parametrize("key", ["torn", "note"])
-def test_that_a_copy_is_torn_and_a_note_may_be_added_once(key):
+@pytest.mark.parametrize("key", ["torn", "note", "ended"])
+def test_that_a_copy_is_torn_or_the_last_one_and_a_note_may_be_added_once(key):
     assert decide_marks(copies(RAM), {"s0": {**RAM, key: "x"}}).new == {"s0": {key: "x"}}
     assert decide_marks(copies({**RAM, key: "x"}), {"s0": {**RAM, key: "y"}}).new == {}
 

@@ -1,11 +1,13 @@
 """libvirt's qemu hook, called as libvirt calls it, and the check that it is installed."""
 
 import subprocess
+from pathlib import Path
 from xml.sax.saxutils import escape
 
 import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
 
+from snaporch import default_paths
 from snaporch.data_files import shared_file
 from snaporch.default_paths import HostPaths
 from snaporch.hypervisor.start_hook_check import SOURCE, find_hook_problem
@@ -13,6 +15,7 @@ from snaporch.snapshot.plan import make_plan
 
 UUID = "7f1c0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
 MARK = "/run/snaporch-hook"
+FENCES = str(default_paths.FENCES)
 OTHERS = ("start", "started", "stopped", "release", "migrate", "restore", "reconnect", "attach")
 
 
@@ -22,6 +25,9 @@ def installed(tmp_path):
     path = tmp_path / "hook"
     text = shared_file(SOURCE).read_text()
     assert MARK in text
+    assert FENCES in text
+    (tmp_path / "fences").mkdir()
+    text = text.replace(FENCES, str(tmp_path / "fences"))
     path.write_text(text.replace(MARK, str(tmp_path / "mark")))
     path.chmod(0o755)
     return path
@@ -70,6 +76,24 @@ def test_all_other_guests_are_started(call, world, overlay):
     for path in ("/tank/b.img", "/tank/20261121T093310Z/b.qcow2", aside, f"{overlay}.img"):
         done = call(path)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", ["web", 'a guest\'s <uuid>"name"</uuid>'])
+@pytest.mark.parametrize("make", [Path.touch, lambda path: path.symlink_to("/nowhere")])
+def test_a_guest_with_a_fence_is_not_started(call, tmp_path, name, make):
+    make(tmp_path / "fences" / UUID)
+    done = call("/tank/b.img", name=escape(name))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "is fenced" in done.stderr
+    assert f"run: snaporch fence --remove {UUID}" in done.stderr
+    assert call("/tank/b.img", "started", name=escape(name)).returncode == 0
+
+
+def test_the_fence_of_another_guest_has_no_effect(call, tmp_path):
+    (tmp_path / "fences" / UUID.replace("7", "8")).touch()
+    (tmp_path / "fences" / f".{UUID}").touch()
+    assert call("/tank/b.img").returncode == 0
 
 
 def test_the_hook_writes_a_mark_and_works_if_it_cannot(call, tmp_path):

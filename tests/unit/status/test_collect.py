@@ -11,6 +11,8 @@ from fakes.schedule import HOURLY, NOW
 
 from snaporch import default_paths
 from snaporch.config import StatusOptions
+from snaporch.fence import Fence
+from snaporch.hypervisor import StartHookProblem
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Journal, Note, Step
 from snaporch.locks import domain_lock, record_check, replication_lock_name
@@ -614,3 +616,18 @@ def test_a_guest_that_was_started_is_not_called_unchanged(scheduled, standing):
     names = [f"{dataset}@{record.snapshot}" for dataset in record.datasets]
     scheduled.world.pool.set_properties(names, {"snaporch:unchanged": iso(NOW)})
     assert policy(standing()).unchanged is None
+
+
+def test_a_fence_is_shown_and_that_libvirt_would_not_see_it(scheduled, standing):
+    domain = scheduled.world.hypervisor.domain("web")
+    scheduled.world.fences.put(Fence(domain.uuid, "web", run="r", snapshot="s1"))
+    status = standing()
+    ((name, text),) = status.fenced_guests
+    assert name == "web"
+    assert "is fenced: it was failed over at @s1" in text
+    assert "snaporch fence --remove web" in text
+    assert status.open_fences == ()
+    assert [policy for each in status.domains for policy in each.policies] == []
+    scheduled.world.hypervisor.why_unguarded = StartHookProblem("no hook", "snaporch install")
+    ((name, text),) = standing().open_fences
+    assert "no hook; run: snaporch install" in text

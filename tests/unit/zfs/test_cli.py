@@ -75,6 +75,7 @@ def test_a_snapshot_with_all_properties(zfs):
         "kept": "2026-01-02T03:04:05Z",
         "note": "before the\tupgrade",
         "verified-here": "when",
+        "ended": "yes",
     }
     assert sorted(marks) == sorted(cli.PROPERTIES)
     table["tank/vm one@s 1"] = born(2**64 - 1, 77, 1748779200, **marks)

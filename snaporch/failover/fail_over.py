@@ -1,0 +1,220 @@
+"""Move a guest to the host of its replica.
+
+What prevents it is decided by :mod:`snaporch.failover.refusal`.
+
+The order: a replication while the guest runs, so that little is left to send; a snapshot whose RAM
+is saved live, after which the guest stays paused; the bundle is sealed; the fence; the end of QEMU;
+the replication of that snapshot. Before the fence exists, each failure releases the guest. From
+then on the guest never runs here, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from snaporch.catalog.note import check_note
+from snaporch.catalog.records import ENDED, all_records, snapshots_of_record
+from snaporch.config import Replica
+from snaporch.context import Context
+from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
+from snaporch.failover.own_changes import discard_own_changes
+from snaporch.failover.refusal import FailoverFacts, refusal
+from snaporch.fence import Fence
+from snaporch.model import Domain, PoolSnapshot, SnapshotRecord, Strategy
+from snaporch.recovery.recover_runs import recover_leftovers
+from snaporch.replication.interface import Destination, find_replica
+from snaporch.replication.replicate import host_lock
+from snaporch.schedule.replicate_domains import ReplicationTarget, replicate_domains
+from snaporch.snapshot.group import group_of
+from snaporch.snapshot.locate_disks import datasets_of
+from snaporch.snapshot.plan import make_plan
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PREFIX
+
+_LONGEST_PAUSE = "1h"
+"""After it the guardian releases a guest whose bundle is not sealed; then it is not failed over."""
+_NOTE = "taken by a failover"
+check_note(_NOTE)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOver:
+    """A guest that has ended here, and whose last snapshot a replica has."""
+
+    record: SnapshotRecord
+    replica: str
+    command: str
+    """What starts the guest, on the host that has the replica."""
+
+    def as_json(self) -> dict[str, object]:
+        """The documented JSON object (``docs/reference/json.md``)."""
+        return {
+            "domain": self.record.domain,
+            "uuid": self.record.uuid,
+            "snapshot": self.record.snapshot,
+            "replica": self.replica,
+            "command": self.command,
+        }
+
+
+def fail_over(
+    context: Context,
+    name: str,
+    replica: str,
+    opened: Callable[[Context, str], Destination],
+    confirm: Callable[[Domain], None],
+) -> FailedOver:
+    """Fail a guest over, or go on after an interruption.
+
+    Args:
+        context: of this host.
+        name: the guest's name or UUID.
+        replica: the name of the replica.
+        opened: opens it.
+        confirm: asks whether to go on, and raises if not; it is not asked again after an
+            interruption.
+
+    Raises:
+        RefusedError: nothing was touched.
+        SnaporchError: the guest runs here as before; or, if its fence exists, it has ended here and
+            the same call goes on.
+    """
+    section = find_replica(context.config, replica)
+    recover_leftovers(context)
+    domain = context.hypervisor.domain(name)
+    if context.fences.find(domain.uuid) is None:
+        forced = _forced(context, domain)
+        _check(forced, domain, section.engine)
+        confirm(domain)
+    # Nothing of it may run at low priority while the guest is paused.
+    with host_lock(replace(context, lower_priority=lambda _work: None)):
+        fence = context.fences.find(domain.uuid) or _end(context, domain, replica, opened)
+        if not fence.run:
+            raise RefusedError(domain.name, f"{fence.reason}; not by a failover", fence.step)
+        if context.hypervisor.domain(domain.uuid).active:
+            step = f"run: snaporch recover {domain.uuid}"
+            raise AttentionError(domain.name, "is fenced, and its QEMU has not ended", step)
+        return _ship(context, domain, fence, replica, opened, section)
+
+
+def _forced(context: Context, domain: Domain) -> Context:
+    """The context with the settings of the last snapshot: all of RAM, and no overlay."""
+    config = context.config
+    own = config.domain.get(domain.name) or config.domain.get(domain.uuid) or {}
+    forced = {
+        **own,
+        "ram_strategy": Strategy.MANUAL.value,
+        "on_unavailable": "fail",
+        "freeze_deadline": _LONGEST_PAUSE,
+    }
+    sections = {**config.domain, domain.name: forced}
+    return replace(context, config=config.model_copy(update={"domain": sections}))
+
+
+def _check(context: Context, domain: Domain, engine: str) -> None:
+    facts = FailoverFacts(
+        domain.state,
+        is_persistent=domain.inactive_xml is not None,
+        group=group_of(context.config, domain),
+        left_out=(),
+        shared_with=(),
+        engine=engine,
+        hook_problem=context.hypervisor.start_hook_problem(),
+    )
+    found = refusal(facts)
+    if found is None:
+        plan = make_plan(context, domain, _LAST)
+        apart = tuple(each.describe() for each in plan.left_out if each.matters)
+        own = {each.name for each in plan.datasets}
+        others = [each for each in context.hypervisor.domains() if each.uuid != domain.uuid]
+        shared = tuple(e.name for e in others if own & datasets_of(context.resolver, e))
+        found = refusal(facts._replace(left_out=apart, shared_with=shared))
+    if found is not None:
+        raise RefusedError(domain.name, *found)
+
+
+_LAST = SnapshotRequest(level="ram", note=_NOTE)
+
+
+def _end(
+    context: Context,
+    domain: Domain,
+    replica: str,
+    opened: Callable[[Context, str], Destination],
+) -> Fence:
+    """Take the last snapshot, fence the guest and end it; the fence.
+
+    Raises:
+        SnaporchError: the guest runs.
+    """
+    take_snapshot(context, domain, SnapshotRequest(level="crash", note=_NOTE))
+    _replicate(context, domain, replica, opened)
+    now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
+    _check(forced, now, context.config.replica[replica].engine)  # that may have taken hours
+
+    def end(record: SnapshotRecord) -> None:
+        at = context.clock.now().isoformat()  # to the microsecond: it is compared
+        context.fences.put(Fence(record.uuid, record.domain, at, record.run, record.snapshot))
+        context.progress.step(record.domain, "fenced; ending it")
+        context.hypervisor.destroy(record.uuid)
+        discard_own_changes(context, now, record, _members(context, record))
+
+    try:
+        take_snapshot(forced, now, _LAST, end=end)
+    except SnaporchError as error:
+        if (found := context.fences.find(domain.uuid)) is None:
+            raise
+        context.progress.note(domain.name, error.explanation)
+        return found
+    found = context.fences.find(domain.uuid)
+    assert found is not None
+    return found
+
+
+def _ship(
+    context: Context,
+    domain: Domain,
+    fence: Fence,
+    replica: str,
+    opened: Callable[[Context, str], Destination],
+    section: object,
+) -> FailedOver:
+    """Copy the last snapshot to the replica, marked as the last one."""
+    record = _record(context, domain, fence)
+    members = [each.full_name for each in _members(context, record)]
+    context.pool.set_properties(members, {PREFIX + ENDED: "yes"})
+    _replicate(context, domain, replica, opened)
+    record = _record(context, domain, fence)
+    if replica not in record.replicated:
+        step = "run this command again"
+        raise AttentionError(record.full_name, f"replica {replica} does not have all of it", step)
+    words = ["snaporch", "rebuild", "--from", replica, record.full_name]
+    closed = isinstance(section, Replica) and section.encrypt_to
+    return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))
+
+
+def _members(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
+    return snapshots_of_record(context.store, context.pool.snapshots(), record)
+
+
+def _record(context: Context, domain: Domain, fence: Fence) -> SnapshotRecord:
+    for each in all_records(context.store, context.pool.snapshots()):
+        if (each.uuid, each.run) == (fence.uuid, fence.run):
+            return each
+    reason = f"its last snapshot @{fence.snapshot} does not exist any more"
+    raise NotFoundError(domain.name, reason, fence.step)
+
+
+def _replicate(
+    context: Context,
+    domain: Domain,
+    replica: str,
+    opened: Callable[[Context, str], Destination],
+) -> None:
+    target = ReplicationTarget(domain, (replica,), is_named=True)
+    for _, _, outcome in replicate_domains(context, [target], opened, recheck=False):
+        if isinstance(outcome, SnaporchError):
+            raise outcome

@@ -1,0 +1,57 @@
+"""Whether a guest can be failed over: a pure function."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from snaporch.hypervisor import StartHookProblem
+from snaporch.model import DomainState
+
+
+class FailoverFacts(NamedTuple):
+    """What decides whether a guest can be failed over."""
+
+    state: DomainState
+    is_persistent: bool
+    """libvirt has its definition also when it is off."""
+    group: str | None
+    """Its consistency group."""
+    left_out: tuple[str, ...]
+    """Its writable disks that no snapshot has."""
+    shared_with: tuple[str, ...]
+    """Other guests with disks in its datasets."""
+    engine: str
+    """Of the replica."""
+    hook_problem: StartHookProblem | None
+    """Why libvirt would start it in spite of a fence."""
+
+
+def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
+    """Why the guest cannot be failed over, and what to do; None if it can.
+
+    Its snapshot itself may be refused besides that: see :mod:`snaporch.snapshot.plan`.
+    """
+    page = "see docs/how-to/failover.md"
+    if facts.engine != "zfs":
+        reason = f"the replica is a repository of {facts.engine}, and no host starts from one"
+        return reason, "name a replica on a pool: --to NAME"
+    if facts.hook_problem is not None:
+        reason = f"libvirt would start it again: {facts.hook_problem.reason}"
+        return reason, f"run: {facts.hook_problem.step}"
+    if facts.group is not None:
+        reason = f"is in the group {facts.group}, and a failover moves one guest"
+        return reason, page
+    if facts.state is not DomainState.RUNNING:
+        reason = f"is {facts.state}, and only a running guest is failed over"
+        return reason, f"for a guest that is off, {page}"
+    if not facts.is_persistent:
+        return "is not defined: libvirt forgets it when it ends", "define it: virsh define FILE"
+    if facts.left_out:
+        reason = f"no snapshot has all of its disks: {'; '.join(facts.left_out)}"
+        return reason, "move them to ZFS, or detach them"
+    if facts.shared_with:
+        reason = (
+            f"shares a dataset with {', '.join(facts.shared_with)}, and no rebuild takes it apart"
+        )
+        return reason, "give each guest a dataset of its own"
+    return None

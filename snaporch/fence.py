@@ -1,0 +1,135 @@
+"""The fences of guests: a guest with a fence does not start on this host.
+
+A fence is a file that has the UUID of its guest as its name. libvirt's hook
+(``hooks/libvirt-qemu``) refuses each start of such a guest. That a fence exists is the decision
+that its guest has ended here: recovery never resumes it, and ends it if it is still paused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import stat
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.default_paths import FENCES
+from snaporch.errors import RefusedError
+from snaporch.private_files import (
+    private_directory,
+    replace_private,
+    store_errors,
+    sync_directory,
+)
+
+_LIMIT = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence of one guest."""
+
+    uuid: str
+    domain: str
+    """The guest's name when it was fenced; its UUID if the file is damaged."""
+    at: str = ""
+    """When, as ISO 8601 in UTC; empty if the file is damaged."""
+    run: str = ""
+    """The run of the guest's last snapshot here; empty for a fence that was made by hand."""
+    snapshot: str = ""
+    """The name of that snapshot."""
+
+    @property
+    def moment(self) -> datetime:
+        """When it was made; the end of all time if that is not known."""
+        with suppress(ValueError):
+            found = datetime.fromisoformat(self.at)
+            if found.tzinfo is not None:
+                return found
+        return datetime.max.replace(tzinfo=UTC)
+
+    @property
+    def reason(self) -> str:
+        """Why the guest does not start."""
+        if self.run:
+            return f"is fenced: it was failed over at @{self.snapshot}, and may run on another host"
+        return "is fenced: a copy of it may run on another host"
+
+    @property
+    def step(self) -> str:
+        """How it comes back."""
+        remove = shlex.join(["snaporch", "fence", "--remove", self.domain])
+        return f"see docs/how-to/failover.md; only if no copy runs elsewhere: {remove}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fences:
+    """All fences of this host."""
+
+    directory: Path = FENCES
+
+    def find(self, uuid: str) -> Fence | None:
+        """The fence of a guest; None without one. A damaged file is a fence, too.
+
+        Raises:
+            UnavailableError: it is not known whether there is one.
+        """
+        with store_errors(self.directory):
+            try:
+                os.lstat(self.directory / uuid)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return self._read(uuid)
+
+    def _read(self, uuid: str) -> Fence:
+        with suppress(OSError, ValueError, TypeError):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            descriptor = os.open(self.directory / uuid, flags)
+            with os.fdopen(descriptor, "rb") as stream:
+                if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    found = Fence(**json.loads(stream.read(_LIMIT)))
+                    if found.uuid == uuid and all(
+                        isinstance(v, str) for v in asdict(found).values()
+                    ):
+                        return found
+        return Fence(uuid, uuid)
+
+    def put(self, fence: Fence) -> None:
+        """Make a fence that survives a power loss.
+
+        Raises:
+            UnavailableError: it may exist, or not.
+        """
+        with store_errors(self.directory):
+            private_directory(self.directory)
+            replace_private(self.directory / fence.uuid, json.dumps(asdict(fence)).encode())
+            sync_directory(self.directory)
+            sync_directory(self.directory.parent)
+
+    def remove(self, uuid: str) -> None:
+        """Remove a fence, so that its guest starts again.
+
+        Raises:
+            UnavailableError: it may exist, or not.
+        """
+        with store_errors(self.directory):
+            if not self.directory.is_dir():
+                return
+            (self.directory / uuid).unlink(missing_ok=True)
+            sync_directory(self.directory)
+
+    def refuse(self, uuid: str, name: str) -> None:
+        """Refuse what must not be done with a guest that has a fence.
+
+        Raises:
+            RefusedError: it has one.
+        """
+        if (fence := self.find(uuid)) is not None:
+            raise RefusedError(name, fence.reason, fence.step)
+
+
+HOST = Fences()
+"""Those of this host."""

@@ -1,0 +1,185 @@
+"""A guest goes to the host of its replica and comes back, and never runs on both."""
+
+import os
+from pathlib import Path
+
+import pytest
+from guests.disks import Disk
+from guests.guest import Guest
+from support import (
+    JOURNAL,
+    assert_clean,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+    started,
+    wait_for,
+    zfs_snapshots,
+)
+from two_hosts import STATE, two_hosts
+
+DISKS = [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture
+def guest(hosts):
+    made = Guest.create("plain", disks=DISKS)
+    made.uuid = must("virsh", "domuuid", "plain").strip()
+    yield made
+    hosts.reset()
+    run("snaporch", "fence", "--remove", "--yes", "plain")
+    made.remove()
+    for copy in ("backup/offsite", "backup/home"):
+        run("zfs", "destroy", "-r", copy)
+
+
+def fail_over(replica):
+    outcome = snaporch("failover", "plain", "--to", replica, "--yes", "--json")
+    assert outcome.status == 0, outcome.err
+    return outcome.json
+
+
+def rebuild(guest, replica, expected):
+    """It goes on at the count that all its disks had when it was ended."""
+    mark = guest.mark()
+    outcome = snaporch("rebuild", "plain", "--from", replica, "--yes", "--json")
+    assert outcome.status == 0, outcome.err
+    first = guest.first_count_since(mark)
+    assert first in (expected, expected + 1), f"went on at {first:#x}, not at {expected:#x}"
+    guest.wait_count()
+    assert not guest.cold_boots_since(mark)
+    assert not guest.bad_since(mark)
+    assert_clean(guest)
+    return outcome.json[0]
+
+
+def guids():
+    return [guid(disk.where) for disk in DISKS]
+
+
+def seed(snapshot):
+    """What the page has for increments from the first replication on; the copies' GUIDs."""
+    must("zfs", "create", "-p", "-o", "mountpoint=none", "backup/home")
+    found = {}
+    for disk in DISKS:
+        copy = f"backup/home/{disk.where.replace('/', ':')}"
+        send = f"zfs send -Lce {disk.where}@{snapshot} | zfs receive -u -o readonly=on {copy}"
+        must("sh", "-ec", send)
+        found[copy] = guid(copy)
+    return found
+
+
+def guid(dataset):
+    return must("zfs", "get", "-H", "-o", "value", "guid", dataset)
+
+
+def assert_fenced(guest):
+    assert guest.state() == "shut off"
+    refused = run("virsh", "start", "plain")
+    assert refused.status != 0
+    assert "is fenced" in refused.err
+    assert guest.state() == "shut off"
+    assert (STATE / "fences" / guest.uuid).exists()
+
+
+def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
+    done = fail_over("offsite")
+    expected, datasets = guest.snapshot_count(done["snapshot"]), guids()
+    assert_fenced(guest)
+    must("virsh", "autostart", "plain")
+    status = snaporch("status")
+    assert status.status == 10
+    assert "is fenced: it was failed over" in status.out + status.err
+    one_line_error(snaporch("snapshot", "plain"), 5, "is fenced")
+    words = ("--from", "offsite", "--yes", "--quiet")
+    one_line_error(snaporch("rebuild", "plain", *words), 5, "is older than its fence")
+    assert snaporch("rebuild", "--all", *words).status == 5
+    assert_fenced(guest)
+
+    hosts.change()
+    assert guest.state() == "undefined"
+    rebuild(guest, "offsite", expected)
+    back = fail_over("home")
+    assert_fenced(guest)
+    expected = guest.snapshot_count(back["snapshot"])
+
+    hosts.change()
+    assert_fenced(guest)
+    os.chown("/tank/plain/plain-0.raw", 1, 1)  # no data: it prevents no increment
+    must("zpool", "sync")
+    document = rebuild(guest, "home", expected)
+    assert document["snapshot"] == back["snapshot"]
+    assert guids() == datasets  # the same datasets, which got an increment
+    assert zfs_snapshots(f"tank/plain@{done['snapshot']}")
+    assert not (STATE / "fences" / guest.uuid).exists()
+    assert snaporch("snapshot", "plain").status == 0
+
+    # once more: what is there already is not sent again
+    third = fail_over("offsite")
+    expected = guest.snapshot_count(third["snapshot"])
+    hosts.change()
+    document = rebuild(guest, "offsite", expected)
+    assert document["snapshot"] == third["snapshot"]
+
+
+def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
+    done = fail_over("offsite")
+    expected = guest.snapshot_count(done["snapshot"])
+    copies = seed(done["snapshot"])
+    hosts.change()
+    rebuild(guest, "offsite", expected)
+    fail_over("home")
+    assert {copy: guid(copy) for copy in copies} == copies  # they got increments
+    expected = guest.snapshot_count(
+        must("zfs", "list", "-H", "-o", "name", "-t", "snapshot", "-s", "createtxg", "tank/plain")
+        .split()[-1]
+        .partition("@")[2]
+    )
+    guest.undefine()
+    hosts.change()
+    Path("/tank/plain/new").write_text("a write of another program")
+    must("zpool", "sync")
+    words = ("rebuild", "plain", "--from", "home", "--yes", "--quiet")
+    one_line_error(snaporch(*words), 5, "has been modified", "zfs rollback -r tank/plain@")
+    assert Path("/tank/plain/new").exists()
+    assert_fenced(guest)
+    must("zfs", "rollback", "-r", f"tank/plain@{done['snapshot']}")
+    rebuild(guest, "home", expected)
+
+
+def test_what_is_killed_before_the_fence_runs_on_and_afterwards_has_ended(hosts, guest):
+    words = ("failover", "plain", "--to", "offsite", "--yes", "--quiet")
+    fence = STATE / "fences" / guest.uuid
+
+    def seals():
+        lines = [path.read_text() for path in JOURNAL.glob("*.jsonl")]
+        return any('"manual"' in text and '"seal"' in text for text in lines)
+
+    with started(*words, env={}) as process:
+        wait_for(seals, "the last bundle is sealed")
+        process.kill()
+        process.wait()
+    if not fence.exists():
+        wait_for(lambda: guest.state() == "running", "the guardian resumes it")
+        guest.wait_count()
+        with started(*words, env={}) as process:
+            while not fence.exists() and process.poll() is None:
+                pass
+            process.kill()
+            process.wait()
+    wait_for(lambda: guest.state() == "shut off", "it ends")
+    wait_for(lambda: not list(JOURNAL.glob("*.jsonl")), "the guardian recovers the run")
+    assert_fenced(guest)
+    done = fail_over("offsite")
+    assert guest.snapshot_count(done["snapshot"])
+    copies = must("zfs", "get", "-H", "-o", "value", "-r", "snaporch:ended", "backup/offsite")
+    assert copies.split().count("yes") == len(DISKS)
+    must("snaporch", "fence", "--remove", "--yes", "plain")
+    guest.start()

@@ -1,0 +1,106 @@
+"""Two hosts that the lab is in turn: only one has its pools, its state and its guests here."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from lab_ssh import sshd_here
+from support import must, run
+
+POOLS = ("tank", "flash")
+STATE = Path("/var/lib/snaporch")
+_CONFIG = """
+[policy.hourly]
+every = "1h"
+domains = ["plain"]
+replicate = ["offsite"]
+
+[replica.offsite]
+host = "{host}"
+dataset = "backup/offsite"
+bundles = "{place}/offsite"
+
+[replica.home]
+host = "{host}"
+dataset = "backup/home"
+bundles = "{place}/home"
+"""
+
+
+class Hosts:
+    """The host that the lab is now, and the other one; the pool ``backup`` is there for both."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+        self.here, self.there = "first", "second"
+        for name in ("second", "backup"):
+            (place / name).mkdir()
+        for pool in POOLS:
+            _make_file(place / "second" / pool)
+        _make_file(place / "backup" / "backup")
+        must("zpool", "create", "-O", "mountpoint=none", "backup", str(place / "backup/backup"))
+
+    def change(self) -> None:
+        """Become the other host; the guests of this one must be off."""
+        self._put_away()
+        self.here, self.there = self.there, self.here
+        self._bring()
+
+    def reset(self) -> None:
+        """Become the first host, whatever runs here; the second one is empty again."""
+        if self.here == "second":
+            for name in must("virsh", "list", "--name").split():
+                must("virsh", "destroy", name)
+            self.change()
+        shutil.rmtree(self._place / "second-state", ignore_errors=True)
+        for pool in POOLS:
+            _make_file(self._place / "second" / pool)
+
+    def _put_away(self) -> None:
+        away = self._place / f"{self.here}-state"
+        away.mkdir()
+        for name in must("virsh", "list", "--all", "--name").split():
+            (away / f"{name}.xml").write_text(must("virsh", "dumpxml", "--inactive", name))
+            must("virsh", "undefine", name)
+        shutil.copytree(STATE, away / "snaporch")
+        for path in STATE.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for pool in POOLS:
+            must("zpool", "export", pool)
+
+    def _bring(self) -> None:
+        away = self._place / f"{self.here}-state"
+        devices = "/dev/lab" if self.here == "first" else str(self._place / "second")
+        for pool in POOLS:
+            if away.exists():
+                must("zpool", "import", "-d", devices, pool)
+            else:
+                must("zpool", "create", pool, f"{devices}/{pool}")
+        run("udevadm", "settle")
+        if away.exists():
+            shutil.copytree(away / "snaporch", STATE, dirs_exist_ok=True)
+            for path in away.glob("*.xml"):
+                must("virsh", "define", str(path))
+            shutil.rmtree(away)
+
+
+def _make_file(path: Path) -> None:
+    with path.open("wb") as stream:
+        os.truncate(stream.fileno(), 1 << 30)
+
+
+@contextmanager
+def two_hosts(place: Path) -> Iterator[Hosts]:
+    """Two hosts with files in an empty directory; commands use one configuration for both."""
+    hosts = Hosts(place)
+    config = place / "snaporch.toml"
+    for name in ("offsite", "home"):
+        (place / name).mkdir()
+    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
+        config.write_text(_CONFIG.format(host=host, place=place))
+        patch.setenv("SNAPORCH_CONFIG", str(config))
+        yield hosts
+    must("zpool", "destroy", "backup")

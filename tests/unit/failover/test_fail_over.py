@@ -1,0 +1,313 @@
+"""A guest is failed over: it runs here, or it has ended here and the replica has all of it."""
+
+import signal
+from dataclasses import replace
+
+import pytest
+from fakes.hooks import KilledError, failing, failing_once
+from fakes.replica import FakeReplica
+
+from snaporch.catalog.records import ENDED, all_records
+from snaporch.config import Config
+from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.failover.fail_over import fail_over
+from snaporch.failover.refusal import FailoverFacts, refusal
+from snaporch.fence import Fence
+from snaporch.hypervisor import HypervisorError, StartHookProblem
+from snaporch.journal import release_mark
+from snaporch.model import DomainState, Level
+from snaporch.recovery.recover_runs import recover_leftovers
+from snaporch.replication.interface import ReplicaError
+from snaporch.schedule.policy_assignment import assign
+from snaporch.snapshot.run import take_snapshot
+
+
+class Pair:
+    """A host with a guest, and the replica ``nas``."""
+
+    def __init__(self, world):
+        self.world = world
+        world.pool.create("tank"), world.pool.create("flash")
+        self.domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+        self.context = world.context
+        nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+        document = self.context.config.model_dump() | {"replica": {"nas": nas}}
+        self.context.config = Config.model_validate(document)
+        self.replica = FakeReplica(world.pool, world.root / "there", world.hooks)
+        self.asked = 0
+
+    def confirm(self, _domain):
+        self.asked += 1
+
+    def move(self, context=None, name="web"):
+        context = context or self.context
+        return fail_over(context, name, "nas", lambda *_: self.replica, self.confirm)
+
+    @property
+    def guest(self):
+        return self.world.guest()
+
+    @property
+    def fence(self):
+        return self.context.fences.find(self.domain.uuid)
+
+    def runs(self):
+        return self.world.is_as_it_was() and self.fence is None
+
+    def has_ended(self):
+        return self.guest.state is DomainState.OFF and self.fence is not None
+
+    def last(self):
+        return all_records(self.context.store, self.world.pool.snapshots())[-1]
+
+
+@pytest.fixture
+def pair(world):
+    return Pair(world)
+
+
+def test_the_replica_has_the_last_instant_and_the_guest_stays_off(pair):
+    done = pair.move()
+    assert pair.has_ended()
+    assert pair.world.leftovers() == []
+    assert (done.record, done.record.level, done.record.replicated) == (
+        pair.last(),
+        Level.RAM,
+        ("nas",),
+    )
+    assert done.command == f"snaporch rebuild --from nas web@{done.record.snapshot}"
+    assert (pair.fence.run, pair.fence.domain) == (done.record.run, "web")
+    copies = pair.replica.snapshots(["tank/web", "flash/web"])
+    ended = {each.name for each in copies if each.properties.get(ENDED) == "yes"}
+    assert ended == {done.record.snapshot}
+
+
+def test_the_guest_is_paused_from_its_snapshot_to_its_end(pair):
+    pair.move()
+    acts = pair.world.hooks.acts()
+    assert "hypervisor.resume" not in acts
+    assert acts.index("hypervisor.destroy") > max(
+        number for number, act in enumerate(acts) if act == "pool.snapshot"
+    )
+
+
+def test_the_fence_exists_before_the_guest_ends(pair):
+    seen = []
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: seen.append(pair.fence)
+    pair.move()
+    assert [each.run for each in seen] == [pair.last().run]
+
+
+def test_nothing_waits_at_low_priority(pair):
+    pair.move()
+    assert pair.world.lowered == []
+
+
+@pytest.mark.parametrize(
+    "place", ["hypervisor.capture", "capture.writing", "pool.snapshot", "pool.set_properties"]
+)
+def test_a_failure_before_the_fence_leaves_the_guest_running(pair, place):
+    taken = []
+
+    def second():
+        taken.append(place)
+        if place.startswith("pool") and "hypervisor.capture" not in pair.world.hooks.acts():
+            return
+        raise HypervisorError("web", "out of order")
+
+    pair.world.hooks.at[place] = second
+    with pytest.raises(SnaporchError):
+        pair.move()
+    pair.world.hooks.at.clear()
+    assert taken
+    assert pair.guest.state is DomainState.RUNNING
+    assert pair.fence is None
+    pair.move()
+    assert pair.has_ended()
+
+
+def test_a_replica_out_of_reach_stops_it_before_the_guest_is_paused(pair):
+    pair.world.hooks.at["replica.send"] = failing(ReplicaError("nas", "no route to host"))
+    with pytest.raises(ReplicaError):
+        pair.move()
+    assert pair.runs()
+    assert "hypervisor.capture" not in pair.world.hooks.acts()
+
+
+def test_the_guardians_release_prevents_the_fence(pair):
+    """It marks the release first, and then looks for the note: one of both sees the other."""
+
+    def release():
+        (journal,) = pair.world.paths.journal.glob("*.jsonl")
+        release_mark(journal).touch()
+
+    pair.world.heard.at["sealing the bundle"] = release
+    with pytest.raises(SnaporchError, match="did not stay paused"):
+        pair.move()
+    assert pair.runs()
+
+
+def test_a_guest_that_the_admin_resumes_is_not_fenced(pair):
+    pair.world.heard.at["sealing the bundle"] = lambda: pair.world.hypervisor.resume(
+        pair.domain.uuid
+    )
+    with pytest.raises(SnaporchError, match="did not stay paused"):
+        pair.move()
+    assert pair.runs()
+
+
+def test_a_signal_before_the_fence_leaves_the_guest_running(pair):
+    def stop():
+        if "hypervisor.capture" in pair.world.hooks.acts():
+            pair.context.interrupt.signum = signal.SIGTERM
+
+    pair.world.heard.at["sealing the bundle"] = stop
+    with pytest.raises(InterruptedRunError):
+        pair.move()
+    assert pair.guest.state is DomainState.RUNNING
+    assert pair.fence is None
+
+
+def test_a_guest_that_cannot_be_ended_at_once_is_ended_by_the_recovery(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = failing_once(HypervisorError("web", "busy"))
+    done = pair.move()
+    assert pair.has_ended()
+    assert done.record.replicated == ("nas",)
+
+
+@pytest.mark.parametrize("place", ["capture.writing", "pool.snapshot", "hypervisor.destroy"])
+def test_what_is_killed_is_in_one_of_two_states(pair, place):
+    def kill():
+        if place != "pool.snapshot" or "hypervisor.capture" in pair.world.hooks.acts():
+            pair.world.hooks.kill()
+
+    pair.world.hooks.at[place] = kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    recover_leftovers(pair.context)
+    assert pair.has_ended() if place == "hypervisor.destroy" else pair.runs()
+    asked = pair.asked
+    pair.move()
+    assert pair.has_ended()
+    assert pair.asked == asked + (place != "hypervisor.destroy")
+    assert pair.world.leftovers() == []
+
+
+def test_a_replica_that_is_lost_meanwhile_gets_it_by_the_same_command(pair):
+    lost = failing_once(ReplicaError("nas", "no route to host"))
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.send": lost}
+    )
+    with pytest.raises(ReplicaError):
+        pair.move()
+    assert pair.has_ended()
+    assert pair.move().record.replicated == ("nas",)
+    assert pair.asked == 1
+
+
+@pytest.mark.parametrize("of_others", [False, True])
+def test_only_what_libvirt_changes_of_its_images_is_discarded(pair, of_others):
+    """Otherwise no increment could be received into the datasets later."""
+
+    def label():
+        pair.world.pool.write("tank/web", b"with another owner")
+        if of_others:
+            (pair.world.root / "zfs/tank/web/notes.txt").write_text("of another program")
+
+    pair.world.hooks.at["hypervisor.destroy"] = label
+    name = pair.move().record.snapshot
+    assert bool(pair.world.pool.written_since(f"tank/web@{name}")) == of_others
+    noted = any("other files in it have changed" in each for each in pair.world.heard.notes)
+    assert noted == of_others
+
+
+def test_what_zfs_has_yet_to_count_is_discarded_too(pair):
+    """It counts what is written only when that is in the pool, seconds later."""
+    name = pair.move().record.snapshot
+    assert f"pool.rollback tank/web@{name}" in pair.world.hooks.log
+
+
+# -- a guest with a fence --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def fenced(pair):
+    pair.move()
+    return pair
+
+
+def test_no_snapshot_of_it_is_taken(fenced):
+    with pytest.raises(RefusedError, match="is fenced: it was failed over"):
+        take_snapshot(fenced.context, fenced.world.hypervisor.domain("web"))
+
+
+def test_it_has_no_policy(fenced):
+    domain = fenced.world.hypervisor.domain("web")
+    assert assign(fenced.context, domain, {"tank/web": "hourly"}).policies == ()
+
+
+def test_its_fence_counts_also_under_another_name(fenced):
+    fenced.guest.name = "shop"
+    with pytest.raises(RefusedError, match="is fenced"):
+        take_snapshot(fenced.context, fenced.world.hypervisor.domain("shop"))
+
+
+def test_one_that_was_fenced_by_hand_is_not_failed_over(pair):
+    pair.context.fences.put(Fence(pair.domain.uuid, "web"))
+    with pytest.raises(RefusedError, match="not by a failover"):
+        pair.move()
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+FACTS = FailoverFacts(
+    DomainState.RUNNING,
+    is_persistent=True,
+    group=None,
+    left_out=(),
+    shared_with=(),
+    engine="zfs",
+    hook_problem=None,
+)
+
+
+def test_a_running_guest_on_zfs_is_failed_over():
+    assert refusal(FACTS) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"state": DomainState.OFF}, "is off"),
+        ({"state": DomainState.PAUSED}, "is paused"),
+        ({"is_persistent": False}, "is not defined"),
+        ({"group": "shop"}, "is in the group shop"),
+        ({"left_out": ("vdb: not on ZFS",)}, "vdb: not on ZFS"),
+        ({"shared_with": ("mail",)}, "shares a dataset with mail"),
+        ({"engine": "restic"}, "repository of restic"),
+        ({"hook_problem": StartHookProblem("no hook", "snaporch install")}, "no hook"),
+    ],
+)
+def test_what_cannot_be_failed_over_is_refused(change, reason):
+    text, step = refusal(FACTS._replace(**change))
+    assert reason in text
+    assert step
+
+
+def test_without_the_hook_it_is_refused_untouched(pair):
+    pair.world.hypervisor.why_unguarded = StartHookProblem("no hook", "snaporch install")
+    with pytest.raises(RefusedError, match="no hook"):
+        pair.move()
+    assert pair.asked == 0
+    assert pair.runs()
+    assert pair.world.pool.names() == []
+
+
+def test_settings_of_the_guest_do_not_weaken_its_last_snapshot(pair):
+    sections = {"web": {"level": "crash", "ram_strategy": "overlay", "on_unavailable": "crash"}}
+    document = pair.context.config.model_dump() | {"domain": sections}
+    pair.context = replace(pair.context, config=Config.model_validate(document))
+    assert pair.move().record.level is Level.RAM

@@ -1,0 +1,273 @@
+"""A guest that was failed over comes back: only when it has ended there, and only what is new."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from fakes.hooks import failing
+from fakes.rebuild_source import FakeLocal, FakeSource
+from fakes.replica import FakeReplica
+
+from snaporch.bundle.store import copy_name
+from snaporch.catalog.records import ENDED, all_records, by_dataset
+from snaporch.config import Config
+from snaporch.errors import RefusedError
+from snaporch.fence import Fence
+from snaporch.model import DomainState
+from snaporch.rebuild.bring_back import bring_back
+from snaporch.rebuild.fenced_guest import doubt
+from snaporch.rebuild.fetch_bundle import runs_to_fetch
+from snaporch.rebuild.local_checks import remaining
+from snaporch.rebuild.plan_guest import plan_guest
+from snaporch.rebuild.rebuild_guest import rebuild_guest
+from snaporch.rebuild.surroundings import plan_surroundings
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.replicate import replicate
+from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PREFIX
+
+DATASETS = ("flash/web", "tank/web")
+
+
+class Return:
+    """This host has a fenced guest with s1; the replica has s1 and s2, its last one there."""
+
+    def __init__(self, world):
+        self.world = world
+        world.pool.create("tank"), world.pool.create("flash")
+        self.uuid = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}).uuid
+        self.context = world.context
+        nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
+        document = self.context.config.model_dump() | {"replica": {"nas": nas}}
+        self.context.config = Config.model_validate(document)
+        self.replica = FakeReplica(world.pool, world.root / "there")
+        self.replica.create()
+        self.source = FakeSource(world.pool, self.replica, world.hooks)
+        self.local = FakeLocal(world.pool, world.hooks)
+        self.first = self.take("s1")
+        self.last = self.take("s2")
+        self.world.pool.set_properties([f"{each}@s2" for each in DATASETS], {PREFIX + ENDED: "yes"})
+        replicate(self.context, self.records(), "nas", self.replica)
+        world.hypervisor.destroy(self.uuid)
+        self.go_back()
+        at = self.first.created + (self.last.created - self.first.created) / 2
+        world.fences.put(Fence(self.uuid, "web", at.isoformat(), self.first.run, "s1"))
+
+    def take(self, name):
+        domain = self.world.hypervisor.domain("web")
+        return take_snapshot(self.context, domain, SnapshotRequest(name))
+
+    def records(self):
+        return all_records(self.context.store, self.world.pool.snapshots())
+
+    def go_back(self):
+        """This host has what it had before s2."""
+        for dataset in DATASETS:
+            taken = self.world.pool.take_out(dataset)
+            self.source._lost[dataset] = taken
+            self.world.pool.put_in(taken, dataset, "s1", "", {})
+            self.local.inherited[dataset] = ""
+            marks = {PREFIX + k: v for k, v in self._marks(dataset).items()}
+            self.world.pool.set_properties([f"{dataset}@s1"], marks)
+
+    def _marks(self, dataset):
+        (first, *_) = self.replica.snapshots([dataset])
+        return {k: v for k, v in first.properties.items() if k != "copy"}
+
+    @property
+    def fence(self):
+        return self.world.fences.find(self.uuid)
+
+    def copies(self):
+        return by_dataset(self.source.snapshots())
+
+    def plan(self, words="web"):
+        return plan_guest(
+            self.context, self.source, self.local, self.copies(), words, history=False
+        )
+
+
+@pytest.fixture
+def back(world):
+    return Return(world)
+
+
+def test_only_what_is_new_comes(back):
+    plan = back.plan()
+    assert [(each.dataset, each.base) for each in plan.incoming] == [
+        ("flash/web", "s1"),
+        ("tank/web", "s1"),
+    ]
+    back.world.hooks.log.clear()
+    bring_back(back.context, back.source, back.local, plan, [])
+    received = [line for line in back.world.hooks.log if line.startswith("source.receive")]
+    assert received == ["source.receive flash:web@s2 s1", "source.receive tank:web@s2 s1"]
+    again = back.plan()
+    assert [remaining(e, back.local.state(e.dataset), "nas") for e in again.incoming] == [[], []]
+    own = back.world.pool.snapshots(["tank/web"])
+    assert [each.properties.get("copy") for each in own] == [None, "nas"]
+
+
+def rebuild(back, *, restores=True):
+    plan = back.plan()
+    surroundings = plan_surroundings(back.context, back.local, plan, back.copies(), [])
+    runs = runs_to_fetch(back.source, back.copies(), plan, history=False)
+    return rebuild_guest(
+        back.context,
+        back.source,
+        back.local,
+        plan,
+        surroundings,
+        runs,
+        {},
+        plan_again=back.plan,
+        cold=False,
+        restores=restores,
+    )
+
+
+def test_its_fence_is_there_until_its_data_is(back):
+    seen = []
+    back.world.hooks.at["source.receive"] = lambda: seen.append(back.fence)
+    back.world.hooks.at["source.fetch"] = lambda: seen.append(back.fence)
+    back.world.hooks.at["local.mount"] = lambda: seen.append(back.fence)
+    rebuilt = rebuild(back)
+    assert None not in seen
+    assert back.fence is None
+    assert rebuilt.restored is not None
+    assert back.world.guest().state is DomainState.RUNNING
+
+
+def test_without_a_restore_its_fence_stays(back):
+    rebuild(back, restores=False)
+    assert back.fence is not None
+    assert back.world.guest().state is DomainState.OFF
+    rebuild(back)
+    assert back.fence is None
+    assert back.world.guest().state is DomainState.RUNNING
+
+
+def test_a_guest_that_may_run_there_does_not_come_back(back):
+    for dataset in DATASETS:
+        first, last = back.replica.snapshots([dataset])
+        marks = {k: v for k, v in last.properties.items() if k != ENDED}
+        back.replica.put([first, replace(last, properties=marks)])
+    with pytest.raises(RefusedError, match="is not its last snapshot there"):
+        back.plan()
+    with pytest.raises(RefusedError, match="is not its last snapshot there"):
+        back.plan("web@s1")
+
+
+def test_what_was_written_here_since_is_not_lost(back):
+    back.world.pool.write("tank/web", b"new")
+    with pytest.raises(RefusedError, match="has been modified since") as raised:
+        rebuild(back)
+    assert back.fence is not None
+    assert back.world.pool.read("tank/web") == b"new"
+    assert "zfs rollback -r tank/web@s1" in raised.value.step
+    away = "zfs set canmount=noauto tank/web; zfs unmount tank/web; zfs rename tank/web"
+    assert f"{away} tank/web-before" in raised.value.step
+
+
+@pytest.mark.parametrize("reason", ["no route to host", "has been modified"])
+def test_another_error_of_the_transfer_never_proposes_a_rollback(back, reason):
+    """A replica may write any error; only ZFS here knows whether the dataset was written to."""
+    if reason == "no route to host":
+        back.world.pool.write("flash/web", b"new")
+    back.world.hooks.at["source.receive"] = failing(ReplicaError("nas", reason, "try again"))
+    with pytest.raises(ReplicaError, match=reason) as raised:
+        rebuild(back)
+    assert raised.value.step == "try again"
+    assert back.fence is not None
+
+
+def test_access_times_and_owners_do_not_prevent_it(back):
+    root = back.world.root / "zfs/tank/web"
+    files = [each for each in root.iterdir() if each.name != ".zfs"]
+    then = back.world.snapshot_files("tank/web", "s1")
+    then.mkdir(parents=True)
+    for each in files:
+        shutil.copy2(each, then)
+    back.world.pool.write("tank/web", b"with another owner")
+    rebuild(back)
+    assert back.fence is None
+    assert back.world.guest().state is DomainState.RUNNING
+
+
+def test_ram_that_libvirt_saved_here_prevents_it(back):
+    back.world.guest().managed_save = True
+    with pytest.raises(RefusedError, match="has RAM that libvirt saved") as raised:
+        rebuild(back)
+    assert raised.value.step.endswith(f"virsh managedsave-remove {back.uuid}")
+    assert back.fence is not None
+
+
+def test_newer_snapshots_here_are_not_lost(back):
+    back.world.pool.snapshot(["tank/web@autosnap"], {})
+    with pytest.raises(RefusedError, match="has newer snapshots than @s1") as raised:
+        back.plan()
+    assert "zfs rollback -r tank/web@s1" in raised.value.step
+
+
+def test_a_dataset_that_has_nothing_in_common_is_not_touched(back):
+    for dataset in DATASETS:
+        back.replica.put(back.replica.snapshots([dataset])[1:])
+    with pytest.raises(RefusedError, match="has no snapshot that the replica has"):
+        back.plan()
+
+
+def test_an_encrypted_dataset_comes_as_a_whole(back):
+    back.source.ciphers = {copy_name(each) for each in DATASETS}
+    with pytest.raises(RefusedError, match="openzfs#16351"):
+        back.plan()
+    for each in DATASETS:
+        back.world.pool.take_out(each)
+    assert [each.base for each in back.plan().incoming] == ["", ""]
+
+
+@pytest.mark.parametrize("of_fence", ["s2", "s3"])
+def test_what_this_host_had_at_its_fence_is_no_proof_whatever_the_clocks(back, of_fence):
+    plan = back.plan()
+    bring_back(back.context, back.source, back.local, plan, [])
+    assert back.plan()
+    for each in DATASETS:
+        back.world.pool.snapshot([f"{each}@s3"], {})
+    back.world.fences.put(replace(back.fence, snapshot=of_fence))
+    with pytest.raises(RefusedError, match="@s2 is not newer here than"):
+        back.plan()
+
+
+def test_where_the_other_host_is_lost_all_of_it_comes_without_the_fence(back):
+    for dataset in DATASETS:
+        first, last = back.replica.snapshots([dataset])
+        marks = {k: v for k, v in last.properties.items() if k != ENDED}
+        back.replica.put([first, replace(last, properties=marks)])
+        back.world.pool.take_out(dataset)
+    with pytest.raises(RefusedError, match="is not its last snapshot there"):
+        back.plan()
+    back.world.fences.remove(back.uuid)
+    rebuild(back)
+    assert back.world.guest().state is DomainState.RUNNING
+
+
+# -- what proves that it has ended -----------------------------------------------------------------
+
+
+def test_the_last_snapshot_of_a_later_failover_is_a_proof(back):
+    assert doubt(back.plan(), back.copies(), back.fence) == ""
+
+
+def test_the_end_of_an_earlier_failover_is_no_proof(back):
+    plan, fence = back.plan(), back.fence
+    same = plan.manifest.created.isoformat()
+    for at, run in ((same, fence.run), ("", fence.run), (fence.at, plan.manifest.run)):
+        reason = doubt(plan, back.copies(), replace(fence, at=at, run=run))
+        assert "is older than its fence" in reason
+
+
+def test_a_snapshot_before_the_newest_one_is_no_proof(back):
+    plan, copies = back.plan(), dict(back.copies())
+    newest = copies["tank:web"][-1]
+    copies["tank:web"] = [*copies["tank:web"], replace(newest, name="s3", guid=77)]
+    assert "tank:web@s3 on the replica is newer" in doubt(plan, copies, back.fence)
