@@ -159,11 +159,16 @@ def _end(
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
     _check(forced, now, context.config.replica[replica].engine)  # that may have taken hours
 
-    def end(record: SnapshotRecord) -> None:
+    def end(record: SnapshotRecord, check_paused: Callable[[], None]) -> None:
         at = context.clock.now().isoformat()  # to the microsecond: it is compared
         context.fences.put(
             Fence(record.uuid, record.domain, at, record.run, record.snapshot, replica)
         )
+        try:  # it may have been resumed while the fence was written
+            check_paused()
+        except BaseException:
+            context.fences.remove(record.uuid)
+            raise
         context.progress.step(record.domain, "fenced; ending it")
         context.hypervisor.destroy(record.uuid)
         discard_own_changes(context, now, record, _members(context, record))

@@ -209,8 +209,10 @@ def _recover_one(
     forget(journal.path)
     done.append(Effect.RECOVERED.of(facts.run))
     domain = context.hypervisor.find(facts.uuid)
-    if domain is not None and not domain.active and context.hypervisor.starts_at_boot(facts.uuid):
-        done.append(Effect.STILL_OFF.of())
+    is_off = domain is not None and not domain.active
+    if is_off and context.hypervisor.starts_at_boot(facts.uuid):
+        if context.fences.find(facts.uuid) is None:
+            done.append(Effect.STILL_OFF.of())
     return done
 
 

@@ -27,7 +27,9 @@ from snaporch.fence import Fence
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import release_mark
 from snaporch.model import DomainState, Level
+from snaporch.recovery.recover_domains import RecoverRequest, recover_domain
 from snaporch.recovery.recover_runs import recover_leftovers
+from snaporch.recovery.result import Effect
 from snaporch.replication.interface import ReplicaError
 from snaporch.schedule.policy_assignment import assign
 from snaporch.snapshot.run import take_snapshot
@@ -165,6 +167,83 @@ def test_a_guest_that_the_admin_resumes_is_not_fenced(pair):
     with pytest.raises(SnaporchError, match="did not stay paused"):
         pair.move()
     assert pair.runs()
+
+
+def test_a_guest_that_was_resumed_and_paused_again_is_not_ended(pair):
+    def write():
+        if pair.guest.state is DomainState.PAUSED:
+            pair.world.hypervisor.resume(pair.domain.uuid)
+            pair.world.pool.write("tank/web", b"after the last instant")
+            pair.world.hypervisor.suspend(pair.domain.uuid)
+
+    pair.world.heard.at["sealing the bundle"] = write
+    with pytest.raises(SnaporchError, match="did not stay paused"):
+        pair.move()
+    assert pair.fence is None
+    assert pair.guest.live is not None
+    assert pair.world.pool.written_since(f"tank/web@{pair.last().snapshot}")
+
+
+def resume_when_fenced(pair):
+    """Have the admin resume the guest as soon as its fence exists."""
+
+    def resume():
+        if pair.fence is not None and pair.guest.state is DomainState.PAUSED:
+            pair.world.hypervisor.resume(pair.domain.uuid)
+            pair.world.pool.write("tank/web", b"after the last instant")
+
+    pair.world.hooks.at["hypervisor.paused_by"] = resume
+
+
+def test_a_guest_that_is_resumed_while_it_is_fenced_is_not_ended(pair):
+    resume_when_fenced(pair)
+    with pytest.raises(SnaporchError, match="did not stay paused"):
+        pair.move()
+    assert pair.runs()
+    assert pair.world.pool.written_since(f"tank/web@{pair.last().snapshot}")
+
+
+def test_a_recovery_does_not_end_a_fenced_guest_that_runs(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    resume_when_fenced(pair)
+    recover_leftovers(pair.context)
+    assert any("was resumed: it was not ended" in each for each in pair.world.heard.notes)
+    assert pair.guest.state is DomainState.RUNNING
+    with pytest.raises(AttentionError, match="has not ended"):
+        pair.move()
+
+
+def test_a_run_whose_guest_another_command_fenced_releases_it(pair):
+    pair.world.hooks.at["pool.snapshot"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        take_snapshot(pair.context, pair.domain)
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    pair.context.fences.put(Fence(pair.domain.uuid, "web", "2026-01-01T00:00:00+00:00"))
+    recover_leftovers(pair.context)
+    assert pair.guest.state is DomainState.RUNNING
+
+
+def test_the_recovery_at_boot_does_not_start_it(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    pair.world.hypervisor.destroy(pair.domain.uuid)  # power loss
+    pair.world.hypervisor.start_at_boot(pair.domain.uuid)
+    request = RecoverRequest(autostart=True)
+    done = [each.effect for each in recover_domain(pair.context, pair.domain.uuid, "web", request)]
+    assert Effect.RECOVERED in done
+    assert not {Effect.STARTED, Effect.STILL_OFF} & set(done)
+    assert pair.has_ended()
 
 
 def test_a_signal_before_the_fence_leaves_the_guest_running(pair):
