@@ -65,6 +65,11 @@ class Fence:
         return "is fenced: a copy of it may run on another host"
 
     @property
+    def rerun(self) -> str:
+        """How a failover that was interrupted goes on."""
+        return "run: " + shlex.join(["snaporch", "failover", self.uuid, "--to", self.replica])
+
+    @property
     def step(self) -> str:
         """How it comes back."""
         remove = shlex.join(["snaporch", "fence", "--remove", self.uuid])

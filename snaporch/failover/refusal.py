@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import NamedTuple
 
 from snaporch.fence import Fence
@@ -72,6 +71,5 @@ def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
         reason = f"was failed over to {fence.replica} on {fence.delivered[:16]}Z; it may run there"
         return reason, "see docs/how-to/failover.md"
     if fence.replica not in ("", replica):
-        words = ["snaporch", "failover", fence.uuid, "--to", fence.replica]
-        return f"is being failed over to {fence.replica}", f"run: {shlex.join(words)}"
+        return f"is being failed over to {fence.replica}", fence.rerun
     return None
