@@ -10,8 +10,8 @@ from snaporch.catalog.records import ENDED, all_records, snapshots_of_record
 from snaporch.context import Context
 from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
 from snaporch.fence import Fence
-from snaporch.model import Domain
 from snaporch.locks import domain_lock
+from snaporch.model import Domain
 from snaporch.replication.replicate import host_lock
 from snaporch.zfs import PREFIX
 

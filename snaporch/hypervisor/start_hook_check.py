@@ -2,8 +2,8 @@
 
 libvirt looks for hooks when it starts. From then on it calls them for each guest that it starts,
 and after its own restart for each running guest. So a hook that was never called while guests run
-is one that libvirt does not know. Without running guests the daemon's start decides: libvirt knows a
-hook that is older.
+is one that libvirt does not know. Without running guests libvirt knows a hook that is older than
+the start of its daemon.
 """
 
 from __future__ import annotations

@@ -209,10 +209,9 @@ def _recover_one(
     forget(journal.path)
     done.append(Effect.RECOVERED.of(facts.run))
     domain = context.hypervisor.find(facts.uuid)
-    is_off = domain is not None and not domain.active
+    is_off = domain is not None and not domain.active and context.fences.find(facts.uuid) is None
     if is_off and context.hypervisor.starts_at_boot(facts.uuid):
-        if context.fences.find(facts.uuid) is None:
-            done.append(Effect.STILL_OFF.of())
+        done.append(Effect.STILL_OFF.of())
     return done
 
 

@@ -166,7 +166,7 @@ def _test_restores(context: Context) -> tuple[RestoreResult, ...]:
 def _fenced(
     context: Context, forecasts: Sequence[Forecast]
 ) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The fields about fences: those of the guests, which of them have no effect, or no copy yet."""
+    """The fields about fences: of the guests, and which of them have no effect, or no copy yet."""
     found = ((each.domain, context.fences.find(each.domain.uuid)) for each in forecasts)
     fenced = [(domain, fence) for domain, fence in found if fence]
     problem = context.hypervisor.start_hook_problem() if fenced else None

@@ -331,7 +331,7 @@ def test_no_second_replica_gets_it(pair):
 @pytest.mark.parametrize("to", ["nas", "dr"])
 def test_one_that_may_run_there_is_not_resumed_a_second_time(pair, to):
     pair.move()
-    with pytest.raises(RefusedError, match="was failed over to nas on .*may run there"):
+    with pytest.raises(RefusedError, match=r"was failed over to nas on .*may run there"):
         pair.move(to=to)
 
 
