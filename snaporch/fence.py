@@ -41,6 +41,10 @@ class Fence:
     """The run of the guest's last snapshot here; empty for a fence that was made by hand."""
     snapshot: str = ""
     """The name of that snapshot."""
+    replica: str = ""
+    """The name of the replica to which the failover moves the guest."""
+    delivered: str = ""
+    """When that replica had all of it, as ISO 8601 in UTC: from then on the guest may run there."""
 
     @property
     def moment(self) -> datetime:
@@ -54,14 +58,21 @@ class Fence:
     @property
     def reason(self) -> str:
         """Why the guest does not start."""
+        if self.run and self.replica and not self.delivered:
+            return f"is fenced: its failover to {self.replica} at @{self.snapshot} has not ended"
         if self.run:
             return f"is fenced: it was failed over at @{self.snapshot}, and may run on another host"
         return "is fenced: a copy of it may run on another host"
 
     @property
+    def rerun(self) -> str:
+        """How a failover that was interrupted goes on."""
+        return "run: " + shlex.join(["snaporch", "failover", self.uuid, "--to", self.replica])
+
+    @property
     def step(self) -> str:
         """How it comes back."""
-        remove = shlex.join(["snaporch", "fence", "--remove", self.domain])
+        remove = shlex.join(["snaporch", "fence", "--remove", self.uuid])
         return f"see docs/how-to/failover.md; only if no copy runs elsewhere: {remove}"
 
 

@@ -79,6 +79,9 @@ def fence_command(
         if not remove:
             fence = make_fence(opened, domain)
             print_result(f"{fence.domain}  fenced: it does not start on this host")
+            if opened.hypervisor.domain(fence.uuid).managed_save:
+                discard = f"virsh managedsave-remove {fence.uuid}"
+                print_result(f"{fence.domain}  has saved RAM; before it comes back run: {discard}")
             return 0
         fence = find_fence(opened, domain)
         if not yes:
@@ -87,4 +90,9 @@ def fence_command(
             confirm(fence.domain)
         remove_fence(opened, fence)
     print_result(f"{fence.domain}  its fence is removed: it starts again")
+    if fence.run:
+        last = f"{fence.domain}@{fence.snapshot}"
+        print_result(f"{last}  takes it back here, RAM included: snaporch restore {last}")
+        there = fence.replica or "the replica"
+        print_result(f"{last}  {there} may have it: never resume it there, destroy it there")
     return 0

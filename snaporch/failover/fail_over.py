@@ -20,7 +20,7 @@ from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
 from snaporch.failover.own_changes import discard_own_changes
-from snaporch.failover.refusal import FailoverFacts, refusal
+from snaporch.failover.refusal import FailoverFacts, other_move, refusal
 from snaporch.fence import Fence
 from snaporch.model import Domain, PoolSnapshot, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
@@ -92,12 +92,16 @@ def fail_over(
     # Nothing of it may run at low priority while the guest is paused.
     with host_lock(replace(context, lower_priority=lambda _work: None)):
         fence = context.fences.find(domain.uuid) or _end(context, domain, replica, opened)
-        if not fence.run:
-            raise RefusedError(domain.name, f"{fence.reason}; not by a failover", fence.step)
+        if (found := other_move(fence, replica)) is not None:
+            raise RefusedError(domain.name, *found)
+        context.fences.put(fence)  # once more: an error may have left it on no stable storage
         if context.hypervisor.domain(domain.uuid).active:
             step = f"run: snaporch recover {domain.uuid}"
             raise AttentionError(domain.name, "is fenced, and its QEMU has not ended", step)
-        return _ship(context, domain, fence, replica, opened, section)
+        done = _ship(context, domain, fence, replica, opened, section)
+        delivered = context.clock.now().isoformat()
+        context.fences.put(replace(fence, replica=replica, delivered=delivered))
+        return done
 
 
 def _forced(context: Context, domain: Domain) -> Context:
@@ -155,9 +159,16 @@ def _end(
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
     _check(forced, now, context.config.replica[replica].engine)  # that may have taken hours
 
-    def end(record: SnapshotRecord) -> None:
+    def end(record: SnapshotRecord, check_paused: Callable[[], None]) -> None:
         at = context.clock.now().isoformat()  # to the microsecond: it is compared
-        context.fences.put(Fence(record.uuid, record.domain, at, record.run, record.snapshot))
+        context.fences.put(
+            Fence(record.uuid, record.domain, at, record.run, record.snapshot, replica)
+        )
+        try:  # it may have been resumed while the fence was written
+            check_paused()
+        except BaseException:
+            context.fences.remove(record.uuid)
+            raise
         context.progress.step(record.domain, "fenced; ending it")
         context.hypervisor.destroy(record.uuid)
         discard_own_changes(context, now, record, _members(context, record))
@@ -191,6 +202,11 @@ def _ship(
     if replica not in record.replicated:
         step = "run this command again"
         raise AttentionError(record.full_name, f"replica {replica} does not have all of it", step)
+    now = context.fences.find(domain.uuid)
+    if now is None or now.run != fence.run or context.hypervisor.domain(domain.uuid).active:
+        context.pool.clear_properties(members, [PREFIX + ENDED])
+        reason = f"its fence was removed, or it was started: never resume what {replica} has"
+        raise AttentionError(record.full_name, reason, f"destroy @{record.snapshot} there")
     words = ["snaporch", "rebuild", "--from", replica, record.full_name]
     closed = isinstance(section, Replica) and section.encrypt_to
     return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 from snaporch import default_paths
+from snaporch.catalog.records import ENDED, all_records, snapshots_of_record
 from snaporch.context import Context
 from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
 from snaporch.fence import Fence
 from snaporch.locks import domain_lock
+from snaporch.model import Domain
+from snaporch.replication.replicate import host_lock
+from snaporch.zfs import PREFIX
 
 
 def make_fence(context: Context, name: str) -> Fence:
@@ -34,14 +39,21 @@ def make_fence(context: Context, name: str) -> Fence:
             raise RefusedError(domain.name, reason, f"run: {problem.step}")
         if (found := context.fences.find(domain.uuid)) is not None:
             return found
+        _refuse_active(domain)
         fence = Fence(domain.uuid, domain.name, context.clock.now().isoformat())
         context.fences.put(fence)
-        # Only now: it may have been started while nothing prevented that.
-        if context.hypervisor.domain(domain.uuid).active:
+        try:  # it may have been started while nothing prevented that
+            _refuse_active(context.hypervisor.domain(domain.uuid))
+        except RefusedError:
             context.fences.remove(domain.uuid)
-            step = f"if its copy runs elsewhere, end it: virsh destroy {domain.uuid}"
-            raise RefusedError(domain.name, "runs, and was not fenced", step)
+            raise
         return fence
+
+
+def _refuse_active(domain: Domain) -> None:
+    if domain.active:
+        step = f"if its copy runs elsewhere, end it: virsh destroy {domain.uuid}"
+        raise RefusedError(domain.name, "runs, and was not fenced", step)
 
 
 def find_fence(context: Context, name: str) -> Fence:
@@ -64,12 +76,32 @@ def find_fence(context: Context, name: str) -> Fence:
 
 
 def remove_fence(context: Context, fence: Fence) -> None:
-    """Remove a fence, so that its guest starts again.
+    """Remove a fence, so that its guest starts again; its last snapshot is not its end any more.
 
     Raises:
-        BusyError: a run of it has not ended.
+        BusyError: a run of it has not ended, or a replication of this host.
     """
-    with domain_lock(
-        default_paths.LOCKS, fence.domain, fence.uuid, "fence", wait=0, interrupt=context.interrupt
+    quick = replace(context, lower_priority=lambda _work: None)
+    with (
+        host_lock(quick),  # a failover that still copies holds it
+        domain_lock(
+            default_paths.LOCKS,
+            fence.domain,
+            fence.uuid,
+            "fence",
+            wait=0,
+            interrupt=context.interrupt,
+        ),
     ):
+        if fence.run:
+            _withdraw_end(context, fence)
         context.fences.remove(fence.uuid)
+
+
+def _withdraw_end(context: Context, fence: Fence) -> None:
+    """Remove the mark of the last snapshot, with which a rebuild takes it for the guest's end."""
+    there = context.pool.snapshots()
+    for each in all_records(context.store, there):
+        if (each.uuid, each.run) == (fence.uuid, fence.run):
+            members = snapshots_of_record(context.store, there, each)
+            context.pool.clear_properties([e.full_name for e in members], [PREFIX + ENDED])

@@ -1,9 +1,10 @@
-"""Whether a guest can be failed over: a pure function."""
+"""Whether a guest can be failed over, or its failover go on: pure functions."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from snaporch.fence import Fence
 from snaporch.hypervisor import StartHookProblem
 from snaporch.model import DomainState
 
@@ -54,4 +55,21 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
             f"shares a dataset with {', '.join(facts.shared_with)}, and no rebuild takes it apart"
         )
         return reason, "give each guest a dataset of its own"
+    return None
+
+
+def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
+    """Why the failover that made a fence cannot go on, and what to do; None if it can.
+
+    Args:
+        fence: the guest's.
+        replica: to which the guest is to go.
+    """
+    if not fence.run:
+        return f"{fence.reason}; not by a failover", fence.step
+    if fence.delivered:
+        reason = f"was failed over to {fence.replica} on {fence.delivered[:16]}Z; it may run there"
+        return reason, "see docs/how-to/failover.md"
+    if fence.replica not in ("", replica):
+        return f"is being failed over to {fence.replica}", fence.rerun
     return None

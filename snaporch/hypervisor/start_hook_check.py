@@ -2,7 +2,8 @@
 
 libvirt looks for hooks when it starts. From then on it calls them for each guest that it starts,
 and after its own restart for each running guest. So a hook that was never called while guests run
-is one that libvirt does not know.
+is one that libvirt does not know. Without running guests libvirt knows a hook that is older than
+the start of its daemon.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def find_hook_problem(
     """Check the hook: its problem and the remedy, or ``None``.
 
     Args:
-        may_have_called: guests run, so libvirt has called its hooks.
+        may_have_called: guests run, so libvirt has called its hooks. The daemon runs, too.
         place: the hook.
         called: what it creates.
         host: where the host has what the check reads.
@@ -56,11 +57,31 @@ def find_hook_problem(
         install = _install_command(packaged)
         step = f"rm {place} && {install}" if packaged.exists() else install
         return StartHookProblem(f"{place} is not the hook of this version of snaporch", step)
-    if may_have_called and not called.exists():
-        daemon = "virtqemud" if (host.run / "virtqemud.pid").exists() else "libvirtd"
+    daemon = "virtqemud" if (host.run / "virtqemud.pid").exists() else "libvirtd"
+    if not _is_loaded(place, called, host.run / f"{daemon}.pid", may_have_called=may_have_called):
         restart = f"systemctl try-restart {daemon}"
         return StartHookProblem(f"libvirt has not loaded {place} yet", restart)
     return None
+
+
+def _is_loaded(place: Path, called: Path, daemon: Path, *, may_have_called: bool) -> bool:
+    """Whether libvirt's daemon knows the hook.
+
+    Args:
+        daemon: the file that the daemon writes when it starts; without it only ``called`` counts.
+    """
+    try:
+        called_at = called.stat().st_mtime
+    except OSError:
+        if may_have_called:
+            return False
+        called_at = 0.0
+    try:
+        started = daemon.stat().st_mtime
+        changed = max(place.stat().st_ctime, place.parent.stat().st_ctime)
+    except OSError:
+        return True
+    return called_at >= started or changed < started
 
 
 def _install_command(packaged: Path) -> str:

@@ -42,6 +42,7 @@ from snaporch.recovery.hold_limits import (
     is_frozen,
     is_released,
     is_suspended,
+    last_noted,
 )
 
 _RECOVER_WAIT = "600s"
@@ -161,11 +162,21 @@ class _Guardian:
         """Release the guest before the recovery, which also needs a configuration and ZFS."""
         try:
             hold = hold_of(lines)
+            if last_noted(lines, ("ending",)) and not self._is_fenced(lines):
+                hold = GuestHold.STOPPED  # killed before its fence: it goes on here
             if hold in (None, GuestHold.ON_OVERLAYS) or not self._may_be_held():
                 return
             self._actions.release(hold, lines, self._uri, self._journal, self._host, run_ended=True)
         except Exception as error:  # noqa: BLE001 - after any error the recovery follows
             complain(error)
+
+    def _is_fenced(self, lines: list[dict[str, Any]]) -> bool:
+        """Whether the guest has a fence, or may have one."""
+        try:
+            os.lstat(self._host.fences / facts_of(lines)["uuid"])
+        except FileNotFoundError:
+            return False
+        return True
 
     def _may_be_held(self) -> bool:
         """Whether the guest may be paused or frozen."""

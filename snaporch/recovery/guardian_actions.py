@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from snaporch.default_paths import FENCES
 from snaporch.recovery.hold_limits import GuestHold, is_frozen, is_suspended, last_noted
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Host(NamedTuple):
     """Waits for a process, by its pidfd, at most so many seconds; whether it has exited."""
     open_hypervisor: Callable[[str], Hypervisor] = _open_hypervisor
     open_pool: Callable[[], Pool] = _open_pool
+    fences: Path = FENCES
 
 
 class RunningPoll(threading.Thread):

@@ -96,5 +96,7 @@ def _start_at_boot(context: Context, uuid: str) -> bool:
     domain = context.hypervisor.find(uuid)
     if domain is None or domain.active or not context.hypervisor.starts_at_boot(uuid):
         return False
+    if context.fences.find(uuid) is not None:
+        return False
     context.hypervisor.start(uuid, paused=False)
     return True

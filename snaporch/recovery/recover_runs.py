@@ -209,7 +209,8 @@ def _recover_one(
     forget(journal.path)
     done.append(Effect.RECOVERED.of(facts.run))
     domain = context.hypervisor.find(facts.uuid)
-    if domain is not None and not domain.active and context.hypervisor.starts_at_boot(facts.uuid):
+    is_off = domain is not None and not domain.active and context.fences.find(facts.uuid) is None
+    if is_off and context.hypervisor.starts_at_boot(facts.uuid):
         done.append(Effect.STILL_OFF.of())
     return done
 

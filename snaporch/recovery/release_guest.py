@@ -53,15 +53,16 @@ def release(
     saved its RAM while the run held it (as libvirt-guests does when the host shuts down). Then the
     guest would come back paused or frozen.
 
-    A guest with a fence is ended instead.
+    A guest that the run itself fenced is ended instead.
 
     Returns: what was done.
 
     Raises:
         SnaporchError: it may still be paused or frozen.
     """
-    if context.fences.find(facts.uuid) is not None:
-        return _end(context, domain)
+    fence = context.fences.find(facts.uuid)
+    if fence is not None and Note.ENDING in notes and fence.run in ("", facts.run):
+        return _end(context, domain, facts)
     ours = domain is not None and domain.active and domain.boot == facts.boot
     if ours:
         done = _release_active(context, facts, notes)
@@ -73,10 +74,17 @@ def release(
     return done
 
 
-def _end(context: Context, domain: Domain | None) -> list[RecoveryResult]:
-    """End a guest that a failover has fenced: it must not run here any more."""
-    if domain is None or not domain.active:
+def _end(context: Context, domain: Domain | None, facts: RunFacts) -> list[RecoveryResult]:
+    """End a guest that a failover has fenced: it must not run here any more.
+
+    Raises:
+        AttentionError: it runs, so it has written what its last snapshot lacks.
+    """
+    if domain is None or not domain.active or domain.boot != facts.boot:
         return []
+    if context.hypervisor.paused_by(domain.uuid) is None:
+        step = f"if no copy runs elsewhere: snaporch fence --remove {domain.uuid}"
+        raise AttentionError(facts.domain, "is fenced, and was resumed: it was not ended", step)
     context.hypervisor.destroy(domain.uuid)
     return [Effect.ENDED.of()]
 

@@ -52,6 +52,9 @@ class FreezeFailedError(RunFailedError):
     """The guest could not be frozen; it runs on its base images, and nothing was kept."""
 
 
+EndGuest = Callable[[SnapshotRecord, Callable[[], None]], None]
+"""Fences and ends a guest: gets its last snapshot, and a check that it is paused all the time."""
+
 _TRY_ANOTHER_WAY = (FreezeFailedError, StrategyUnavailableError)
 
 
@@ -61,7 +64,7 @@ def take_snapshot(
     request: SnapshotRequest = AS_CONFIGURED,
     *,
     taker: Snapshotter | None = None,
-    end: Callable[[SnapshotRecord], None] | None = None,
+    end: EndGuest | None = None,
 ) -> SnapshotRecord:
     """Snapshot one domain.
 
@@ -71,7 +74,8 @@ def take_snapshot(
         request: what the caller asks for.
         taker: takes the ZFS snapshots; the run itself does if ``None``.
         end: fences and ends the guest, which has been paused since its RAM was saved; it is called
-            with the complete snapshot. The guest is released if ``None``.
+            with the complete snapshot, and with a check that raises if the guest was resumed. The
+            guest is released if ``None``.
 
     Returns:
         The new snapshot; or with ``request.if_changed`` the policy's last one, if the guest is off
@@ -119,7 +123,7 @@ def run_plan(
     plan: Plan,
     request: SnapshotRequest,
     taker: Snapshotter,
-    end: Callable[[SnapshotRecord], None] | None = None,
+    end: EndGuest | None = None,
 ) -> SnapshotRecord:
     """Carry out a plan; if the guest cannot be frozen, try the other ways that are allowed.
 
@@ -179,7 +183,7 @@ class _Run:
         context: Context,
         plan: Plan,
         taker: Snapshotter,
-        end: Callable[[SnapshotRecord], None] | None,
+        end: EndGuest | None,
     ) -> None:
         self._context = context
         self._plan = plan
@@ -191,6 +195,8 @@ class _Run:
         self._freezing = False
         self._touched = False
         self._taken = False
+        self._paused_by: str | None = None
+        """libvirt's reason for the guest's pause, when the freeze ended; only for a failover."""
 
     def execute(self) -> SnapshotRecord:
         plan, progress = self._plan, self._context.progress
@@ -253,6 +259,8 @@ class _Run:
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
                 strategy.freeze()
+            if self._end is not None:
+                self._paused_by = self._context.hypervisor.paused_by(plan.domain.uuid)
             self._context.interrupt.check(plan.domain.name)
             self._freezing = False
             with journal.step(Step.POOL_SNAPSHOT):
@@ -291,23 +299,37 @@ class _Run:
         journal: Journal,
         strategy: FreezeStrategy,
         record: SnapshotRecord,
-        end: Callable[[SnapshotRecord], None],
+        end: EndGuest,
     ) -> None:
         """End the guest in place of its release, if the snapshot has all that it ever did.
 
         Raises:
             RunFailedError: the guest may have run since, or not all of its RAM is in the snapshot.
         """
-        name, uuid = self._domain.name, self._domain.uuid
-        self._context.interrupt.check(name)
+        self._context.interrupt.check(self._domain.name)
         journal.note(Note.ENDING)  # before the mark is looked for: see guardian.py
         is_whole = record.level is Level.RAM and record.state is BundleState.COMPLETE
-        was_released = release_mark(journal.path).exists()
+        if not is_whole or strategy.held or release_mark(journal.path).exists():
+            raise self._not_ended()
+        self._check_paused(strategy)
+        end(record, lambda: self._check_paused(strategy))
+
+    def _check_paused(self, strategy: FreezeStrategy) -> None:
+        """Check that no other program resumed the guest since its RAM was saved.
+
+        libvirt has another reason (``user``) for a guest that was resumed and paused again.
+
+        Raises:
+            ChangedError, RunFailedError: it may have run.
+        """
         strategy.check_unchanged(state=False)
-        if not is_whole or was_released or self._context.hypervisor.paused_by(uuid) is None:
-            reason = "it did not stay paused until its snapshot was complete, so it was not ended"
-            raise RunFailedError(name, reason, "try again")
-        end(record)
+        now = self._context.hypervisor.paused_by(self._domain.uuid)
+        if now is None or now != self._paused_by:
+            raise self._not_ended()
+
+    def _not_ended(self) -> RunFailedError:
+        reason = "it did not stay paused until its snapshot was complete, so it was not ended"
+        return RunFailedError(self._domain.name, reason, "try again")
 
     def _reached(self, strategy: FreezeStrategy) -> Level:
         """Return the level of the snapshots; the guest may have changed while it was frozen."""

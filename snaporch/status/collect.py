@@ -166,18 +166,26 @@ def _test_restores(context: Context) -> tuple[RestoreResult, ...]:
 def _fenced(
     context: Context, forecasts: Sequence[Forecast]
 ) -> dict[str, tuple[tuple[str, str], ...]]:
-    """The fields about fences: those of the guests, and which of them libvirt would not see."""
-    found = ((each.domain.name, context.fences.find(each.domain.uuid)) for each in forecasts)
-    fenced = [(name, fence) for name, fence in found if fence]
+    """The fields about fences: of the guests, and which of them have no effect, or no copy yet."""
+    found = ((each.domain, context.fences.find(each.domain.uuid)) for each in forecasts)
+    fenced = [(domain, fence) for domain, fence in found if fence]
     problem = context.hypervisor.start_hook_problem() if fenced else None
     why = (
         f"is fenced, and libvirt would start it: {problem.reason}; run: {problem.step}"
         if problem
         else ""
     )
+    runs = "is fenced, and runs here all the same; if a copy runs elsewhere: virsh destroy"
+    off = [(domain.name, fence) for domain, fence in fenced if not domain.active]
     return {
-        "fenced_guests": tuple((name, f"{each.reason}; {each.step}") for name, each in fenced),
-        "open_fences": tuple((name, why) for name, _ in fenced if why),
+        "fenced_guests": tuple((e.name, f"{fence.reason}; {fence.step}") for e, fence in fenced),
+        "open_fences": tuple((e.name, f"{runs} {e.uuid}") for e, _ in fenced if e.active)
+        + tuple((e.name, why) for e, _ in fenced if why),
+        "unfinished_failovers": tuple(
+            (name, f"has ended here, and {each.replica} may lack its last snapshot; {each.rerun}")
+            for name, each in off
+            if each.replica and not each.delivered
+        ),
     }
 
 

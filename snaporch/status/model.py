@@ -238,7 +238,9 @@ class Status:
     fenced_guests: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that does not start here because of its fence, and the explanation."""
     open_fences: tuple[tuple[str, str], ...] = ()
-    """Pairs of a guest that would start in spite of its fence, and the explanation."""
+    """Pairs of a guest that runs or would start in spite of its fence, and the explanation."""
+    unfinished_failovers: tuple[tuple[str, str], ...] = ()
+    """Pairs of a guest that has ended here and is not on its replica yet, and the explanation."""
     sources: tuple[SourceStatus, ...] = ()
     exceeded_limits: tuple[tuple[str, str], ...] = ()
     """Pairs of such a directory, and how its overlays exceed a limit."""

@@ -47,6 +47,8 @@ def find_problems(status: Status, limits: StatusOptions) -> list[Problem]:
         found.append(Problem("barred", ProblemGrade.CRITICAL, name, text))
     for name, text in status.open_fences:
         found.append(Problem("fence-open", ProblemGrade.CRITICAL, name, text))
+    for name, text in status.unfinished_failovers:
+        found.append(Problem("failover", ProblemGrade.CRITICAL, name, text))
     for name, text in status.fenced_guests:
         found.append(Problem("fenced", ProblemGrade.WARNING, name, text))
     found += _scheduler(status, limits)

@@ -1,7 +1,10 @@
 """A guest is failed over: it runs here, or it has ended here and the replica has all of it."""
 
+import errno
+import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes.hooks import KilledError, failing, failing_once
@@ -9,14 +12,24 @@ from fakes.replica import FakeReplica
 
 from snaporch.catalog.records import ENDED, all_records
 from snaporch.config import Config
-from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
+from snaporch.errors import (
+    AttentionError,
+    BusyError,
+    InterruptedRunError,
+    RefusedError,
+    SnaporchError,
+    UnavailableError,
+)
 from snaporch.failover.fail_over import fail_over
+from snaporch.failover.fence_by_hand import remove_fence
 from snaporch.failover.refusal import FailoverFacts, refusal
 from snaporch.fence import Fence
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import release_mark
 from snaporch.model import DomainState, Level
+from snaporch.recovery.recover_domains import RecoverRequest, recover_domain
 from snaporch.recovery.recover_runs import recover_leftovers
+from snaporch.recovery.result import Effect
 from snaporch.replication.interface import ReplicaError
 from snaporch.schedule.policy_assignment import assign
 from snaporch.snapshot.run import take_snapshot
@@ -31,7 +44,8 @@ class Pair:
         self.domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
         self.context = world.context
         nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
-        document = self.context.config.model_dump() | {"replica": {"nas": nas}}
+        dr = {"host": "dr", "dataset": "backup/kvm", "bundles": "/backup/dr"}
+        document = self.context.config.model_dump() | {"replica": {"nas": nas, "dr": dr}}
         self.context.config = Config.model_validate(document)
         self.replica = FakeReplica(world.pool, world.root / "there", world.hooks)
         self.asked = 0
@@ -39,9 +53,8 @@ class Pair:
     def confirm(self, _domain):
         self.asked += 1
 
-    def move(self, context=None, name="web"):
-        context = context or self.context
-        return fail_over(context, name, "nas", lambda *_: self.replica, self.confirm)
+    def move(self, to="nas"):
+        return fail_over(self.context, "web", to, lambda *_: self.replica, self.confirm)
 
     @property
     def guest(self):
@@ -156,6 +169,83 @@ def test_a_guest_that_the_admin_resumes_is_not_fenced(pair):
     assert pair.runs()
 
 
+def test_a_guest_that_was_resumed_and_paused_again_is_not_ended(pair):
+    def write():
+        if pair.guest.state is DomainState.PAUSED:
+            pair.world.hypervisor.resume(pair.domain.uuid)
+            pair.world.pool.write("tank/web", b"after the last instant")
+            pair.world.hypervisor.suspend(pair.domain.uuid)
+
+    pair.world.heard.at["sealing the bundle"] = write
+    with pytest.raises(SnaporchError, match="did not stay paused"):
+        pair.move()
+    assert pair.fence is None
+    assert pair.guest.live is not None
+    assert pair.world.pool.written_since(f"tank/web@{pair.last().snapshot}")
+
+
+def resume_when_fenced(pair):
+    """Have the admin resume the guest as soon as its fence exists."""
+
+    def resume():
+        if pair.fence is not None and pair.guest.state is DomainState.PAUSED:
+            pair.world.hypervisor.resume(pair.domain.uuid)
+            pair.world.pool.write("tank/web", b"after the last instant")
+
+    pair.world.hooks.at["hypervisor.paused_by"] = resume
+
+
+def test_a_guest_that_is_resumed_while_it_is_fenced_is_not_ended(pair):
+    resume_when_fenced(pair)
+    with pytest.raises(SnaporchError, match="did not stay paused"):
+        pair.move()
+    assert pair.runs()
+    assert pair.world.pool.written_since(f"tank/web@{pair.last().snapshot}")
+
+
+def test_a_recovery_does_not_end_a_fenced_guest_that_runs(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    resume_when_fenced(pair)
+    recover_leftovers(pair.context)
+    assert any("was resumed: it was not ended" in each for each in pair.world.heard.notes)
+    assert pair.guest.state is DomainState.RUNNING
+    with pytest.raises(AttentionError, match="has not ended"):
+        pair.move()
+
+
+def test_a_run_whose_guest_another_command_fenced_releases_it(pair):
+    pair.world.hooks.at["pool.snapshot"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        take_snapshot(pair.context, pair.domain)
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    pair.context.fences.put(Fence(pair.domain.uuid, "web", "2026-01-01T00:00:00+00:00"))
+    recover_leftovers(pair.context)
+    assert pair.guest.state is DomainState.RUNNING
+
+
+def test_the_recovery_at_boot_does_not_start_it(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    pair.world.hypervisor.destroy(pair.domain.uuid)  # power loss
+    pair.world.hypervisor.start_at_boot(pair.domain.uuid)
+    request = RecoverRequest(autostart=True)
+    done = [each.effect for each in recover_domain(pair.context, pair.domain.uuid, "web", request)]
+    assert Effect.RECOVERED in done
+    assert not {Effect.STARTED, Effect.STILL_OFF} & set(done)
+    assert pair.has_ended()
+
+
 def test_a_signal_before_the_fence_leaves_the_guest_running(pair):
     def stop():
         if "hypervisor.capture" in pair.world.hooks.acts():
@@ -228,6 +318,82 @@ def test_what_zfs_has_yet_to_count_is_discarded_too(pair):
     """It counts what is written only when that is in the pool, seconds later."""
     name = pair.move().record.snapshot
     assert f"pool.rollback tank/web@{name}" in pair.world.hooks.log
+
+
+def test_no_second_replica_gets_it(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.send": failing_once(ReplicaError("nas", "no route to host"))}
+    )
+    with pytest.raises(ReplicaError):
+        pair.move()
+    with pytest.raises(RefusedError, match="is being failed over to nas") as refused:
+        pair.move(to="dr")
+    assert refused.value.step == f"run: snaporch failover {pair.domain.uuid} --to nas"
+    assert pair.fence.delivered == ""
+    pair.move()
+    assert pair.fence.delivered
+
+
+@pytest.mark.parametrize("to", ["nas", "dr"])
+def test_one_that_may_run_there_is_not_resumed_a_second_time(pair, to):
+    pair.move()
+    with pytest.raises(RefusedError, match=r"was failed over to nas on .*may run there"):
+        pair.move(to=to)
+
+
+def test_the_fence_is_on_stable_storage_before_the_replica_has_it(pair, monkeypatch):
+    """The data of a fence whose directory was not written may be lost with the power."""
+    sync, failing_now = os.fsync, []
+
+    def fsync(descriptor):
+        directory = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if failing_now and directory == pair.context.fences.directory:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    pair.world.heard.at["sealing the bundle"] = lambda: failing_now.append(True)
+    with pytest.raises(UnavailableError):
+        pair.move()
+    assert pair.has_ended()
+    assert pair.replica.names()
+    assert pair.last().snapshot not in {e.partition("@")[2] for e in pair.replica.names()}
+    failing_now.clear()
+    assert pair.move().record.replicated == ("nas",)
+
+
+def test_a_fence_is_not_removed_while_the_replica_gets_the_guest(pair):
+    refused = []
+
+    def remove():
+        if pair.fence is not None:
+            with pytest.raises(BusyError) as error:
+                remove_fence(pair.context, pair.fence)
+            refused.append(error.value)
+
+    pair.world.hooks.at["replica.send"] = remove
+    pair.move()
+    assert refused
+    assert pair.has_ended()
+
+
+def test_a_guest_without_its_fence_is_not_handed_over(pair):
+    def lose():
+        if pair.fence is not None:
+            pair.context.fences.remove(pair.domain.uuid)
+
+    pair.world.hooks.at["replica.send"] = lose
+    with pytest.raises(AttentionError, match="its fence was removed"):
+        pair.move()
+    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+
+
+def test_a_removed_fence_withdraws_the_proof_of_its_end(pair):
+    pair.move()
+    assert any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    remove_fence(pair.context, pair.fence)
+    assert pair.fence is None
+    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
 
 
 # -- a guest with a fence --------------------------------------------------------------------------

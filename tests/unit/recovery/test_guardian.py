@@ -18,6 +18,7 @@ from fakes.hypervisor import Agent
 from snaporch.catalog.torn import commits_in
 from snaporch.disks import overlay_files
 from snaporch.errors import ConfigError, UnavailableError
+from snaporch.fence import Fence
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import Journal, Note, Step, read_journals, release_mark
 from snaporch.model import DomainState, Strategy
@@ -44,7 +45,9 @@ class Tools:
 
     def __init__(self, world):
         self.host = Host(
-            open_hypervisor=lambda _uri: world.hypervisor, open_pool=lambda: world.pool
+            open_hypervisor=lambda _uri: world.hypervisor,
+            open_pool=lambda: world.pool,
+            fences=world.fences.directory,
         )
         self.times = guardian.GuardianTimes(poll=0.01)
         self.actions = guardian.Actions()
@@ -522,16 +525,19 @@ def test_a_released_guest_is_not_in_the_window(begin, strategy):
     assert hold_limits.hold_of(lines_of(run)) is None
 
 
-def test_a_guest_that_a_failover_ends_is_left_to_its_recovery(begin, host, recovering):
-    """Its fence may exist."""
+@pytest.mark.parametrize("is_fenced", [False, True])
+def test_a_guest_that_a_failover_ends_is_left_to_its_recovery(begin, host, recovering, is_fenced):
+    """A failover that was killed before its fence exists releases the guest at once."""
     run = begin("manual").frozen()
     run.journal.note(Note.ENDING)
     assert hold_limits.hold_of(lines_of(run)) is None
     guest = host.guest()
     guest.state, guest.paused_reason = DomainState.PAUSED, "snapshot"
+    if is_fenced:
+        host.fences.put(Fence(guest.uuid, "web", run=run.facts.run))
     guard(run, 0)
     assert len(recovering) == 1
-    assert guest.state is DomainState.PAUSED
+    assert guest.state is (DomainState.PAUSED if is_fenced else DomainState.RUNNING)
 
 
 def test_a_release_that_comes_with_the_end_of_a_failover_is_not_carried_out(begin, host, tools):

@@ -1,6 +1,8 @@
 """libvirt's qemu hook, called as libvirt calls it, and the check that it is installed."""
 
+import os
 import subprocess
+import time
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -152,4 +154,19 @@ def test_a_hook_that_libvirt_has_not_called_is_reported(find, tmp_path):
     assert find().step == "systemctl try-restart libvirtd"
     (tmp_path / "virtqemud.pid").touch()
     assert find().step == "systemctl try-restart virtqemud"
-    assert find(may_have_called=False) is None
+    assert find(may_have_called=False).step == "systemctl try-restart virtqemud"
+
+
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_hook_that_is_newer_than_the_daemon_is_reported(find, tmp_path, runs):
+    """Its mark may be that of an earlier daemon, before the hook was removed and installed."""
+    hour_ago = time.time() - 3600
+    (tmp_path / "libvirtd.pid").touch()
+    os.utime(tmp_path / "libvirtd.pid", (hour_ago, hour_ago))
+    assert find(may_have_called=runs) is None
+    os.utime(tmp_path / "called", (hour_ago - 1, hour_ago - 1))
+    assert "has not loaded" in find(may_have_called=runs).reason
+    os.utime(tmp_path / "libvirtd.pid", (hour_ago + 7200, hour_ago + 7200))
+    assert find(may_have_called=runs) is None
+    (tmp_path / "called").unlink()
+    assert (find(may_have_called=runs) is None) is not runs

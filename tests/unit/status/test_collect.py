@@ -3,6 +3,7 @@ import os
 import re
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -620,14 +621,27 @@ def test_a_guest_that_was_started_is_not_called_unchanged(scheduled, standing):
 
 def test_a_fence_is_shown_and_that_libvirt_would_not_see_it(scheduled, standing):
     domain = scheduled.world.hypervisor.domain("web")
-    scheduled.world.fences.put(Fence(domain.uuid, "web", run="r", snapshot="s1"))
+    made = Fence(domain.uuid, "web", run="r", snapshot="s1", replica="nas", delivered="2026")
+    scheduled.world.fences.put(made)
+    scheduled.world.hypervisor.destroy(domain.uuid)
     status = standing()
     ((name, text),) = status.fenced_guests
     assert name == "web"
     assert "is fenced: it was failed over at @s1" in text
-    assert "snaporch fence --remove web" in text
-    assert status.open_fences == ()
+    assert f"snaporch fence --remove {domain.uuid}" in text
+    assert status.open_fences == status.unfinished_failovers == ()
     assert [policy for each in status.domains for policy in each.policies] == []
     scheduled.world.hypervisor.why_unguarded = StartHookProblem("no hook", "snaporch install")
     ((name, text),) = standing().open_fences
     assert "no hook; run: snaporch install" in text
+    scheduled.world.fences.put(replace(made, delivered=""))
+    ((name, text),) = standing().unfinished_failovers
+    assert text.endswith(f"run: snaporch failover {domain.uuid} --to nas")
+
+
+def test_a_fenced_guest_that_runs_is_shown(scheduled, standing):
+    domain = scheduled.world.hypervisor.domain("web")
+    scheduled.world.fences.put(Fence(domain.uuid, "web"))
+    ((name, text),) = standing().open_fences
+    assert name == "web"
+    assert text.endswith(f"virsh destroy {domain.uuid}")

@@ -129,6 +129,7 @@ def test_nothing_needs_attention(status):
         (replace(WELL, unfinished_rebuilds=("tank/web",)), ("rebuild", "warning")),
         (replace(WELL, barred_guests=(("web", "cannot be started"),)), ("barred", "critical")),
         (replace(WELL, fenced_guests=(("web", "is fenced"),)), ("fenced", "warning")),
+        (replace(WELL, unfinished_failovers=(("web", "ended"),)), ("failover", "critical")),
         (replace(WELL, open_fences=(("web", "no hook"),)), ("fence-open", "critical")),
         (replace(WELL, overlays_without_journal=("/o/r",)), ("unknown-overlay", "warning")),
         (replace(WELL, quarantined=("/o/quarantine/r",)), ("quarantined", "warning")),
@@ -231,7 +232,7 @@ def test_every_code_is_documented():
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "status.md").read_text("utf-8")
     source = (Path(__file__).parents[3] / "snaporch/status/problems.py").read_text("utf-8")
     found = set(re.findall(r'Problem\(\s*"([a-z-]+)"', source))
-    assert len(found) == 34
+    assert len(found) == 35
     for code in found:
         assert f"`{code}`" in page
 
