@@ -41,7 +41,6 @@ class ArchiveWriter:
         self._members = iter(contents.members)
         self._compressor = start_compressor(CompressionSettings(Compression.ZSTD, _LEVEL), write)
         self._digest = hashlib.sha256()
-        self._thread = AsyncWriter(self._take)
         self._sums: dict[str, str] = {}
         table = contents_bytes(contents)
         self._begin(Member(name=CONTENTS_NAME, bytes=len(table)))
@@ -94,13 +93,13 @@ class ArchiveWriter:
         self._member, self._left = member, member.bytes
         self._digest = hashlib.sha256()
         self._compressor.write(header(member, self._contents.mtime))
+        self._thread = AsyncWriter(self._take)
 
     def _end(self) -> str:
         assert self._left == 0
         self._thread.finish()
         self._compressor.write(padding(self._member))
         self._sums[self._member.name] = self._digest.hexdigest()
-        self._thread = AsyncWriter(self._take)
         return self._sums[self._member.name]
 
     def _take(self, block: Block) -> None:

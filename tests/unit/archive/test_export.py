@@ -2,6 +2,7 @@ import hashlib
 import json
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -261,6 +262,13 @@ def test_an_archive_goes_to_standard_output(taken, world, capfdbinary):
     with standard_output() as stream:
         export(world.context, source(world), "-", stream)
     assert capfdbinary.readouterr().out.endswith(END_MARK)
+
+
+def test_no_thread_is_left(taken, world, capfdbinary):
+    before = threading.enumerate()
+    with standard_output() as stream:
+        export(world.context, source(world), "-", stream)
+    assert [each for each in threading.enumerate() if each not in before] == []
 
 
 def test_a_closed_pipe_is_an_error_of_one_line(taken, world, capfd, monkeypatch):
