@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -11,8 +12,9 @@ _PATIENCE = 60
 
 
 def _join(threads: list[threading.Thread]) -> None:
+    end = time.monotonic() + _PATIENCE
     for thread in threads:
-        thread.join(_PATIENCE)
+        thread.join(max(end - time.monotonic(), 0))
 
 
 def _open_files() -> set[str]:
