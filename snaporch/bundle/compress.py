@@ -140,6 +140,7 @@ class _Zstd:
 
     def finish(self) -> None:
         self._stream.flush(zstandard.FLUSH_FRAME)
+        del self._stream  # its threads end now, and not when this object is collected
 
     def abandon(self) -> None:
         return
