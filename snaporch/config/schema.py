@@ -510,10 +510,13 @@ class Config(_Section):
                 raise ValueError(f"{title}.ram_store is 'pages', and ram_pages.dataset is not set")
         return self
 
+    def domain_section(self, name: str, uuid: str) -> dict[str, Any]:
+        """The domain's own section, by its name or its UUID; empty if it has none."""
+        return self.domain.get(name) or self.domain.get(uuid) or {}
+
     def settings(self, name: str, uuid: str) -> DomainSettings:
         """The settings of a domain: the defaults, overridden by the domain's section."""
-        section = self.domain.get(name) or self.domain.get(uuid) or {}
-        own = DomainSettings.model_validate(section)
+        own = DomainSettings.model_validate(self.domain_section(name, uuid))
         return self.defaults.model_copy(
             update={option: getattr(own, option) for option in own.model_fields_set}
         )

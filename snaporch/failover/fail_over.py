@@ -107,7 +107,7 @@ def fail_over(
 def _forced(context: Context, domain: Domain) -> Context:
     """The context with the settings of the last snapshot: all of RAM, and no overlay."""
     config = context.config
-    own = config.domain.get(domain.name) or config.domain.get(domain.uuid) or {}
+    own = config.domain_section(domain.name, domain.uuid)
     forced = {
         **own,
         "ram_strategy": Strategy.MANUAL.value,

@@ -69,7 +69,7 @@ def datasets(context: Context, domain: Domain) -> set[str]:
 
 
 def _section(config: Config, domain: Domain) -> list[str] | None:
-    own = config.domain.get(domain.name) or config.domain.get(domain.uuid) or {}
+    own = config.domain_section(domain.name, domain.uuid)
     return list(own["policies"]) if "policies" in own else None
 
 
