@@ -15,14 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from snaporch.catalog.note import check_note
-from snaporch.catalog.records import ENDED, all_records, snapshots_of_record
+from snaporch.catalog.records import ENDED
 from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
+from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.failover.own_changes import discard_own_changes
 from snaporch.failover.refusal import FailoverFacts, other_move, refusal
 from snaporch.fence import Fence
-from snaporch.model import Domain, PoolSnapshot, SnapshotRecord, Strategy
+from snaporch.model import Domain, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import host_lock
@@ -171,7 +172,7 @@ def _end(
             raise
         context.progress.step(record.domain, "fenced; ending it")
         context.hypervisor.destroy(record.uuid)
-        discard_own_changes(context, now, record, _members(context, record))
+        discard_own_changes(context, now, record, members_of(context, record))
 
     try:
         take_snapshot(forced, now, _LAST, end=end)
@@ -195,7 +196,7 @@ def _ship(
 ) -> FailedOver:
     """Copy the last snapshot to the replica, marked as the last one."""
     record = _record(context, domain, fence)
-    members = [each.full_name for each in _members(context, record)]
+    members = [each.full_name for each in members_of(context, record)]
     context.pool.set_properties(members, {PREFIX + ENDED: "yes"})
     _replicate(context, domain, replica, opened)
     record = _record(context, domain, fence)
@@ -212,14 +213,9 @@ def _ship(
     return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))
 
 
-def _members(context: Context, record: SnapshotRecord) -> list[PoolSnapshot]:
-    return snapshots_of_record(context.store, context.pool.snapshots(), record)
-
-
 def _record(context: Context, domain: Domain, fence: Fence) -> SnapshotRecord:
-    for each in all_records(context.store, context.pool.snapshots()):
-        if (each.uuid, each.run) == (fence.uuid, fence.run):
-            return each
+    if (found := last_record(context, fence)) is not None:
+        return found
     reason = f"its last snapshot @{fence.snapshot} does not exist any more"
     raise NotFoundError(domain.name, reason, fence.step)
 

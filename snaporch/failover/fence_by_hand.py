@@ -6,9 +6,10 @@ from dataclasses import replace
 from uuid import UUID
 
 from snaporch import default_paths
-from snaporch.catalog.records import ENDED, all_records, snapshots_of_record
+from snaporch.catalog.records import ENDED
 from snaporch.context import Context
 from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
+from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.fence import Fence
 from snaporch.locks import domain_lock
 from snaporch.model import Domain
@@ -100,8 +101,6 @@ def remove_fence(context: Context, fence: Fence) -> None:
 
 def _withdraw_end(context: Context, fence: Fence) -> None:
     """Remove the mark of the last snapshot, with which a rebuild takes it for the guest's end."""
-    there = context.pool.snapshots()
-    for each in all_records(context.store, there):
-        if (each.uuid, each.run) == (fence.uuid, fence.run):
-            members = snapshots_of_record(context.store, there, each)
-            context.pool.clear_properties([e.full_name for e in members], [PREFIX + ENDED])
+    if (record := last_record(context, fence)) is not None:
+        members = [each.full_name for each in members_of(context, record)]
+        context.pool.clear_properties(members, [PREFIX + ENDED])
