@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from snaporch.cli.options import Command, ConfigOption, JsonOption, QuietOption
+from snaporch.cli.options import Command, ConfigOption, JsonOption, NetworkOption, QuietOption
 
 if TYPE_CHECKING:
     from snaporch.clone.clone import Clone
@@ -38,15 +38,7 @@ def clone_command(
         typer.Argument(metavar="NEW", help="The clone's name.", show_default=False),
     ] = None,
     running: Annotated[bool, typer.Option("--running", help="Resume the clone from RAM.")] = False,
-    network: Annotated[
-        str,
-        typer.Option(
-            "--network",
-            metavar="isolated|none|NAME",
-            help="`none`: no network, link down; `isolated`: no network, link up; NAME: a libvirt "
-            "network.",
-        ),
-    ] = "none",
+    network: NetworkOption = "none",
     delete: Annotated[
         bool, typer.Option("--delete", help="Delete the clone: its domain, datasets and files.")
     ] = False,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption
+from snaporch.cli.options import ConfigOption, JsonOption, NetworkOption, QuietOption
 
 if TYPE_CHECKING:
     from snaporch.archive.import_guest import Imported
@@ -61,15 +61,7 @@ def import_command(
             show_default=False,
         ),
     ] = None,
-    network: Annotated[
-        str,
-        typer.Option(
-            "--network",
-            metavar="isolated|none|NAME",
-            help="`none`: no network, link down; `isolated`: no network, link up; NAME: a libvirt "
-            "network.",
-        ),
-    ] = "none",
+    network: NetworkOption = "none",
     cold: Annotated[
         bool, typer.Option("--cold", help="Boot from the disks, also if there is RAM.")
     ] = False,

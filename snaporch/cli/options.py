@@ -41,6 +41,15 @@ SnapshotsArgument = Annotated[
         show_default=False,
     ),
 ]
+NetworkOption = Annotated[
+    str,
+    typer.Option(
+        "--network",
+        metavar="isolated|none|NAME",
+        help="`none`: no network, link down; `isolated`: no network, link up; NAME: a libvirt "
+        "network.",
+    ),
+]
 WithGroupOption = Annotated[
     bool,
     typer.Option("--group", help="Also those that the consistency group took at the same instant."),
