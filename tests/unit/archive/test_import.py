@@ -8,7 +8,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import zstandard
 from fakes.archives import VDA, VDB, Opened, exported, in_snapshot, packed, tar_of
 from fakes.hooks import failing
 from fakes.images import qcow2
@@ -458,20 +457,10 @@ def test_an_archive_that_ends_early_is_refused_wherever_it_ends(archive, there):
         refused(there, archive[:end], None)
 
 
-def has_same_content(changed, archive):
-    """Whether zstd reads the same: to a decoder, some bits of its headers mean nothing."""
-    try:
-        return changed.endswith(END_MARK) and tar_of(changed) == tar_of(archive)
-    except zstandard.ZstdError:
-        return False
-
-
 def test_a_flipped_bit_is_noticed_wherever_it_is(archive, there):
     for at in range(0, len(archive), max(len(archive) // 40, 1)):
         changed = bytearray(archive)
         changed[at] ^= 4
-        if has_same_content(bytes(changed), archive):
-            continue
         try:
             bring(there, bytes(changed))
         except ArchiveError:
