@@ -8,6 +8,8 @@ own children (one for each address space inside) are killed with the kernel.
 """
 
 import ctypes
+import fcntl
+import itertools
 import os
 import select
 import shutil
@@ -31,6 +33,25 @@ def memory_directory(size):
             if stat.f_bavail * stat.f_frsize > size:
                 return path
     return "/tmp"
+
+
+def claimed_processor(directory):
+    """The processor with the fewest labs, and a descriptor that the lab's kernel is to hold.
+
+    A lab's kernel and the programs in it take turns: on two processors, each turn wakes the other
+    one, which took more than half of a lab's time.
+    """
+    os.makedirs(directory, exist_ok=True)
+    processors = sorted(os.sched_getaffinity(0))
+    places = ((number, turn) for turn in itertools.count() for number in processors)
+    while True:
+        number, turn = next(places)
+        fd = os.open(f"{directory}/{number}.{turn}", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return number, fd
+        except BlockingIOError:
+            os.close(fd)
 
 
 def arguments(kernel, root, disks, run_dir, mem, lines, confined):
@@ -69,8 +90,8 @@ def arguments(kernel, root, disks, run_dir, mem, lines, confined):
 class Machine:
     """A started lab: a guardian with the kernel below it."""
 
-    def __init__(self, words, run_dir, fds, log_fd, mem):
-        """Start the kernel with WORDS, keeping FDS open for it.
+    def __init__(self, words, run_dir, fds, log_fd, mem, processor):
+        """Start the kernel with WORDS on PROCESSOR, keeping FDS open for it.
 
         Closes FDS in the calling process: they are the kernel's now. Its
         memory is a file of up to MEM bytes which no other process can see.
@@ -81,6 +102,7 @@ class Machine:
         if pid == 0:
             try:
                 os.close(self._alive)
+                os.sched_setaffinity(0, {processor})
                 _guard(words, run_dir, fds, log_fd, mem, alive)
             finally:
                 os._exit(1)
