@@ -29,7 +29,3 @@ def test_nothing_is_lost_and_nothing_is_left(case, scene, report):
         scene.wreck()
         raise
     scene.sweep()
-
-
-def test_no_note_is_forgotten():
-    assert not matrix.forgotten_notes()

@@ -56,10 +56,13 @@ _NOTES = {
     Strategy.QUIESCED: (Note.FREEZING,),
 }
 """What a strategy notes in the middle of a step of an ordinary run."""
-_RARE = {Note.DAMAGED, Note.RESUMED, Note.PIVOTED, Note.HELD, Note.RELEASED, Note.SAVING}
+_RARE = {
+    *(Note.DAMAGED, Note.RESUMED, Note.PIVOTED, Note.HELD, Note.RELEASED, Note.SAVING),
+    Note.ENDING,
+}
 """Notes of commits that a guest outruns (``test_fault_windows.py``) or that fail for one disk of
-several (``test_fault_shortages.py``); of what others do meanwhile (``test_release.py``); and those
-that follow from the steps or from damage.
+several (``test_fault_shortages.py``); of what others do meanwhile (``test_release.py``); of a
+failover (``test_failover.py``); and those that follow from the steps or from damage.
 """
 _ON_THE_EMULATOR = (Fault.EMULATOR_KILLED, Fault.BOTH_KILLED)
 
