@@ -1,6 +1,8 @@
 """Rules about overlays, journals, the bundle store and RAM in pages.
 
-All else about the host is judged by :mod:`.host`.
+All else about the host is judged by :mod:`.host`. Whether a snapshot is refused, or gets no
+overlays, for want of room or because of its place, is decided by
+:mod:`snaporch.snapshot.storage_blockers`.
 """
 
 from __future__ import annotations
