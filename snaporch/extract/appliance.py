@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import grp
 import os
+import re
 import secrets
 import selectors
 import signal
@@ -29,8 +30,6 @@ from snaporch.model import Owner
 from snaporch.private_files import private_directory
 from snaporch.remote_host import check_installed, search_path
 
-CACHE = Path("/var/cache/snaporch/appliance")
-"""Where libguestfs keeps the appliance's own system, which it makes of the host's programs."""
 MEMORY_BYTES = 768 << 20
 """The appliance's memory."""
 NOBODY = Owner(65534, 65534)
@@ -39,8 +38,9 @@ START_SECONDS = 600
 """Without KVM the appliance takes a minute to boot, and to be made as long again."""
 ANSWER_SECONDS = 300
 """After so long without a byte an answer is given up."""
-MAX_ANSWER = 64 << 20
+MAX_ANSWER = 4 << 20
 """Bytes of an answer that is kept in memory."""
+_BEFORE_REASON = re.compile(r"(\*stdin\*:[0-9]+: )?libguestfs: error: |guestfish: ")
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
 _BLOCK = 1 << 18
@@ -65,6 +65,8 @@ class Appliance:
         self._process, self._errors, self._thing = process, errors, thing
         self._interrupt = interrupt
         self._pipe_path = pipe
+        self.pid = process.pid
+        """The number of its process group."""
         assert process.stdout is not None
         self._stdout = process.stdout.fileno()
         # open for writing too, or it would be at its end whenever guestfish has it not open
@@ -178,9 +180,8 @@ class Appliance:
 def reason_of(text: str) -> str:
     """The line of guestfish's errors that has the cause."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    named = [line for line in lines if "libguestfs: error: " in line or "guestfish: " in line]
-    line = (named or lines or ["the appliance ended without a reason"])[-1]
-    return line.removeprefix("libguestfs: error: ").removeprefix("guestfish: ")
+    named = [_BEFORE_REASON.sub("", line) for line in lines if _BEFORE_REASON.match(line)]
+    return (named or lines or ["the appliance ended without a reason"])[-1]
 
 
 def check_can_run(thing: str, free_bytes: int) -> None:
@@ -220,7 +221,7 @@ def running_appliance(
     interrupt: Interrupt,
     *,
     owner: Owner | None,
-    cache: Path = CACHE,
+    cache: Path,
 ) -> Iterator[Appliance]:
     """Run an appliance in the block; it has ended after the block.
 
@@ -230,7 +231,8 @@ def running_appliance(
         disks: images that the appliance may write to, which are qcow2.
         interrupt: a signal ends it.
         owner: the user of the appliance; None for this process's.
-        cache: see :data:`CACHE`.
+        cache: where libguestfs keeps the appliance's own system, which it makes of the host's
+            programs; that takes long.
 
     Raises:
         ApplianceError: it could not be started.

@@ -25,6 +25,8 @@ from snaporch.extract.guestfish_text import (
 from snaporch.extract.throw_away_disks import throw_away_disks
 from snaporch.restore.source import Source
 
+CACHE = "appliance"
+"""The directory, beside the clones' files, in which libguestfs keeps the appliance."""
 MAX_NAMES = 200_000
 """Names in a directory."""
 _AT_ONCE = 16
@@ -165,10 +167,11 @@ def opened_files(context: Context, source: Source) -> Iterator[GuestFiles]:
             :func:`~snaporch.extract.appliance.running_appliance`.
     """
     owner = NOBODY if os.geteuid() == 0 else None
+    cache = context.config.paths.clones / CACHE
     with throw_away_disks(context, source, owner) as (directory, disks):
         context.progress.step(source.thing, "starting libguestfs's appliance")
         with running_appliance(
-            source.thing, directory, disks, context.interrupt, owner=owner
+            source.thing, directory, disks, context.interrupt, owner=owner, cache=cache
         ) as appliance:
             yield GuestFiles(appliance, source.thing)
 

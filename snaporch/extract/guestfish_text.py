@@ -12,8 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _PLAIN = re.compile(rb"[A-Za-z0-9_./:@,+=-]")
-_FIELD = re.compile(r"(st_[a-z_]+): (-?[0-9]{1,20})")
+_FIELD = re.compile(r"(st_[a-z_]+): (-?[0-9]{1,19})")
 _NEEDED = ("st_mode", "st_uid", "st_gid", "st_size", "st_mtime_sec", "st_mtime_nsec")
+_MOST = {
+    "st_mode": (1 << 16) - 1,
+    "st_uid": (1 << 32) - 2,
+    "st_gid": (1 << 32) - 2,
+    "st_size": (1 << 63) - 1,
+}
 _PAIR = re.compile(r"(?P<key>.{1,4096}?): (?P<value>.{1,4096})")
 _MAX_SECONDS = 1 << 62
 _MAX_NAME = 255
@@ -118,15 +124,16 @@ def parse_entry(name: bytes, answer: bytes) -> Entry:
     Raises:
         AnswerError: a number is missing, or out of its range.
     """
-    text = answer.decode("ascii", "replace")
-    found = {key: int(value) for key, value in _FIELD.findall(text)}
+    lines = answer.decode("ascii", "replace").splitlines()
+    fields = (_FIELD.fullmatch(line) for line in lines)
+    found = {field[1]: int(field[2]) for field in fields if field}
     if missing := [key for key in _NEEDED if key not in found]:
         raise AnswerError(f"{missing[0]} is missing")
     seconds, nanoseconds = found["st_mtime_sec"], found["st_mtime_nsec"]
     if abs(seconds) > _MAX_SECONDS // 10**9 or not 0 <= nanoseconds < 10**9:
         seconds = nanoseconds = 0  # no host can set such a time
-    if found["st_size"] < 0 or not 0 <= found["st_mode"] < 1 << 16:
-        raise AnswerError("a size or a mode is out of range")
+    if wrong := [key for key, most in _MOST.items() if not 0 <= found[key] <= most]:
+        raise AnswerError(f"{wrong[0]} is out of its range")
     return Entry(
         name=name,
         mode=found["st_mode"],
