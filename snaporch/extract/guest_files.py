@@ -218,23 +218,26 @@ def choose_places(
     if system:
         return list(system)
     mountable = [each for each in found if each.is_mountable]
-    if len(mountable) == 1:
-        return [("/", mountable[0].device)]
+    names = ", ".join(each.device for each in mountable)
+    for each in found:
+        if each.is_encrypted:
+            raise _encrypted(
+                thing, each, f"choose another one with --device: {names}" * bool(names)
+            )
     if not mountable:
-        for each in found:
-            if each.is_encrypted:
-                raise _encrypted(thing, each)
         raise RefusedError(thing, "no file system was found in its disks")
-    raise RefusedError(
-        thing,
-        "no system was found that says where its file systems belong",
-        f"choose one with --device: {', '.join(each.device for each in mountable)}",
-    )
+    if len(mountable) > 1:
+        raise RefusedError(
+            thing,
+            "no system was found that says where its file systems belong",
+            f"choose one with --device: {names}",
+        )
+    return [("/", mountable[0].device)]
 
 
-def _encrypted(thing: str, system: FileSystem) -> RefusedError:
+def _encrypted(thing: str, system: FileSystem, step: str = "") -> RefusedError:
     return RefusedError(
         f"{thing} {system.device}",
         f"is encrypted ({system.kind}), and snaporch does not ask for its key",
-        "use `snaporch clone`, or open a copy made by `snaporch extract`",
+        step or "use `snaporch clone`, or open a copy made by `snaporch extract`",
     )

@@ -36,6 +36,13 @@ def test_an_encrypted_file_system_is_refused(device):
         choose_places("web@s1", [SWAP, SECRET], [], device)
 
 
+def test_what_is_beside_an_encrypted_system_is_not_taken_for_it():
+    boot = FileSystem("/dev/sda1", "ext4")
+    with pytest.raises(RefusedError, match=r"sda3: is encrypted .* --device: /dev/sda1"):
+        choose_places("web@s1", [boot, SECRET], [], None)
+    assert choose_places("web@s1", [boot, SECRET], [], "/dev/sda1") == [("/", "/dev/sda1")]
+
+
 def test_a_guest_without_file_systems():
     with pytest.raises(RefusedError, match="no file system"):
         choose_places("web@s1", [SWAP], [], None)
