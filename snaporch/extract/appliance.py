@@ -32,7 +32,7 @@ from snaporch.remote_host import check_installed, search_path
 
 MEMORY_BYTES = 768 << 20
 """The appliance's memory."""
-NOBODY = Owner(65534, 65534)
+APPLIANCE_USER = Owner(65534, 65534)
 """The user of the appliance: another than the guests' emulators have."""
 START_SECONDS = 600
 """Without KVM the appliance takes a minute to boot, and to be made as long again."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
-from snaporch.extract.appliance import NOBODY, Appliance, ApplianceError, running_appliance
+from snaporch.extract.appliance import APPLIANCE_USER, Appliance, ApplianceError, running_appliance
 from snaporch.extract.guestfish_text import (
     AnswerError,
     Entry,
@@ -166,7 +166,7 @@ def opened_files(context: Context, source: Source) -> Iterator[GuestFiles]:
         SnaporchError: as :func:`~snaporch.extract.throw_away_disks.throw_away_disks` and
             :func:`~snaporch.extract.appliance.running_appliance`.
     """
-    owner = NOBODY if os.geteuid() == 0 else None
+    owner = APPLIANCE_USER if os.geteuid() == 0 else None
     cache = context.config.paths.clones / CACHE
     with throw_away_disks(context, source, owner) as (directory, disks):
         context.progress.step(source.thing, "starting libguestfs's appliance")

@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from snaporch.errors import RefusedError
-from snaporch.extract.appliance import NOBODY, ApplianceError, make_private, running_appliance
+from snaporch.extract.appliance import (
+    APPLIANCE_USER,
+    ApplianceError,
+    make_private,
+    running_appliance,
+)
 from snaporch.extract.copy_guest_files import Copy, destination
 from snaporch.extract.guest_files import GuestFiles, choose_places
 from snaporch.extract.throw_away_disks import make_overlays
@@ -25,7 +30,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("guestfish") is None, reason="needs guestfish and a kernel"),
     pytest.mark.timeout(1200),  # without KVM each appliance takes a minute or more
 ]
-OWNER = NOBODY if os.geteuid() == 0 else None
+OWNER = APPLIANCE_USER if os.geteuid() == 0 else None
 GUEST = """
 part-init /dev/sda gpt
 part-add /dev/sda p 2048 800000

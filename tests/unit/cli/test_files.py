@@ -18,7 +18,7 @@ def guest_files(host, snaporch, tmp_path, monkeypatch):
     (tree / "etc").mkdir(parents=True)
     guestfish.put_in(commands, tree)
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
-    # root's appliance runs as nobody, who cannot enter the directories of tests
+    # the appliance of root has another user, who cannot enter the directories of tests
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     return tree
 

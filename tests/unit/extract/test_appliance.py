@@ -119,7 +119,6 @@ def test_it_is_killed_with_its_parent(tree, tmp_path):
     (tmp_path / "appliance").mkdir()
     program = textwrap.dedent(
         f"""
-        import sys
         from pathlib import Path
         from snaporch.extract.appliance import running_appliance
         from snaporch.interrupt import Interrupt
@@ -129,12 +128,12 @@ def test_it_is_killed_with_its_parent(tree, tmp_path):
             "x", place / "appliance", [], Interrupt(), owner=None, cache=place / "cache"
         ) as appliance:
             print(appliance.pid, flush=True)
-            sys.stdin.read()
+            appliance.ask("hang")
         """
     )
     words = [sys.executable, "-c", program]
     with subprocess.Popen(
-        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=TOP
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd=TOP
     ) as parent:
         descriptor = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
