@@ -63,7 +63,8 @@ def guest():
     """A running guest with a snapshot ``s1``."""
     made = Guest.create("web", disks=DISKS)
     snapshot(made, "--name", "s1")
-    return made
+    yield made
+    made.remove()
 
 
 @pytest.fixture
