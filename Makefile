@@ -71,14 +71,12 @@ check: ## lint, types, direction of imports, spelling, words and links of the pa
 	@tests/prose/check
 	@tests/prose/packages --check docs/concepts/design.md
 	@tests/prose/modules --check docs/modules.md
-	@tests/prose/messages --check docs/messages.md
 	@shellcheck -x -P SCRIPTDIR $$(grep -lE '^#!(/bin/sh|.*bash)' $$(git ls-files))
 
 .PHONY: docs
 docs: ## regenerate the pages that are made from the code
 	@tests/prose/packages docs/concepts/design.md
 	@tests/prose/modules docs/modules.md
-	@tests/prose/messages docs/messages.md
 	@$(VENV)/bin/python -m snaporch.config.reference > docs/reference/configuration.md
 
 .PHONY: bench
