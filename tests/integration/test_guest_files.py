@@ -27,7 +27,7 @@ from snaporch.hypervisor.clone_xml import CloneDisk
 from snaporch.interrupt import Interrupt
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("guestfish") is None, reason="needs guestfish and a kernel"),
+    pytest.mark.guestfish,
     pytest.mark.timeout(1200),  # without KVM each appliance takes a minute or more
 ]
 OWNER = APPLIANCE_USER if os.geteuid() == 0 else None
