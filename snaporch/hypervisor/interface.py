@@ -410,7 +410,11 @@ class Hypervisor(Protocol):
         """The state and CPU time of a domain."""
 
     def screenshot(self, uuid: str) -> Screenshot | None:
-        """The image of the first screen; ``None`` for a domain without one."""
+        """The image of the first screen; ``None`` for a running domain without one.
+
+        Raises:
+            HypervisorError: the domain has ended, or no image can be taken.
+        """
 
     def network_is_isolated(self, name: str) -> bool:
         """Whether a libvirt network has no connection to others (no ``<forward>`` in its XML).

@@ -674,6 +674,7 @@ class FakeHypervisor:
 
     def screenshot(self, uuid: str) -> Screenshot | None:
         """See the protocol."""
+        self.hooks.reach("hypervisor.screenshot")
         guest = self._guest(uuid)
         return Screenshot(guest.screen, "png") if guest.screen is not None else None
 
