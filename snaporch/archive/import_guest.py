@@ -436,7 +436,7 @@ def _define(context: Context, plan: _Plan) -> None:
         HypervisorError, OSError: it is not defined.
     """
     try:
-        context.hypervisor.define(plan.definition.xml)
+        context.hypervisor.define(plan.definition.xml, validate=True)
     except (HypervisorError, OSError) as error:
         if _is_not_defined(context, plan.spec.uuid):
             raise

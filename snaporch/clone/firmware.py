@@ -8,7 +8,6 @@ from pathlib import Path
 from snaporch.bundle.firmware_files import read_host_file, replace_host_file, swtpm_owner
 from snaporch.bundle.manifest import Part, Role
 from snaporch.context import Context
-from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec, SharedError
 from snaporch.hypervisor.domain_xml import parse, tpm_state
 from snaporch.model import Level
