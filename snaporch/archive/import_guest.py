@@ -13,6 +13,7 @@ from typing import BinaryIO
 from uuid import UUID, uuid4
 
 from snaporch import default_paths
+from snaporch.archive.contents import MAX_XML
 from snaporch.archive.import_firmware import check_firmware, discard_tpm, place_firmware
 from snaporch.archive.import_place import MARK, ImportPlace
 from snaporch.archive.import_xml import HostRules, imported_xml
@@ -35,10 +36,11 @@ from snaporch.errors import (
 )
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, CloneXml, SharedError
+from snaporch.hypervisor.domain_xml import memory_bytes, parse
 from snaporch.locks import domain_lock
 from snaporch.model import Level
 from snaporch.restore.definition_checks import check_identity
-from snaporch.restore.host_requirements import check_memory
+from snaporch.restore.host_requirements import available_memory, check_memory
 from snaporch.restore.source import mounted_at
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset, quoted
@@ -372,8 +374,12 @@ def _cannot_run(context: Context, head: Head, thing: str, xml: str, *, resumes: 
         return reason
     try:
         check_memory(context, thing, xml, head.manifest if resumes else None, None)
+        needed = memory_bytes(parse(xml))  # an archive may say that its RAM is small
     except RefusedError as error:
         return f"it {error.reason}"
+    free = available_memory(context.resolver.host)
+    if needed > free:
+        return f"it may take {needed >> 20} MiB of memory, {free >> 20} MiB are available"
     return ""
 
 
@@ -419,8 +425,12 @@ def _with_ram_definition(
     )
     try:
         xml = read_preface(image).xml
+        if len(xml) > MAX_XML:
+            raise RefusedError(thing, f"the definition in its RAM has {len(xml) >> 10} KiB")
         check_identity(thing, "the definition in its RAM", xml, head.manifest)
         start = imported_xml(xml, plan.spec, head.formats, rules)
+        if problem := _cannot_run(context, head, thing, start.xml, resumes=True):
+            raise RefusedError(thing, f"its RAM is of another guest than its definition: {problem}")
         copy_with_xml(image, place.path / _READY_RAM, start.xml)
     except SaveImageError as error:
         raise RefusedError(thing, f"its RAM is no save image: {error.reason}") from error
