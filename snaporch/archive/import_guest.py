@@ -18,7 +18,7 @@ from snaporch.archive.import_firmware import check_firmware, discard_tpm, place_
 from snaporch.archive.import_place import MARK, ImportPlace
 from snaporch.archive.import_xml import HostRules, imported_xml
 from snaporch.archive.read_archive import ArchiveReader
-from snaporch.archive.reserve import reserve
+from snaporch.archive.reserve import RoomWatch, reserve
 from snaporch.archive.unpack import RAM_NAME, Head, read_head, sparse, unpack
 from snaporch.bundle.compress import Compression
 from snaporch.bundle.manifest import Role
@@ -175,7 +175,7 @@ def _import(
     context.progress.step(name, f"unpacking {head.contents.domain}@{head.contents.snapshot}")
     place.begin(uuid)
     try:
-        unpack(reader, head, place.path, thing, _ticker(context, name, head))
+        unpack(reader, head, place.path, thing, _ticker(context, name, head, place))
         if plan.resumes:
             plan = _with_ram_definition(context, head, place, request, thing, plan)
         _check_is_free(context, name, uuid)
@@ -398,13 +398,15 @@ def _check_room(context: Context, head: Head, place: ImportPlace, thing: str) ->
         context.progress.note(str(existing), text)
 
 
-def _ticker(context: Context, name: str, head: Head) -> Callable[[int], None]:
+def _ticker(context: Context, name: str, head: Head, place: ImportPlace) -> Callable[[int], None]:
     done, total = 0, sum(each.bytes for each in head.contents.members)
+    room = RoomWatch(place.path)
 
     def tick(count: int) -> None:
         nonlocal done
         context.interrupt.check(name)
         done += count
+        room.wrote(count)
         context.progress.amount(name, done, total)
 
     return tick

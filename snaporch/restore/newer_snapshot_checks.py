@@ -16,7 +16,7 @@ from snaporch.restore.plan_model import RestorePlan
 
 SAFETY_PREFIX = "snaporch-safety_"
 _OWN_BOOKMARK = re.compile(r"snaporch-.+-[0-9]+")
-"""The names that ``replication/bookmarks.py`` and ``pull/sender.py`` give: with a GUID at the end."""
+"""The names that ``replication/bookmarks.py`` and ``pull/sender.py`` give: a GUID at the end."""
 
 
 def is_safety(name: str) -> bool:

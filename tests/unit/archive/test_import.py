@@ -28,6 +28,7 @@ from snaporch.errors import (
     BusyError,
     InterruptedRunError,
     RefusedError,
+    RunFailedError,
     UsageError,
 )
 from snaporch.hypervisor import HypervisorError
@@ -389,6 +390,17 @@ def test_a_definition_that_is_nested_thousands_deep_is_refused(archive, there):
     assert nothing_of_it(there)
 
 
+@pytest.mark.parametrize("way", ["import", "export"])
+def test_it_ends_when_others_have_used_up_the_room(archive, there, world, monkeypatch, way):
+    """Guests on this file system would be paused when their images cannot grow."""
+    looks, real = [1 << 50] if way == "import" else [], shutil.disk_usage(there.images)
+    left = lambda _path: real._replace(free=looks.pop() if looks else 0)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", left)
+    with pytest.raises(RunFailedError, match=r"0 MiB left, and .* are kept for others"):
+        bring(there, archive) if way == "import" else exported(world)
+    assert nothing_of_it(there)
+
+
 def test_room_is_left_on_the_file_system():
     assert reserve(100 << 30) == 1 << 30
     assert reserve(2 << 30) == (2 << 30) // 20
@@ -692,7 +704,9 @@ def test_the_mark_goes_last(there, monkeypatch, how, kill):
             raise KilledError
         unlink(*arguments, **more)
 
-    with monkeypatch.context() as patched, pytest.raises(KilledError):
+    act = getattr(place, how)
+    with monkeypatch.context() as patched:
         patched.setattr(os, "unlink", killed)
-        getattr(place, how)()
+        with pytest.raises(KilledError):
+            act()
     assert place.marked() == "uuid"
