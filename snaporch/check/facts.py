@@ -211,6 +211,8 @@ class HostFacts:
     overlays: OverlayFacts
     datasets: frozenset[str] = frozenset()
     encrypted: frozenset[str] = frozenset()
+    mountpoints: Mapping[str, str] = field(default_factory=dict)
+    """By dataset: the directories of the file systems that ZFS mounts when the host boots."""
     runs: tuple[OpenRunFacts, ...] = ()
     unreadable_journals: tuple[UnreadableJournalFacts, ...] = ()
     releases: Mapping[Component, str] = field(default_factory=dict)

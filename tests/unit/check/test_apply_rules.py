@@ -579,6 +579,30 @@ def test_directories_that_a_power_loss_empties(facts):
     assert finding.subject == "/run/journal"
 
 
+@pytest.mark.parametrize("other", ["old/web", "copies"])
+def test_a_guest_whose_mount_point_another_file_system_has(facts, other):
+    (dataset,) = WEB.datasets
+    finding = only(facts(mountpoints={dataset: "/vm/web", other: "/vm/web"}))
+    assert (finding.code, finding.severity) == ("one-mountpoint", Severity.ERROR)
+    assert finding.subject == "/vm/web"
+    assert f"{dataset}" in finding.what
+    assert other in finding.what
+
+
+def test_file_systems_of_others_may_have_one_mount_point(facts):
+    """Boot environments have, say."""
+    alone = {"rpool/ROOT/one": "/", "rpool/ROOT/two": "/"}
+    apart = {dataset: f"/{dataset}" for dataset in WEB.datasets}
+    assert apply_rules(facts(mountpoints=alone | apart)) == []
+
+
+def test_a_mount_point_above_the_guest(facts):
+    (dataset,) = WEB.datasets
+    above = dataset.rpartition("/")[0]
+    finding = only(facts(mountpoints={above: "/vm", "old": "/vm", dataset: "/vm/web"}))
+    assert (finding.code, finding.subject) == ("one-mountpoint", "/vm")
+
+
 def test_a_libvirt_that_starts_guests_on_overlays(facts):
     finding = only(facts(start_hook_problem=StartHookProblem("no hook", "snaporch install")))
     assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)
