@@ -127,6 +127,8 @@ NOT_RUN = {
         "snaporch rebuild web --from cloud": "test_restic runs it, without --dry-run",
         "restic snapshots --tag kind=stream": _PLACES + "test_restic",
         "restic check --read-data-subset=10%": "is restic's own",
+        "keep = { daily = 30": "test_object_storage has such a configuration",
+        "snaporch prune --dry-run --kept": "test_object_storage runs it, with the real restic",
         "tag=chain=tank/vm/web@1234567890": _PLACES + "test_restic_contract",
     },
     "docs/how-to/pruning.md": {

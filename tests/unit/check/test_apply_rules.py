@@ -640,6 +640,10 @@ def test_ram_in_clear_beside_encrypted_disks_is_not_sent(facts):
         (copied("nas"), {("ram-not-replicated", "error")}),
         (replace(copied("nas"), has_ram=False), set()),
         (
+            replace(copied("nas"), has_ram=False, firmware=("UEFI variables",)),
+            {("ram-not-replicated", "error")},
+        ),
+        (
             replace(copied("nas"), datasets=("tank/db",), left_out=("tank/web",)),
             {("ram-not-replicated", "error")},
         ),
@@ -649,6 +653,15 @@ def test_only_ram_that_has_encrypted_data_counts(facts, guest, codes):
     store = StoreFacts(Path("/store"), encrypted=True)
     more = {"store": store, "encrypted": frozenset({"tank/web"}), "bundle_privacy": PRIVACY}
     assert codes_in(facts(guests=[guest], **more)) == codes
+
+
+def test_the_secrets_are_named(facts):
+    guest = replace(copied("nas"), firmware=("TPM state", "UEFI variables"))
+    more = {"store": StoreFacts(Path("/store"), encrypted=True)}
+    more |= {"encrypted": frozenset({"tank/web"}), "bundle_privacy": PRIVACY}
+    for has_ram, text in ((True, "its RAM and TPM state and"), (False, "its TPM state and")):
+        finding = only(facts(guests=[replace(guest, has_ram=has_ram)], **more))
+        assert f"{text} UEFI variables would be there in clear" in finding.what
 
 
 def test_an_append_only_replica_is_not_advised_to_encrypt_its_dataset(facts):
