@@ -54,7 +54,11 @@ class Interrupt:
 
 @dataclass
 class WindowInterrupt(Interrupt):
-    """Stops what a signal stops, and also at the end of a time of day."""
+    """Stops what a signal stops, and also at the end of a time of day.
+
+    A replication gets it from :mod:`snaporch.schedule.run_replications`, a pull from
+    :mod:`snaporch.pull.pull`.
+    """
 
     outer: Interrupt = field(default_factory=Interrupt)
     """The signals."""

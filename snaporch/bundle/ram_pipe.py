@@ -38,6 +38,7 @@ class PipeTuning:
     large_pipe: int = 128 << 20
     """For the remaining RAM, which QEMU limits to what it can send within the downtime limit."""
     rest_seconds: float = 0.5
+    """At most so long the enlarged pipe is not read, while the guest is paused."""
     rest_poll_ms: int = 2
 
 

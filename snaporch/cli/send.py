@@ -45,9 +45,9 @@ def send_command(
     from snaporch.cli.session import session
     from snaporch.errors import RefusedError, UsageError
     from snaporch.private_files import private_directory, store_errors
-    from snaporch.pull.limited_output import LimitedOutput
     from snaporch.pull.open_sender import open_sender
     from snaporch.pull.send_request import parse_request
+    from snaporch.pull.slow_reader_limit import LimitedOutput
     from snaporch.replication.receive_limits import limited_requests
 
     if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", name):

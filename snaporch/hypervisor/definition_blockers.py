@@ -1,6 +1,7 @@
 """Strategies that a definition or a state rules out (host devices, LUKS, agent, jobs).
 
-What rules strategies out because of storage is found by :mod:`snaporch.snapshot.storage_blockers`.
+vGPUs are host devices, too; shared directories (virtiofs, 9p) rule out the same. What rules
+strategies out because of storage is found by :mod:`snaporch.snapshot.storage_blockers`.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Every prune adds to each age the time since the last prune, by the time since boot. Across a reboot
 only the clock can be used; it may be wrong, so at most one day is counted beyond the uptime.
+
+After which age something is deleted is decided in :mod:`snaporch.prune.decision`; an unfinished
+bundle is deleted at any age.
 """
 
 from __future__ import annotations

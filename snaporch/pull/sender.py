@@ -42,7 +42,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class Output(Protocol):
-    """Where an answer goes, such as :class:`~snaporch.pull.limited_output.LimitedOutput`."""
+    """Where an answer goes, such as :class:`~snaporch.pull.slow_reader_limit.LimitedOutput`."""
 
     def write(self, data: bytes) -> None:
         """Write all of the data."""

@@ -1,7 +1,8 @@
 """Whether a run's overlays may be removed: no domain names them, and no process has them open.
 
 What is done with each overlay of an interrupted run is decided by
-:mod:`snaporch.recovery.decision`.
+:mod:`snaporch.recovery.decision`; :mod:`snaporch.disks.overlay_files` removes the files, or moves
+them to the quarantine.
 """
 
 from __future__ import annotations

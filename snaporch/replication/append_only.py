@@ -1,6 +1,8 @@
 """A replica that only appends: its machine runs ``snaporch receive`` for the requests of this host.
 
 This host has no shell there. What the replica answers is input, as everywhere in this package.
+Which permissions of ``zfs allow`` its user needs, and how well they protect, is decided in
+:mod:`snaporch.replication.append_only_protection`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from snaporch.known_faults import parse_release
 _APPENDING = (2, 3, 2)
 """The first OpenZFS with the permission ``receive:append``."""
 _NEEDED = frozenset({"create", "mount", "receive:append", "userprop"})
-"""Permissions of ``zfs allow`` that append-only copies need. Others may change copies."""
+"""Permissions of ``zfs allow`` that append-only copies need, as ``docs/how-to/replication.md``
+has the admin grant them. Others may change copies."""
 
 
 def weakness(release: str, permissions: Collection[str], *, is_root: bool) -> str:

@@ -1,6 +1,6 @@
 """Limits of what another host can use on this one while it sends: time without data, processes.
 
-They apply to ``receive`` and, by :mod:`snaporch.pull.limited_output` and
+They apply to ``receive`` and, by :mod:`snaporch.pull.slow_reader_limit` and
 :mod:`snaporch.pull.source`, to pulls.
 """
 

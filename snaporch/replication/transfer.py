@@ -40,7 +40,7 @@ class Transfers:
     Args:
         name: the replica's name in the configuration.
         label: names its host, for messages.
-        interrupt: a signal ends a transfer.
+        interrupt: a signal ends a transfer, and so does the end of the replica's window.
         progress: gets the bytes.
         rate: the most MiB a second at this moment; 0 for no limit.
         end_seconds: how long the commands may take to end after SIGTERM.

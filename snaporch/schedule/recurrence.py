@@ -1,4 +1,6 @@
-"""The times of a policy on a domain, from ``every`` or ``cron`` and ``stagger``.
+"""The times of a policy on a domain, from ``every`` or ``cron`` and ``stagger``, in any time zone.
+
+It decides which times exist where summer time (daylight saving time, DST) begins or ends.
 
 :meth:`Times.next_due` has the rule for times that were missed, as while the host was off.
 """

@@ -4,10 +4,12 @@ import ast
 import re
 from collections import defaultdict
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[2]
 CODE = TOP / "snaporch"
+SECTION = re.compile(r"(Args|Raises|Returns|Yields|Attributes):")
 ROLE = re.compile(r":(?:\w+:)?\w+:`~?([^`]*)`")
 
 
@@ -121,8 +123,10 @@ def classes() -> list[tuple[str, ast.ClassDef]]:
 
 
 def said(node: ast.ClassDef | ast.FunctionDef | ast.Module) -> str:
-    """The first paragraph of a docstring."""
-    return plain((ast.get_docstring(node) or "").split("\n\n")[0])
+    """The sentences of a docstring, without its arguments, its result and its errors."""
+    paragraphs = (ast.get_docstring(node) or "").split("\n\n")
+    prose = takewhile(lambda text: not SECTION.match(text), paragraphs)
+    return plain(" ".join(prose))
 
 
 def described(node: ast.stmt | None) -> str:

@@ -1,6 +1,7 @@
 """Rules about overlays, journals, the bundle store and RAM in pages.
 
-All else about the host is judged by :mod:`.host`. Whether a snapshot is refused, or gets no
+All else about the host is judged by :mod:`.host`. A store that fills up is a problem of
+:mod:`snaporch.status.problems`. Whether a snapshot is refused, or gets no
 overlays, for want of room or because of its place, is decided by
 :mod:`snaporch.snapshot.storage_blockers`.
 """

@@ -4,6 +4,7 @@ The pre hook has to return, and the guest has to stay frozen. So the run is a pr
 which outlives the hook, sanoid and sanoid's control group. It is the ordinary run of
 :mod:`snaporch.snapshot.run`, in which a
 :class:`~snaporch.sanoid.hold.snapshotter.SanoidSnapshotter` waits for sanoid's snapshots.
+That sanoid has ended, or was killed, is noticed by :mod:`snaporch.sanoid.hold.server`.
 """
 
 from __future__ import annotations

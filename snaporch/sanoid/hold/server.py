@@ -2,7 +2,8 @@
 
 A thread beside the run. The run waits for orders here and reports its progress; the thread stops
 the run when no hook needs it any more. Every reply follows from the state of the window and of the
-run. The thread never waits for a peer, so a hook that is stopped cannot delay it.
+run. The thread never waits for a peer, so a hook that is stopped cannot delay it. It
+watches sanoid by a pidfd: when sanoid ends or is killed between its hooks, the guest is released.
 """
 
 from __future__ import annotations

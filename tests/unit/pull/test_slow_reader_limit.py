@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from snaporch.pull.limited_output import LimitedOutput
+from snaporch.pull.slow_reader_limit import LimitedOutput
 from snaporch.replication.interface import ReplicaError
 
 
