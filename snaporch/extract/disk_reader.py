@@ -1,4 +1,7 @@
-"""Read disks of a snapshot: all data, or an error; never zeros in place of damaged data."""
+"""Read disks of a snapshot: all data, or an error; never zeros in place of damaged data.
+
+That zeros become holes in the copy is done by :mod:`snaporch.extract.extract`.
+"""
 
 from __future__ import annotations
 

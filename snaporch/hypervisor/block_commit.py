@@ -61,10 +61,10 @@ def commit_overlays(
     """Commit all ``disks`` at the same time, and pivot them together when all are ready.
 
     A running guest that writes faster than the commit copies is suspended from time to time, as
-    ``patience`` says. It is resumed before this returns or raises. A disk that is on neither image,
-    or whose job fails repeatedly, does not stop the others. But if AppArmor confines the guest, no
-    disk is pivoted then: libvirt would write a new profile, which denies a disk that is still on
-    its overlay its base permanently.
+    ``patience`` says. It is resumed before this returns or raises. A disk that was ejected or is on
+    neither image, or whose job fails repeatedly, does not stop the others. But if AppArmor confines
+    the guest, no disk is pivoted then: libvirt would write a new profile, which denies a disk that
+    is still on its overlay its base permanently.
 
     Args:
         clock: returns seconds.

@@ -2,8 +2,9 @@
 
 When a guest is held for too long is decided by :mod:`snaporch.recovery.hold_limits`.
 
-The guardian waits until the run's process exits; PID 0 stands for a process that has exited. If the
-journal still exists then, the run was killed, and the guardian runs ``snaporch recover``.
+The guardian opens a pidfd of the run's process at its start, so a PID that is used again is not
+mistaken for the run. It waits until that process exits; PID 0 stands for a process that has exited.
+If the journal still exists then, the run was killed, and the guardian runs ``snaporch recover``.
 
 A run may hang, so that its guest is held longer than the deadline or its overlays outgrow their
 limits. Then the guardian releases the guest (resume, thaw, commit) without the domain's lock. The

@@ -5,7 +5,8 @@ listed by :mod:`snaporch.restore.safety_catalog`.
 
 A rollback destroys every snapshot newer than its target, so a safety snapshot alone would not
 survive it. Therefore everything between the target and the safety snapshot is written as an
-incremental stream (``zfs send -I``, newer snapshots included) into the bundle store, with a script
+incremental stream (``zfs send -I``, newer snapshots included; raw for an
+encrypted dataset, as :mod:`snaporch.zfs.cli` decides) into the bundle store, with a script
 that puts it back. The first stream is written while the guest runs; after the guest was stopped, a
 second one has only the changes since. NVRAM, TPM state, a managed save image and, if requested, the
 RAM of the guest are kept beside the streams.

@@ -1,7 +1,8 @@
 """Remembers failed attempts, so that they are not repeated at once: when each is repeated.
 
 How long after a failure is the option ``schedule.retry`` (:mod:`snaporch.config.schema`), which
-:mod:`snaporch.schedule.forecast` applies.
+:mod:`snaporch.schedule.forecast` applies to snapshots, :mod:`snaporch.schedule.verification_due` to
+verifications and :mod:`snaporch.schedule.replication_due` to replications.
 
 Snapshots, verifications and replications have one file each, because different processes write
 them. If the disk is full, a frequent cause of failures, the file is written to the runtime

@@ -38,7 +38,8 @@ class RetentionSnapshot:
     incomplete: bool = False
     """A part is missing: it represents no period, and only the admin deletes it."""
     pinned: str = ""
-    """Why no rule may delete it, such as a hold, a clone or its return from a replica; or empty."""
+    """Why no rule may delete it, such as ``snaporch keep``, a hold, a clone or its return from a
+    replica; or empty."""
     passed: bool | None = None
     """Whether its verification passed; ``None`` without one. A failed one represents no period."""
     group_run: str = ""

@@ -1,4 +1,7 @@
-"""When the next verification of a domain is due, derived from the results on its snapshots."""
+"""When the next verification of a domain is due, derived from the results on its snapshots.
+
+One that ended without a result (no memory, no libvirt) is repeated after ``schedule.retry``.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The part of a run that takes the ZFS snapshots, or lets another program take them.
 
 How long another program is waited for at most is ``longest_window`` in
-:mod:`snaporch.sanoid.hold.window`.
+:mod:`snaporch.sanoid.hold.window`. What the host caches of volumes was written before, by
+:mod:`snaporch.snapshot.run`.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ After which time something is late is set by the options of ``[status]`` in
 
 After how long a snapshot counts as missed is decided in :mod:`snaporch.status.missed_snapshots`,
 when an overlay exceeds a limit in :mod:`snaporch.status.unwatched_overlays`.
+
+A run under way is no problem, however long it takes: :mod:`snaporch.recovery.hold_limits` limits
+how long it may hold a guest.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from snaporch.status.model import (
 )
 from snaporch.systemd.unit_state import RUN_DUE
 from snaporch.verify.copy_results import CopyResult
-from snaporch.verify.repeat import next_step, repeat_command
+from snaporch.verify.next_step import next_step, repeat_command
 from snaporch.verify.restore_results import RestoreResult
 from snaporch.zfs import BlockingMount
 

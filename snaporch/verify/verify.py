@@ -55,7 +55,7 @@ from snaporch.restore.source import (
     underlying_devices,
 )
 from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
-from snaporch.verify.repeat import put_back_step, repeat_command
+from snaporch.verify.next_step import put_back_step, repeat_command
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import Resolver
 

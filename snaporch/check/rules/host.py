@@ -183,7 +183,10 @@ def other_configuration(facts: HostFacts) -> Iterator[Finding]:
 
 
 def unguarded_start(facts: HostFacts) -> Iterator[Finding]:
-    """libvirt's hook does not keep guests from being started on overlays."""
+    """libvirt's hook does not keep guests from being started on overlays.
+
+    What is wrong with it is found by :mod:`snaporch.hypervisor.start_hook_check`.
+    """
     if facts.start_hook_problem is not None:
         yield warning(
             "libvirt",
