@@ -324,14 +324,18 @@ def _data_pipe(thing: str, directory: Path, cache: Path, owner: Owner | None) ->
             os.mkfifo(path, 0o600)
             descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
             stack.callback(os.close, descriptor)
-            if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-                raise OSError(errno.EINVAL, f"{path} is no named pipe")
+            _check_pipe(path, descriptor)
             if owner is not None:
                 os.fchown(descriptor, owner.uid, owner.gid)
         except OSError as error:
             reason = error.strerror or str(error)
             raise RunFailedError(thing, f"the appliance cannot be started ({reason})") from error
         yield DataPipe(path, descriptor)
+
+
+def _check_pipe(path: Path, descriptor: int) -> None:
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, f"{path} is no named pipe")
 
 
 def _confined(owner: Owner | None) -> list[str]:

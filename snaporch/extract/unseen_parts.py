@@ -14,9 +14,9 @@ from snaporch.model import LeftOutCode
 
 _VOLUME = "btrfsvol:"
 _OCTAL = re.compile(r"\\([0-3][0-7]{2})")
-_NO_DATA = frozenset(
-    "swap tmpfs ramfs proc sysfs devpts devtmpfs debugfs tracefs securityfs configfs mqueue "
-    "hugetlbfs cgroup cgroup2 bpf efivarfs pstore binfmt_misc".split()
+_NO_DATA = re.compile(
+    "swap|tmpfs|ramfs|proc|sysfs|devpts|devtmpfs|debugfs|tracefs|securityfs|configfs|mqueue"
+    "|hugetlbfs|cgroup2?|bpf|efivarfs|pstore|binfmt_misc"
 )
 """Types of an fstab that hold no data of a disk."""
 
@@ -67,11 +67,10 @@ def missing_points(fstab: str, places: Iterable[tuple[str, str]]) -> list[str]:
     mounted = {point.rstrip("/") for point, _ in places}
     missing = set()
     for line in fstab.splitlines():
-        fields = line.split()
-        if len(fields) < 3 or fields[0].startswith("#") or fields[2] in _NO_DATA:
+        device, written, kind, options, *_ = [*line.split(), *[""] * 4]
+        if device.startswith("#") or _NO_DATA.fullmatch(kind):
             continue
-        options = fields[3].split(",") if len(fields) > 3 else []
-        point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), fields[1]).rstrip("/")
-        if point.startswith("/") and "noauto" not in options and point not in mounted:
+        point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), written).rstrip("/")
+        if point.startswith("/") and "noauto" not in options.split(",") and point not in mounted:
             missing.add(point)
     return sorted(missing)

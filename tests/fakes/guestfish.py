@@ -105,7 +105,8 @@ def put_in(directory: Path, tree: Path, answers: dict[str, str] | None = None) -
         answers: what certain commands answer instead, by the whole command.
     """
     path = directory / "guestfish"
-    text = _PROGRAM.format(python=sys.executable, tree=str(tree), answers=answers or {}).replace("\\\\", "\\")
+    values = {"python": sys.executable, "tree": str(tree), "answers": answers or {}}
+    text = _PROGRAM.format(**values).replace("\\\\", "\\")
     path.write_text(text)
     path.chmod(0o755)
     return path
