@@ -67,6 +67,8 @@ def files_command(
         raise typer.BadParameter("--to needs a PATH")
     if keep_owner and to is None:
         raise typer.BadParameter("--keep-owner needs --to")
+    if device is not None and not wanted:
+        raise typer.BadParameter("--device needs a PATH")
     targets = [destination(path, to) for path in wanted] if to is not None else None
     if targets is not None and len(set(targets)) != len(targets):
         raise typer.BadParameter("two of the PATHs have the same last name")
@@ -96,6 +98,7 @@ def _guest_path(text: str) -> bytes:
 def _file_systems(context: Context, source: Source, *, json: bool) -> int:
     from snaporch.extract.guest_files import opened_files
     from snaporch.extract.guestfish_text import disk_of
+    from snaporch.extract.unseen_parts import left_out_disks
     from snaporch.output.files import print_file_systems
     from snaporch.output.terminal import print_json
 
@@ -117,18 +120,38 @@ def _file_systems(context: Context, source: Source, *, json: bool) -> int:
         )
     else:
         print_file_systems(found, targets, points)
-    return ExitCode.OK
+    return _note(context, source, left_out_disks(source.manifest.disks))
 
 
 def _mounted(files: GuestFiles, context: Context, source: Source, device: str | None) -> int:
-    """Mount the guest's file systems; the exit code, since one may be missing."""
+    """Mount the guest's file systems; the exit code, since a part of its tree may be missing."""
     from snaporch.extract.guest_files import choose_places
+    from snaporch.extract.unseen_parts import left_out_disks, missing_points, not_mounted
 
+    found = files.file_systems()
     system = files.system_places() if device is None else []
-    done = files.mount(choose_places(source.thing, files.file_systems(), system, device))
-    for point, failed in done.failed:
-        context.progress.note(source.thing, f"{failed} could not be mounted at {point}")
-    return ExitCode.WARNINGS if done.failed else ExitCode.OK
+    wanted = choose_places(source.thing, found, system, device)
+    places = files.mount(wanted)
+    if device is not None:
+        return ExitCode.OK
+    failed = [
+        f"{name} could not be mounted at {point}"
+        for point, name in wanted
+        if (point, name) not in places
+    ]
+    empty = [
+        f"its fstab mounts something at {point}, which is not shown"
+        for point in missing_points(files.fstab(), wanted)
+    ]
+    unseen = [*left_out_disks(source.manifest.disks), *failed, *empty, *not_mounted(found, wanted)]
+    return _note(context, source, unseen)
+
+
+def _note(context: Context, source: Source, unseen: list[str]) -> int:
+    """Say what is not shown; the exit code."""
+    for each in unseen:
+        context.progress.note(source.thing, each)
+    return ExitCode.WARNINGS if unseen else ExitCode.OK
 
 
 def _list(
@@ -143,8 +166,7 @@ def _list(
         status = _mounted(files, context, source, device)
         for path in paths:
             real, entry = files.find(path)
-            inside = files.entries(real) if entry.kind == "directory" else [entry]
-            listings.append((path, inside))
+            listings.append((path, files.listing(real, entry)))
     if json:
         print_json([entry_as_json(path, each) for path, inside in listings for each in inside])
     else:

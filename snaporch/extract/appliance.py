@@ -8,22 +8,25 @@ VM. Words and answers are in :mod:`snaporch.extract.guestfish_text`.
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import re
 import secrets
 import selectors
 import signal
+import stat
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from snaporch.command_log import LoggedCommand
-from snaporch.errors import RefusedError, SnaporchError
+from snaporch.errors import RefusedError, RunFailedError, SnaporchError
 from snaporch.extract.guestfish_text import quoted
 from snaporch.interrupt import Interrupt
 from snaporch.model import Owner
@@ -38,17 +41,33 @@ START_SECONDS = 600
 """Without KVM the appliance takes a minute to boot, and to be made as long again."""
 ANSWER_SECONDS = 300
 """After so long without a byte an answer is given up."""
+MAX_WORD = 4095
+"""Bytes of a word, such as a path; no kernel opens a longer one."""
+MAX_FILE = 4 << 30
+"""Bytes of an overlay. libguestfs's own image of this length has to fit, too."""
+MIN_FREE = 1 << 30
+"""Bytes that stay free where the overlays are; otherwise the appliance is ended."""
 MAX_ANSWER = 4 << 20
 """Bytes of an answer that is kept in memory."""
 _BEFORE_REASON = re.compile(r"(\*stdin\*:[0-9]+: )?libguestfs: error: |guestfish: ")
 _POLL_SECONDS = 0.2
 _END_SECONDS = 10
-_BLOCK = 1 << 18
+_BLOCK = 1 << 20
+"""As much as a pipe can hold."""
 _MAX_ERRORS = 1 << 16
 
 
 class ApplianceError(SnaporchError):
     """guestfish or its appliance failed, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataPipe:
+    """The named pipe that guestfish writes data to."""
+
+    path: Path
+    descriptor: int
+    """Open for reading without waiting, and for writing: else it ends when guestfish closes it."""
 
 
 class Appliance:
@@ -58,24 +77,21 @@ class Appliance:
         self,
         process: subprocess.Popen[bytes],
         errors: IO[bytes],
-        pipe: Path,
+        pipe: DataPipe,
+        directory: Path,
         thing: str,
         interrupt: Interrupt,
     ) -> None:
-        self._process, self._errors, self._thing = process, errors, thing
-        self._interrupt = interrupt
-        self._pipe_path = pipe
+        self._errors, self._thing, self._interrupt = errors, thing, interrupt
+        self._pipe, self._directory = pipe, directory
         self.pid = process.pid
         """The number of its process group."""
+        assert process.stdin is not None
         assert process.stdout is not None
-        self._stdout = process.stdout.fileno()
-        # open for writing too, or it would be at its end whenever guestfish has it not open
-        self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stdin, self._stdout = process.stdin.fileno(), process.stdout.fileno()
+        os.set_blocking(self._stdin, False)
+        self._unsent = b""
         self._buffer = b""
-
-    def close(self) -> None:
-        """Close the pipe of :meth:`data`."""
-        os.close(self._pipe)
 
     def ask(self, *words: str | bytes, limit: float = ANSWER_SECONDS) -> bytes:
         """The answer to one command, which is text.
@@ -121,29 +137,35 @@ class Appliance:
 
         Errors as those of :meth:`ask`, and those of ``into``.
         """
-        self._until(self._send(*words, str(self._pipe_path)), into, ANSWER_SECONDS)
+        self._until(self._send(*words, str(self._pipe.path)), into, ANSWER_SECONDS)
 
     def _send(self, *words: str | bytes, may_fail: bool = False) -> bytes:
         """Send a command; return the line that follows its answer."""
+        if any(len(os.fsencode(word)) > MAX_WORD for word in words):
+            raise ApplianceError(self._thing, f"a path is longer than {MAX_WORD} bytes")
         mark = secrets.token_hex(16)
         line = " ".join([str(words[0]), *map(quoted, words[1:])])
-        text = f"{'-' if may_fail else ''}{line}\necho {mark}\n"
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # the reason is read with the answer
-            self._process.stdin.write(text.encode())
-            self._process.stdin.flush()
+        self._unsent += f"{'-' if may_fail else ''}{line}\necho {mark}\n".encode()
         return f"{mark}\n".encode()
 
     def _until(self, mark: bytes, into: Callable[[bytes], object], limit: float) -> bytes:
-        """Read up to a mark; the pipe's data are complete then, since guestfish closed it."""
+        """Send what is to be sent, and read up to a mark.
+
+        The pipe's data are complete then, since guestfish closed it.
+        """
         heard = time.monotonic()
         with selectors.DefaultSelector() as selector:
             selector.register(self._stdout, selectors.EVENT_READ)
-            selector.register(self._pipe, selectors.EVENT_READ)
+            selector.register(self._pipe.descriptor, selectors.EVENT_READ)
+            if self._unsent:
+                selector.register(self._stdin, selectors.EVENT_WRITE)
             while mark not in self._buffer:
                 self._interrupt.check(self._thing)
+                self._check_room()
                 ready = {key.fd for key, _ in selector.select(_POLL_SECONDS)}
                 self._drain(into)
+                if self._stdin in ready and not self._send_some():
+                    selector.unregister(self._stdin)
                 if self._stdout in ready:
                     block = os.read(self._stdout, _BLOCK)
                     if not block:
@@ -155,20 +177,29 @@ class Appliance:
                     raise ApplianceError(self._thing, f"the appliance is silent for {limit:.0f} s")
                 if len(self._buffer) > MAX_ANSWER:
                     raise ApplianceError(self._thing, "the appliance answers too much")
-        while self._drain(into):
-            pass
+        self._drain(into)
         answer, _, self._buffer = self._buffer.partition(mark)
         return answer
 
-    def _drain(self, into: Callable[[bytes], object]) -> bool:
-        """Take what is in the pipe now; whether that was something."""
+    def _send_some(self) -> bool:
+        """Write what guestfish takes now; whether something is left."""
         try:
-            block = os.read(self._pipe, _BLOCK)
+            self._unsent = self._unsent[os.write(self._stdin, self._unsent) :]
         except BlockingIOError:
-            return False
-        if block:
-            into(block)
-        return bool(block)
+            pass
+        except BrokenPipeError:  # the reason is read with the answer
+            self._unsent = b""
+        return bool(self._unsent)
+
+    def _check_room(self) -> None:
+        if free_bytes(self._directory) < MIN_FREE:
+            raise ApplianceError(self._thing, _no_room(self._directory))
+
+    def _drain(self, into: Callable[[bytes], object]) -> None:
+        """Take all that is in the pipe now."""
+        with suppress(BlockingIOError):
+            if block := os.read(self._pipe.descriptor, _BLOCK):
+                into(block)
 
     def _error(self) -> ApplianceError:
         # a seek would move guestfish's own position
@@ -196,6 +227,7 @@ def check_can_run(thing: str, free_bytes: int) -> None:
         RefusedError: there is too little memory.
     """
     check_installed("guestfish")
+    check_installed("prlimit")
     check_installed("setpriv")
     if free_bytes < MEMORY_BYTES:
         raise RefusedError(
@@ -227,7 +259,8 @@ def running_appliance(
 
     Args:
         thing: the subject of errors.
-        directory: a directory that belongs to ``owner``, for the appliance's files.
+        directory: a directory that belongs to ``owner``, for the appliance's files. The one that
+            it is in belongs to this process's user, and gets a named pipe.
         disks: images that the appliance may write to, which are qcow2.
         interrupt: a signal ends it.
         owner: the user of the appliance; None for this process's.
@@ -235,16 +268,19 @@ def running_appliance(
             programs; that takes long.
 
     Raises:
-        ApplianceError: it could not be started.
+        ApplianceError: it could not be started, or filled the disk.
+        RefusedError: there is too little room for its overlays.
+        RunFailedError: its files could not be made.
         InterruptedRunError: a signal came.
     """
-    make_private(cache, owner)
-    pipe = directory / "data"
-    os.mkfifo(pipe, 0o600)
-    if owner is not None:
-        os.chown(pipe, owner.uid, owner.gid)
+    if free_bytes(directory) < MIN_FREE:
+        raise RefusedError(thing, _no_room(directory), "make room there, or set `paths.clones`")
     words = [*_confined(owner), "guestfish"]
-    with LoggedCommand("guestfish") as log, tempfile.TemporaryFile() as errors:
+    with (
+        _data_pipe(thing, directory, cache, owner) as pipe,
+        LoggedCommand("guestfish") as log,
+        tempfile.TemporaryFile() as errors,
+    ):
         process = subprocess.Popen(
             words,
             stdin=subprocess.PIPE,
@@ -254,21 +290,57 @@ def running_appliance(
             cwd=directory,
             process_group=0,  # a terminal's Ctrl-C must not end it before its disks are removed
         )
-        appliance = Appliance(process, errors, pipe, thing, interrupt)
         try:
+            appliance = Appliance(process, errors, pipe, directory, thing, interrupt)
             for disk in disks:
                 appliance.ask("add-drive", str(disk), "format:qcow2", "discard:disable")
             appliance.ask("run", limit=START_SECONDS)
             yield appliance
         finally:
             _end(process)
-            appliance.close()
             log.exited(0)
+
+
+def free_bytes(directory: Path) -> int:
+    """The room that is free where a directory is."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
+def _no_room(directory: Path) -> str:
+    return f"less than {MIN_FREE >> 20} MiB are free in {directory.parent.parent}"
+
+
+@contextmanager
+def _data_pipe(thing: str, directory: Path, cache: Path, owner: Owner | None) -> Iterator[DataPipe]:
+    """Make the cache and a named pipe, which is beside ``directory``.
+
+    The appliance's user may write to the pipe, and cannot put another file in its place.
+    """
+    path = directory.with_name(f"{directory.name}.data")
+    with ExitStack() as stack:
+        try:
+            make_private(cache, owner)
+            os.mkfifo(path, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            _check_pipe(path, descriptor)
+            if owner is not None:
+                os.fchown(descriptor, owner.uid, owner.gid)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise RunFailedError(thing, f"the appliance cannot be started ({reason})") from error
+        yield DataPipe(path, descriptor)
+
+
+def _check_pipe(path: Path, descriptor: int) -> None:
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, f"{path} is no named pipe")
 
 
 def _confined(owner: Owner | None) -> list[str]:
     """The words before guestfish: it exits with this process, and has no rights of root."""
-    words = ["setpriv", "--pdeathsig", "KILL"]
+    words = ["prlimit", f"--fsize={MAX_FILE}", "setpriv", "--pdeathsig", "KILL"]
     if owner is None:
         return words
     groups = ["--clear-groups"]

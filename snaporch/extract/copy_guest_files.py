@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,8 @@ from snaporch.extract.guestfish_text import Entry
 
 MAX_DEPTH = 200
 """Directories in directories; each keeps a descriptor open."""
+MAX_HELD = 400_000
+"""Names in a directory and in those that it is in; they are in memory while it is copied."""
 _PERMISSIONS = 0o777
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,8 +34,14 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class Files(Protocol):
     """A guest's files; :class:`~snaporch.extract.guest_files.GuestFiles` has them."""
 
-    def entries(self, directory: bytes) -> list[Entry]:
-        """What is in a directory."""
+    def names(self, directory: bytes) -> list[bytes]:
+        """The names in a directory."""
+
+    def entries(self, directory: bytes, names: Sequence[bytes]) -> Iterable[Entry]:
+        """What these names in a directory are."""
+
+    def link(self, path: bytes) -> bytes:
+        """Where a link leads."""
 
     def read(self, path: bytes, into: Callable[[bytes], object]) -> None:
         """Read a file's data."""
@@ -93,9 +102,10 @@ class Copy:
     ) -> None:
         self._thing, self._files, self._check = thing, files, check
         self._keep_owner = keep_owner
+        self._held = 0
 
     def run(self, path: bytes, entry: Entry, target: Path) -> Copied:
-        """Copy under a temporary name; rename the copy when it is complete.
+        """Copy under a temporary name, which no other copy has; rename the complete copy.
 
         Args:
             path: of the file or directory in the guest, without links.
@@ -104,19 +114,19 @@ class Copy:
 
         Raises:
             RefusedError: it is neither a file nor a directory, or there is no room.
-            RunFailedError: it cannot be written; nothing of it is left.
+            RunFailedError: it cannot be written, or the target exists now; nothing of it is left.
         """
         if entry.kind not in ("file", "directory"):
             raise RefusedError(f"{self._thing} {shown(path)}", "is neither a file nor a directory")
         done = Copied(shown(os.fsencode(target)))
-        partial = f".{target.name}.partial"
+        partial = f".{secrets.token_hex(6)}.partial"
         try:
             parent = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                _remove(partial, parent)
                 try:
                     self._one(done, path, entry, os.fsencode(partial), parent, 0)
-                    _rename(partial, target.name, parent)
+                    rename_complete(partial, target.name, parent)
+                    os.fsync(parent)
                 except BaseException:
                     _remove(partial, parent)
                     raise
@@ -138,7 +148,7 @@ class Copy:
         elif entry.kind == "file":
             self._file(done, path, entry, name, parent)
         elif entry.kind == "link":
-            os.symlink(entry.link or b"?", name, dir_fd=parent)
+            os.symlink(self._files.link(path) or b"?", name, dir_fd=parent)
         else:
             done.left_out.append(shown(path))
 
@@ -150,10 +160,17 @@ class Copy:
         os.mkdir(name, 0o700, dir_fd=parent)
         descriptor = os.open(name, _DIRECTORY, dir_fd=parent)
         try:
-            for each in self._files.entries(path):
+            names = self._files.names(path)
+            self._held += len(names)
+            if self._held > MAX_HELD:
+                thing = f"{self._thing} {shown(path)}"
+                raise RefusedError(thing, f"more than {MAX_HELD} names", "copy parts of it")
+            for each in self._files.entries(path, names):
                 inside = beneath(path, each.name)
                 self._one(done, inside, each, each.name, descriptor, depth + 1)
+            self._held -= len(names)
             self._attributes(descriptor, entry)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -197,15 +214,28 @@ def _free(descriptor: int) -> int:
     return found.f_bavail * found.f_frsize
 
 
-def _rename(partial: str, name: str, parent: int) -> None:
-    with suppress(FileNotFoundError):
-        os.stat(name, dir_fd=parent, follow_symlinks=False)
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-    os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
+def rename_complete(partial: str, name: str, parent: int) -> None:
+    """Give a complete copy its name, in the open directory ``parent``; nothing is overwritten.
+
+    Raises:
+        OSError: the name exists, or the file system has no hard links.
+    """
+    status = os.stat(partial, dir_fd=parent, follow_symlinks=False)
+    if stat.S_ISDIR(status.st_mode):
+        os.mkdir(name, 0o700, dir_fd=parent)
+        try:  # a rename replaces a directory only if it is empty
+            os.rename(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except OSError:
+            with suppress(OSError):
+                os.rmdir(name, dir_fd=parent)
+            raise
+        return
+    os.link(partial, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    os.unlink(partial, dir_fd=parent)
 
 
 def _remove(name: str, parent: int) -> None:
-    """Remove a file or a directory tree, if it exists; no link is followed."""
+    """Remove a copy that is not complete, if it exists; no link is followed."""
     try:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, RefusedError
@@ -29,19 +29,15 @@ CACHE = "appliance"
 """The directory, beside the clones' files, in which libguestfs keeps the appliance."""
 MAX_NAMES = 200_000
 """Names in a directory."""
+MAX_TEXT = 16 << 20
+"""Bytes of the names and links that one listing has."""
 _AT_ONCE = 16
-"""Commands that are sent at once: their words and their answers fit into a pipe."""
+"""Commands that are sent at once."""
 _MAX_LINK = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Mounted:
-    """The file systems that were mounted in the appliance."""
-
-    places: tuple[tuple[str, str], ...]
-    """Pairs of mount point and device."""
-    failed: tuple[tuple[str, str], ...]
-    """Those that could not be mounted."""
+_MAX_FSTAB = 1 << 20
+_DEVICES = ("list-devices", "list-partitions", "lvs", "list-md-devices")
+_PARTS_OF_DEVICES = ("", "LVM2_member", "linux_raid_member")
+"""What the lists above have a device for, or nothing."""
 
 
 class GuestFiles:
@@ -56,8 +52,19 @@ class GuestFiles:
         self._appliance, self._thing = appliance, thing
 
     def file_systems(self) -> list[FileSystem]:
-        """All file systems, and encrypted containers."""
-        return parse_file_systems(self._appliance.ask("list-filesystems"))
+        """All file systems, and what is none that libguestfs opens, such as ``crypto_LUKS``."""
+        found = parse_file_systems(self._appliance.ask("list-filesystems"))
+        known = {each.device for each in found}
+        for command in _DEVICES:
+            for device in self._lines(command):
+                if device in known:
+                    continue
+                known.add(device)
+                answer = self._appliance.attempt("vfs-type", device) or b""
+                kind = answer.decode("utf-8", "backslashreplace").strip()
+                if kind not in _PARTS_OF_DEVICES:
+                    found.append(FileSystem(device, kind))
+        return sorted(found, key=lambda each: each.device)
 
     def system_places(self, *, choose: bool = True) -> list[tuple[str, str]]:
         """Where the guest's own system mounts its file systems; empty if no system is found.
@@ -71,31 +78,61 @@ class GuestFiles:
         Raises:
             RefusedError: there are several systems.
         """
-        roots = self._appliance.ask("inspect-os").decode("utf-8", "surrogateescape").splitlines()
+        roots = self._lines("inspect-os")
         if choose and len(roots) > 1:
             raise RefusedError(
                 self._thing,
                 f"has several systems, on {', '.join(roots)}",
                 "choose a file system with --device",
             )
-        places = [mount_order(self._appliance.ask("inspect-get-mountpoints", e)) for e in roots]
-        return [pair for each in places for pair in each]
+        places = []
+        for root in roots:
+            points = mount_order(self._appliance.ask("inspect-get-mountpoints", root))
+            # the fstab may name the root as another device than the appliance has
+            places += [("/", root), *(pair for pair in points if pair[0] != "/")]
+        return places
 
-    def mount(self, places: Sequence[tuple[str, str]]) -> Mounted:
+    def mount(self, places: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
         """Mount file systems, read-only; the first one has to succeed.
+
+        Returns:
+            Pairs of mount point and device of those that could be mounted.
 
         Raises:
             ApplianceError: the first one cannot be mounted.
         """
-        done, failed = [], []
-        for number, (point, device) in enumerate(places):
-            if number == 0:
-                self._appliance.ask("mount-ro", device, point)
-            elif self._appliance.attempt("mount-ro", device, point) is None:
-                failed.append((point, device))
-                continue
-            done.append((point, device))
-        return Mounted(tuple(done), tuple(failed))
+        (point, device), *others = places
+        self._appliance.ask("mount-ro", device, point)
+        return [(point, device)] + [
+            (point, device)
+            for point, device in others
+            if self._appliance.attempt("mount-ro", device, point) is not None
+        ]
+
+    def fstab(self) -> str:
+        """The text of the mounted system's ``/etc/fstab``; empty if it has none.
+
+        Raises:
+            ApplianceError: it cannot be read.
+        """
+        try:
+            path, entry = self.find(b"/etc/fstab")
+        except NotFoundError:
+            return ""
+        if entry.kind != "file" or entry.size > _MAX_FSTAB:
+            raise ApplianceError(self._thing, "its /etc/fstab is not a short file")
+        text = bytearray()
+
+        def take(block: bytes) -> None:
+            if len(text) + len(block) > _MAX_FSTAB:
+                raise ApplianceError(self._thing, "its /etc/fstab is not a short file")
+            text.extend(block)
+
+        self.read(path, take)
+        return text.decode("utf-8", "backslashreplace")
+
+    def _lines(self, command: str) -> list[str]:
+        return self._appliance.ask(command).decode("utf-8", "surrogateescape").splitlines()
 
     def find(self, path: bytes) -> tuple[bytes, Entry]:
         """The file that a path leads to; links are followed inside the guest.
@@ -111,10 +148,37 @@ class GuestFiles:
             raise NotFoundError(self._thing, f"has no {shown(path)}, or it is a link to nowhere")
         real = answer.removesuffix(b"\n")
         parent, _, name = real.rpartition(b"/")
-        return real, self._entries(parent, [name])[0]
+        return real, next(self.entries(parent, [name]))
 
-    def entries(self, directory: bytes) -> list[Entry]:
-        """What is in a directory, sorted by name."""
+    def listing(self, path: bytes, entry: Entry) -> list[Entry]:
+        """What is in a directory, with the links' targets; of another path, itself.
+
+        Args:
+            path: without links, as ``entry`` from :meth:`find`.
+
+        Raises:
+            RefusedError: the names and the links are too long together.
+        """
+        if entry.kind != "directory":
+            return [entry]
+        found = []
+        room = MAX_TEXT
+        for each in self.entries(path, self.names(path)):
+            is_link = each.kind == "link"
+            found.append(
+                replace(each, link=self.link(beneath(path, each.name))) if is_link else each
+            )
+            room -= len(each.name) + len(found[-1].link or b"")
+            if room < 0:
+                raise RefusedError(
+                    f"{self._thing} {shown(path)}",
+                    f"has more than {MAX_TEXT >> 20} MiB of names and links",
+                    "copy it with --to",
+                )
+        return found
+
+    def names(self, directory: bytes) -> list[bytes]:
+        """The names in a directory, sorted."""
         parts: list[bytes] = []
         room = MAX_NAMES * 64
 
@@ -127,32 +191,31 @@ class GuestFiles:
 
         self._appliance.data("ls0", directory, into=take)
         try:
-            names = parse_names(b"".join(parts), MAX_NAMES)
+            return parse_names(b"".join(parts), MAX_NAMES)
         except AnswerError as error:
             raise self._wrong(directory, error) from error
-        return self._entries(directory, names)
 
     def read(self, path: bytes, into: Callable[[bytes], object]) -> None:
         """Read a file's data."""
         self._appliance.data("download", path, into=into)
 
-    def _entries(self, directory: bytes, names: Sequence[bytes]) -> list[Entry]:
-        found = []
+    def entries(self, directory: bytes, names: Sequence[bytes]) -> Iterator[Entry]:
+        """What these names in a directory are; a few are in memory at once.
+
+        Where a link leads is not among it: see :meth:`link`.
+        """
         for start in range(0, len(names), _AT_ONCE):
             some = names[start : start + _AT_ONCE]
             answers = self._appliance.ask_all([("lstatns", beneath(directory, n)) for n in some])
             try:
-                found += [parse_entry(*each) for each in zip(some, answers, strict=True)]
+                found = [parse_entry(*each) for each in zip(some, answers, strict=True)]
             except AnswerError as error:
                 raise self._wrong(directory, error) from error
-        links = [place for place, each in enumerate(found) if each.kind == "link"]
-        for start in range(0, len(links), _AT_ONCE):
-            chosen = links[start : start + _AT_ONCE]
-            paths = [beneath(directory, found[place].name) for place in chosen]
-            answers = self._appliance.ask_all([("readlink", path) for path in paths])
-            for place, answer in zip(chosen, answers, strict=True):
-                found[place] = replace(found[place], link=answer.removesuffix(b"\n")[:_MAX_LINK])
-        return found
+            yield from found
+
+    def link(self, path: bytes) -> bytes:
+        """Where a link leads."""
+        return self._appliance.ask("readlink", path).removesuffix(b"\n")[:_MAX_LINK]
 
     def _wrong(self, directory: bytes, error: AnswerError) -> ApplianceError:
         return ApplianceError(self._thing, f"{shown(directory)}: {error}")
@@ -205,7 +268,8 @@ def choose_places(
 
     Raises:
         NotFoundError: there is no such device.
-        RefusedError: it is encrypted, or it is unclear which one is meant.
+        RefusedError: it is encrypted, or one of them is and none was chosen, or it is unclear which
+            one is meant.
     """
     if device is not None:
         chosen = next((each for each in found if each.device == device), None)
@@ -215,8 +279,6 @@ def choose_places(
         if chosen.is_encrypted:
             raise _encrypted(thing, chosen)
         return [("/", device)]
-    if system:
-        return list(system)
     mountable = [each for each in found if each.is_mountable]
     names = ", ".join(each.device for each in mountable)
     for each in found:
@@ -224,6 +286,8 @@ def choose_places(
             raise _encrypted(
                 thing, each, f"choose another one with --device: {names}" * bool(names)
             )
+    if system:
+        return list(system)
     if not mountable:
         raise RefusedError(thing, "no file system was found in its disks")
     if len(mountable) > 1:

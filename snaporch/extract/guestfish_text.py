@@ -26,7 +26,7 @@ _MAX_NAME = 255
 """Bytes of a name (NAME_MAX); a longer one cannot be written here."""
 ENCRYPTED = ("crypto_LUKS", "BitLocker")
 """What libguestfs calls an encrypted partition."""
-_UNMOUNTABLE = (*ENCRYPTED, "swap", "unknown", "LVM2_member", "linux_raid_member", "squashfs")
+_UNMOUNTABLE = (*ENCRYPTED, "swap", "unknown", "squashfs")
 
 
 class AnswerError(ValueError):
@@ -49,7 +49,7 @@ class FileSystem:
     @property
     def is_mountable(self) -> bool:
         """Whether it may hold files."""
-        return self.kind not in _UNMOUNTABLE
+        return self.kind not in _UNMOUNTABLE and not self.kind.endswith("_member")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from snaporch.restore.source import Source, check_whole_disks
 _MAX_BACKING_NAME = 1023
 """Bytes of the name of a backing file in a qcow2 header."""
 _PASSABLE = 0o111
+_ONLY_OWNER_PASSES = 0o710
 
 
 @contextmanager
@@ -60,6 +61,9 @@ def throw_away_disks(
         home = directory_of(context, uuid)
         directory = home / "appliance"
         try:
+            if owner is not None:  # no other user passes through to an image of another guest
+                os.chown(home, -1, owner.gid)
+                home.chmod(_ONLY_OWNER_PASSES)
             make_private(directory, owner)
             for place in places:
                 _give_to(place, [each.root for each in made.values()], owner)

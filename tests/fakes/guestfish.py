@@ -8,9 +8,9 @@ from pathlib import Path
 
 _PROGRAM = """\
 #!{python}
-import os, re, sys, time
+import os, re, resource, sys, time
 
-TREE = {tree!r}
+TREE, ANSWERS = {tree!r}, {answers!r}
 
 def words(line):
     found = re.findall(r'"((?:[^"\\\\\\\\]|\\\\\\\\x..)*)"|(\\\\S+)', line)
@@ -45,6 +45,11 @@ def realpath(path):
     found = os.path.realpath(inside(path), strict=True)
     say(found[len(os.path.realpath(TREE)):] or b"/")
 
+def deaf():
+    while True:
+        say(b"x" * 100)
+        time.sleep(0.01)
+
 def flood():
     while True:
         say(b"x" * 100000)
@@ -59,7 +64,11 @@ COMMANDS = {{
     "run": lambda: None,
     "echo": say,
     "list-filesystems": lambda: say(b"/dev/sda1: ext4"),
+    **dict.fromkeys(("list-devices", "list-partitions", "lvs", "list-md-devices"), lambda: None),
+    "vfs-type": lambda _device: say(b""),
     "inspect-os": lambda: None,
+    "limits": lambda: say(str(resource.getrlimit(resource.RLIMIT_FSIZE)[0]).encode()),
+    "deaf": deaf,
     "mount-ro": lambda *_: None,
     "lstatns": lstatns,
     "ls0": ls0,
@@ -73,7 +82,12 @@ COMMANDS = {{
 for line in sys.stdin:
     may_fail, line = line.startswith("-"), line.removeprefix("-")
     name, *arguments = words(line)
+    request = b" ".join((name, *arguments)).decode("utf-8", "replace")
     try:
+        if request in ANSWERS:
+            say(ANSWERS[request].encode())
+            sys.stdout.flush()
+            continue
         COMMANDS[name.decode()](*arguments)
     except OSError as error:
         reason = f"libguestfs: error: {{name.decode()}}: {{error.strerror}}"
@@ -84,10 +98,15 @@ for line in sys.stdin:
 """
 
 
-def put_in(directory: Path, tree: Path) -> Path:
-    """Make the command in a directory; the guest's files are those below ``tree``."""
+def put_in(directory: Path, tree: Path, answers: dict[str, str] | None = None) -> Path:
+    """Make the command in a directory; the guest's files are those below ``tree``.
+
+    Args:
+        answers: what certain commands answer instead, by the whole command.
+    """
     path = directory / "guestfish"
-    text = _PROGRAM.format(python=sys.executable, tree=str(tree)).replace("\\\\", "\\")
+    values = {"python": sys.executable, "tree": str(tree), "answers": answers or {}}
+    text = _PROGRAM.format(**values).replace("\\\\", "\\")
     path.write_text(text)
     path.chmod(0o755)
     return path

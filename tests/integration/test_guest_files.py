@@ -122,8 +122,11 @@ def test_what_a_guest_without_a_clean_shutdown_has(place, disk):
         with pytest.raises(RefusedError, match="--device: /dev/sda2, /dev/sda3"):
             choose_places("web@s1", found, [], None)
         done = files.mount([("/", "/dev/vg/root"), ("/home", "/dev/sda2"), ("/none", "/dev/sda9")])
-        assert done.failed == (("/none", "/dev/sda9"),)
-        assert {each.name for each in files.entries(b"/home")} == {b"hello"}
+        assert done == [("/", "/dev/vg/root"), ("/home", "/dev/sda2")]
+        assert files.names(b"/home") == [b"hello"]
+        assert files.fstab() == ""
+        (link,) = (each for each in files.listing(*files.find(b"/d")) if each.name == b"abs")
+        assert link.link == b"/etc/shadow"
         copy = Copy("web@s1", files, lambda: None, keep_owner=False)
         real, entry = files.find(b"/d")
         copied = copy.run(real, entry, destination(b"/d", to))
@@ -145,6 +148,34 @@ def test_a_file_system_alone(place, disk, device):
         files = GuestFiles(running, "web@s1")
         files.mount([("/", device)])
         assert files.find(b"/")[1].kind == "directory"
+
+
+def test_an_encrypted_disk_is_seen(place):
+    """libguestfs lists none: beside it, /boot would be opened as the whole system."""
+    directory = place / "encrypted"
+    make_private(directory, OWNER)
+    images = [directory / "boot.qcow2", directory / "root.qcow2"]
+    for image in images:
+        subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "64M"], check=True)
+        if OWNER is not None:
+            os.chown(image, OWNER.uid, OWNER.gid)
+    with running_appliance(
+        "web@s1", directory, images, Interrupt(), owner=OWNER, cache=place / "cache"
+    ) as running:
+        files = GuestFiles(running, "web@s1")
+        running.ask("mkfs", "ext4", "/dev/sda")
+        # guestfish asks for the key on its standard input
+        running.ask(
+            "debug",
+            "sh",
+            "echo -n key | cryptsetup -q luksFormat --pbkdf pbkdf2 "
+            "--pbkdf-force-iterations 1000 /dev/sdb -",
+        )
+        found = files.file_systems()
+        kinds = {each.device: each.kind for each in found}
+        assert kinds == {"/dev/sda": "ext4", "/dev/sdb": "crypto_LUKS"}
+        with pytest.raises(RefusedError, match="/dev/sdb: is encrypted"):
+            choose_places("web@s1", found, files.system_places(), None)
 
 
 def test_garbage_has_no_file_system(place):

@@ -45,6 +45,28 @@ def test_the_files_of_a_guest(guest_files, snaporch):
     assert systems == [{"device": "/dev/sda1", "type": "ext4", "disk": "vda", "mounted_at": None}]
 
 
+def test_a_part_of_the_tree_that_is_not_shown_is_said(guest_files, snaporch, tmp_path):
+    (guest_files / "etc" / "fstab").write_text("/dev/a / ext4\n/dev/b /srv ext4\n")
+    (guest_files / "srv").mkdir()
+    answers = {"list-filesystems": "/dev/sda1: ext4\n/dev/sdb: xfs", "inspect-os": "/dev/sda1"}
+    answers["inspect-get-mountpoints /dev/sda1"] = "/: /dev/a"
+    guestfish.put_in(tmp_path / "bin", guest_files, answers)
+    answer = snaporch("files", "web@s1", "/srv")
+    assert answer.code == ExitCode.WARNINGS
+    assert "its fstab mounts something at /srv, which is not shown" in answer.err
+    assert "/dev/sdb (xfs) is mounted nowhere" in answer.err
+    answer = snaporch("files", "web@s1", "/srv", "--device", "/dev/sda1")
+    assert answer.code == 0, answer.err
+
+
+def test_an_encrypted_disk_beside_boot_is_refused(guest_files, snaporch, tmp_path):
+    answers = {"list-devices": "/dev/sda\n/dev/sdb", "vfs-type /dev/sdb": "crypto_LUKS"}
+    guestfish.put_in(tmp_path / "bin", guest_files, answers)
+    answer = snaporch("files", "web@s1", "/etc")
+    assert (answer.code, answer.out) == (ExitCode.REFUSED, "")
+    assert "/dev/sdb: is encrypted (crypto_LUKS)" in answer.err
+
+
 def test_files_are_copied_out_of_a_guest(guest_files, snaporch, tmp_path):
     (guest_files / "etc" / "hosts").write_text("127.0.0.1")
     os.mkfifo(guest_files / "etc" / "pipe")
@@ -64,6 +86,7 @@ def test_a_wrong_request_for_files_starts_nothing(guest_files, snaporch, tmp_pat
     for arguments, code, text in (
         (["etc"], ExitCode.USAGE, "is not absolute"),
         (["--to", "."], ExitCode.USAGE, "--to needs a PATH"),
+        (["--device", "/dev/sda1"], ExitCode.USAGE, "--device needs a PATH"),
         (["/etc", "--keep-owner"], ExitCode.USAGE, "--keep-owner needs --to"),
         (["/a/x", "/b/x", "--to", str(tmp_path)], ExitCode.USAGE, "the same last name"),
         (["/etc/hosts", "--to", str(tmp_path)], ExitCode.REFUSED, "exists already"),

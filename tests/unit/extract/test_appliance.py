@@ -2,18 +2,27 @@
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fakes import guestfish
 
-from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, UnavailableError
+from snaporch.errors import (
+    InterruptedRunError,
+    NotFoundError,
+    RefusedError,
+    RunFailedError,
+    UnavailableError,
+)
 from snaporch.extract import appliance as module
+from snaporch.extract import guest_files
 from snaporch.extract.appliance import (
     ApplianceError,
     check_can_run,
@@ -44,7 +53,7 @@ def run(tree, tmp_path):
 
     def start(interrupt=None):
         directory = tmp_path / "appliance"
-        directory.mkdir()
+        directory.mkdir(exist_ok=True)
         return running_appliance(
             "web@s1",
             directory,
@@ -67,7 +76,7 @@ def test_files_are_listed_found_and_read(run, tree):
         files = GuestFiles(appliance, "web@s1")
         assert [each.device for each in files.file_systems()] == ["/dev/sda1"]
         assert files.system_places() == []
-        odd, link = files.entries(b"/d")
+        odd, link = files.listing(*files.find(b"/d"))
         files.read(b"/d/" + odd.name, got.extend)
         assert files.find(b"/way")[0] == b"/d"
         assert files.find(b"/")[1].kind == "directory"
@@ -84,7 +93,8 @@ def test_many_names_come_in_turns(run, tree):
     for number in range(100):
         (tree / "d" / f"{number:03}").touch()
     with run() as appliance:
-        names = [each.name for each in GuestFiles(appliance, "web@s1").entries(b"/d")]
+        files = GuestFiles(appliance, "web@s1")
+        names = [each.name for each in files.entries(b"/d", files.names(b"/d"))]
     assert names == [b"%03d" % number for number in range(100)]
 
 
@@ -98,6 +108,85 @@ def test_a_silent_appliance_is_given_up(run):
         appliance.ask("hang", limit=0.3)
 
 
+@pytest.mark.parametrize("command", ["hang", "deaf"])
+def test_an_appliance_that_does_not_read_is_given_up(run, command):
+    """What is sent to it fills the pipe; a signal ends that, and the limit of a silent one."""
+    interrupt = Interrupt()
+    with run(interrupt) as appliance:
+        threading.Timer(0.5, lambda: setattr(interrupt, "signum", signal.SIGTERM)).start()
+        with pytest.raises(InterruptedRunError):
+            appliance.ask_all([(command,), *[("lstatns", b"\xff" * 4000)] * 16])
+
+
+def test_a_path_that_no_kernel_opens_is_not_sent(run):
+    with run() as appliance, pytest.raises(ApplianceError, match="longer than 4095 bytes"):
+        appliance.ask("lstatns", b"/" + b"x" * 4095)
+
+
+def test_what_it_writes_to_disk_is_bounded(run):
+    with run() as appliance:
+        assert appliance.ask("limits") == b"%d\n" % module.MAX_FILE
+
+
+def test_a_full_disk_ends_it(run, tree, monkeypatch):
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=1000, f_frsize=4096))
+    with pytest.raises(RefusedError, match="less than 1024 MiB are free"), run():
+        pass
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", f"{tree.parent / 'bin'}:{os.environ['PATH']}")
+    shutil.rmtree(tree.parent / "appliance")
+    (tree.parent / "appliance.data").unlink(missing_ok=True)
+    with run() as appliance:
+        monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_bavail=0, f_frsize=1))
+        with pytest.raises(ApplianceError, match="less than 1024 MiB are free"):
+            appliance.ask("hang")
+
+
+def test_a_file_in_the_place_of_its_pipe_is_an_error_and_starts_nothing(run, tmp_path):
+    (tmp_path / "appliance.data").symlink_to("/dev/null")
+    with pytest.raises(RunFailedError, match="cannot be started"), run():
+        pass
+
+
+def test_its_pipe_is_not_in_its_own_directory(run, tmp_path):
+    with run():
+        assert (tmp_path / "appliance.data").is_fifo()
+        assert list((tmp_path / "appliance").iterdir()) == []
+
+
+def test_links_are_bounded(run, tree, monkeypatch):
+    monkeypatch.setattr(guest_files, "MAX_TEXT", 1000)
+    for number in range(10):
+        (tree / "d" / str(number)).symlink_to("x" * 200)
+    with run() as appliance:
+        files = GuestFiles(appliance, "web@s1")
+        with pytest.raises(RefusedError, match="names and links"):
+            files.listing(*files.find(b"/d"))
+        assert all(e.link is None for e in files.entries(b"/d", files.names(b"/d")))
+
+
+def test_what_libguestfs_does_not_list_is_found(run, tmp_path, tree):
+    answers = {
+        "list-devices": "/dev/sda\n/dev/sdb",
+        "list-partitions": "/dev/sda1\n/dev/sda2\n/dev/sda3",
+        "vfs-type /dev/sda2": "crypto_LUKS",
+        "vfs-type /dev/sda3": "LVM2_member",
+        "vfs-type /dev/sdb": "zfs_member",
+        "inspect-os": "/dev/sda1",
+        "inspect-get-mountpoints /dev/sda1": "/srv: /dev/vdb1\n/: /dev/vda",
+    }
+    guestfish.put_in(tmp_path / "bin", tree, answers)
+    with run() as appliance:
+        files = GuestFiles(appliance, "web@s1")
+        assert [(each.device, each.kind) for each in files.file_systems()] == [
+            ("/dev/sda1", "ext4"),
+            ("/dev/sda2", "crypto_LUKS"),
+            ("/dev/sdb", "zfs_member"),
+        ]
+        # the fstab names the root as a device that the appliance does not have
+        assert files.system_places() == [("/", "/dev/sda1"), ("/srv", "/dev/vdb1")]
+
+
 def test_an_answer_without_end_is_given_up(run):
     with run() as appliance, pytest.raises(ApplianceError, match="answers too much"):
         appliance.ask("flood")
@@ -105,8 +194,8 @@ def test_an_answer_without_end_is_given_up(run):
 
 def test_a_signal_ends_it_with_all_its_processes(run):
     interrupt = Interrupt()
-    threading.Timer(0.3, lambda: setattr(interrupt, "signum", signal.SIGTERM)).start()
     with run(interrupt) as appliance:
+        threading.Timer(0.3, lambda: setattr(interrupt, "signum", signal.SIGTERM)).start()
         group = appliance.pid
         with pytest.raises(InterruptedRunError):
             appliance.ask("hang")

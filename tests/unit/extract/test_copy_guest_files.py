@@ -7,14 +7,20 @@ import stat
 import pytest
 
 from snaporch.errors import InterruptedRunError, RefusedError, RunFailedError
-from snaporch.extract.copy_guest_files import MAX_DEPTH, Copy, destination
+from snaporch.extract.copy_guest_files import (
+    MAX_DEPTH,
+    MAX_HELD,
+    Copy,
+    destination,
+    rename_complete,
+)
 from snaporch.extract.guestfish_text import Entry
 
 THEN = 1_600_000_000 * 10**9
 
 
-def entry(name, kind=stat.S_IFREG, size=0, mode=0o644, link=None):
-    return Entry(name, kind | mode, os.geteuid(), os.getegid(), size, THEN, link)
+def entry(name, kind=stat.S_IFREG, size=0, mode=0o644):
+    return Entry(name, kind | mode, os.geteuid(), os.getegid(), size, THEN)
 
 
 def directory(name, mode=0o755):
@@ -24,11 +30,17 @@ def directory(name, mode=0o755):
 class Tree:
     """A guest's files: directories by path, and data by path."""
 
-    def __init__(self, directories, data):
-        self.directories, self.data = directories, data
+    def __init__(self, directories, data, links=None):
+        self.directories, self.data, self.links = directories, data, links or {}
 
-    def entries(self, path):
+    def names(self, path):
+        return [each.name for each in self.directories[path]]
+
+    def entries(self, path, names):
         return self.directories[path]
+
+    def link(self, path):
+        return self.links[path]
 
     def read(self, path, into):
         for start in range(0, len(self.data[path]), 4):
@@ -71,13 +83,15 @@ def test_a_directory_with_odd_names(to):
 def test_a_link_is_made_and_never_followed(to, tmp_path):
     outside = tmp_path / "outside"
     outside.mkdir()
-    link = entry(b"sub", stat.S_IFLNK, link=os.fsencode(outside))
-    tree = Tree({b"/d": [link, directory(b"sub")], b"/d/sub": [entry(b"x")]}, {b"/d/sub/x": b""})
+    link, links = entry(b"sub", stat.S_IFLNK), {b"/d/sub": os.fsencode(outside)}
+    tree = Tree(
+        {b"/d": [link, directory(b"sub")], b"/d/sub": [entry(b"x")]}, {b"/d/sub/x": b""}, links
+    )
     with pytest.raises(RunFailedError, match="File exists"):
         copy(tree, b"/d", directory(b"d"), to)
     assert list(outside.iterdir()) == []
     assert list(to.iterdir()) == []
-    copy(Tree({b"/d": [link]}, {}), b"/d", directory(b"d"), to)
+    copy(Tree({b"/d": [link]}, {}, links), b"/d", directory(b"d"), to)
     assert os.readlink(to / "d" / "sub") == str(outside)
 
 
@@ -121,7 +135,10 @@ def test_a_signal_leaves_nothing(to):
 
 def test_directories_without_end_are_refused(to):
     class Endless(Tree):
-        def entries(self, path):
+        def names(self, path):
+            return [b"d"]
+
+        def entries(self, path, names):
             return [directory(b"d")]
 
     with pytest.raises(RefusedError, match="too deep"):
@@ -151,12 +168,76 @@ def test_nothing_is_overwritten(to):
     assert os.readlink(to / "x") == "nowhere"
 
 
-def test_what_an_earlier_copy_left_is_removed(to):
+def test_a_name_like_that_of_a_partial_copy_is_left_alone(to):
     (to / ".d.partial").mkdir()
-    (to / ".d.partial" / "old").write_text("x")
+    (to / ".d.partial" / "precious").write_text("x")
     copy(Tree({b"/d": []}, {}), b"/d", directory(b"d"), to)
-    assert [path.name for path in to.iterdir()] == ["d"]
-    assert list((to / "d").iterdir()) == []
+    assert sorted(path.name for path in to.iterdir()) == [".d.partial", "d"]
+    assert (to / ".d.partial" / "precious").read_text() == "x"
+
+
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_of_two_copies_to_one_name_the_first_that_ends_is_kept_whole(to, kind):
+    """The other one begins when this one has half of its data."""
+
+    class Second(Tree):
+        def read(self, path, into):
+            into(b"2222")
+            first = Tree({b"/x": [entry(b"f", size=8)]}, dict.fromkeys((b"/x", b"/x/f"), b"1" * 8))
+            Copy("web@mon", first, lambda: None, keep_owner=False).run(b"/x", found, target)
+            into(b"2222")
+
+        def entries(self, path, names):
+            return [entry(b"f", size=8)]
+
+        def names(self, path):
+            return [b"f"]
+
+    found = entry(b"x", size=8) if kind == "file" else directory(b"x")
+    target = destination(b"/x", to)
+    (to / "other").touch()
+    with pytest.raises(RunFailedError, match="File exists"):
+        Copy("web@tue", Second({}, {}), lambda: None, keep_owner=False).run(b"/x", found, target)
+    assert sorted(path.name for path in to.iterdir()) == ["other", "x"]
+    data = target if kind == "file" else target / "f"
+    assert data.read_bytes() == b"1" * 8
+
+
+def test_a_name_that_appears_meanwhile_is_not_overwritten(to):
+    (to / "partial").mkdir()
+    (to / "file").write_text("new")
+    (to / "x").mkdir()
+    (to / "x" / "precious").write_text("x")
+    parent = os.open(to, os.O_RDONLY)
+    for partial in ("partial", "file"):
+        with pytest.raises(FileExistsError):
+            rename_complete(partial, "x", parent)
+    os.close(parent)
+    assert (to / "x" / "precious").read_text() == "x"
+
+
+def test_the_longest_name_is_copied(to):
+    name = b"x" * 255
+    copy(Tree({}, {b"/" + name: b""}), b"/" + name, entry(name), to)
+    assert os.listdir(os.fsencode(to)) == [name]
+
+
+def test_names_that_are_in_memory_at_once_are_bounded(to):
+    class Wide(Tree):
+        def names(self, path):
+            return [b"d"] * (MAX_HELD // 3)
+
+        def entries(self, path, names):
+            return [directory(b"d")]
+
+    with pytest.raises(RefusedError, match="/d/d/d: more than 400000 names"):
+        copy(Wide({}, {}), b"/d", directory(b"d"), to)
+    assert list(to.iterdir()) == []
+    tree = Tree({b"/d": [directory(b"%d" % n) for n in range(4)]}, {})
+    tree.directories |= {b"/d/%d" % n: [] for n in range(4)}
+    once = [b"x"] * (MAX_HELD - 4)
+    tree.names = lambda path: once if path != b"/d" else [b"0", b"1", b"2", b"3"]
+    copy(tree, b"/d", directory(b"d"), to)  # one after the other is no matter
 
 
 def test_the_owner_is_kept_only_on_request(to, monkeypatch):

@@ -30,6 +30,11 @@ def test_a_device_that_does_not_exist():
         choose_places("web@s1", [ROOT], [], "/dev/sdz")
 
 
+def test_an_encrypted_file_system_beside_a_system_is_no_empty_directory():
+    with pytest.raises(RefusedError, match=r"sda3: is encrypted .* --device: /dev/vg/root"):
+        choose_places("web@s1", [ROOT, SECRET], [("/", "/dev/vg/root")], None)
+
+
 @pytest.mark.parametrize("device", [None, "/dev/sda3"])
 def test_an_encrypted_file_system_is_refused(device):
     with pytest.raises(RefusedError, match=r"/dev/sda3: is encrypted \(crypto_LUKS\)"):

@@ -1,0 +1,76 @@
+"""Which parts of a guest's tree are not shown, so that an empty directory is not taken for one.
+
+Pure functions. Who mounts what is in :mod:`snaporch.extract.guest_files`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from snaporch.bundle.manifest import DiskEntry
+from snaporch.extract.guestfish_text import FileSystem
+from snaporch.model import LeftOutCode
+
+_VOLUME = "btrfsvol:"
+_OCTAL = re.compile(r"\\([0-3][0-7]{2})")
+_NO_DATA = re.compile(
+    "swap|tmpfs|ramfs|proc|sysfs|devpts|devtmpfs|debugfs|tracefs|securityfs|configfs|mqueue"
+    "|hugetlbfs|cgroup2?|bpf|efivarfs|pstore|binfmt_misc"
+)
+"""Types of an fstab that hold no data of a disk."""
+
+
+def left_out_disks(disks: Iterable[DiskEntry]) -> list[str]:
+    """What to say of the disks that are not in the snapshot; media such as CDs do not count."""
+    return [
+        f"the disk {each.target} is not in the snapshot: {each.left_out_reason}"
+        for each in disks
+        if each.left_out not in (None, LeftOutCode.REMOVABLE)
+    ]
+
+
+def not_mounted(found: Sequence[FileSystem], places: Iterable[tuple[str, str]]) -> list[str]:
+    """What to say of file systems that are mounted nowhere.
+
+    Swap and what libguestfs does not know do not count. Nor do the other subvolumes of a btrfs of
+    which one is mounted.
+
+    Args:
+        found: all file systems.
+        places: pairs of mount point and device of those that are mounted.
+    """
+    whole = [each.device for each in found if not each.device.startswith(_VOLUME)]
+
+    def device_of(name: str) -> str:
+        path = name.removeprefix(_VOLUME)
+        inside = (each for each in whole if path == each or path.startswith(f"{each}/"))
+        return max(inside, key=len, default=path) if name != path else path
+
+    mounted = {device_of(device) for _, device in places}
+    return [
+        f"{each.device} ({each.kind}) is mounted nowhere"
+        for each in found
+        if each.kind not in ("swap", "unknown") and device_of(each.device) not in mounted
+    ]
+
+
+def missing_points(fstab: str, places: Iterable[tuple[str, str]]) -> list[str]:
+    """The mount points of a guest's fstab at which nothing is mounted; sorted.
+
+    Lines with ``noauto`` and kinds without data, such as tmpfs, do not count.
+
+    Args:
+        fstab: the file's text.
+        places: pairs of mount point and device of those that are mounted.
+    """
+    mounted = {point.rstrip("/") for point, _ in places}
+    missing = set()
+    for line in fstab.splitlines():
+        device, written, kind, options, *_ = [*line.split(), *[""] * 4]
+        if device.startswith("#") or _NO_DATA.fullmatch(kind):
+            continue
+        point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), written).rstrip("/")
+        if point.startswith("/") and "noauto" not in options.split(",") and point not in mounted:
+            missing.add(point)
+    return sorted(missing)
