@@ -147,10 +147,10 @@ def _judge(
             together[each.group_run or each.key].append(replace(each, is_whole=True))
     judged = [*judge(whole), *(e for own in together.values() for e in judge([*whole, *own]))]
     found: dict[str, CopyDecision] = {}
-    for each in judged:
-        known = found.get(each.run.key)
-        if known is None or (known.delete and not each.delete):
-            found[each.run.key] = replace(each, run=by_key[each.run.key])
+    for verdict in judged:
+        key = verdict.run.key
+        if key not in found or (found[key].delete and not verdict.delete):
+            found[key] = replace(verdict, run=by_key[key])
     return list(found.values())
 
 

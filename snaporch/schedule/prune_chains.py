@@ -21,6 +21,12 @@ from snaporch.config.policy import Keep
 from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import REPLICATION, domain_lock
+from snaporch.private_files import (
+    private_directory,
+    replace_private,
+    store_errors,
+    sync_directory,
+)
 from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
 from snaporch.prune.prune import PruneResult
 from snaporch.replication.interface import ReplicaError
@@ -108,6 +114,8 @@ class _Pruning:
         self._interrupt = interrupt
         self._now = now
         self._bundles = ResticBundles(repository)
+        self._due = config.paths.schedule / f"reclaim-{repository.name}"
+        """Exists from before the first ``restic forget`` until ``restic prune`` has succeeded."""
         self._store = BundleStore(config.paths.bundles)
         self._manifests: dict[str, Manifest | None] = {}
         """Those in the repository that were read, by the uploads of their bundles."""
@@ -125,7 +133,7 @@ class _Pruning:
         found = self._decide(contents)
         if not dry_run:
             found = self._readable(contents, found, done)
-            if found.bundles or any(each.delete for each in found.chains):
+            if self._due.exists() or found.bundles or any(e.delete for e in found.chains):
                 with self._no_replication():
                     contents = self._repository.contents(again=True)
                     found = self._agreed(found, self._decide(contents))
@@ -239,14 +247,20 @@ class _Pruning:
 
     def _delete(self, contents: Contents, found: RepositoryDecision) -> None:
         steps = in_steps(contents, found)
+        if steps:
+            with store_errors(self._due.parent):
+                private_directory(self._due.parent)
+                replace_private(self._due, b"")
+                sync_directory(self._due.parent)
         for number, step in enumerate(steps, 1):
             self._interrupt.check(self._repository.name)
             text = f"forgetting old chains, step {number} of {len(steps)}"
             self._repository.progress.step(self._repository.name, text)
             self._repository.forget(step)
-        if steps:
+        if self._due.exists():
             self._repository.progress.step(self._repository.name, "restic prune")
             self._repository.reclaim()
+            self._due.unlink()
 
     def _line(self, chain: ChainDecision) -> PruneDecision:
         first, last = chain.streams[0].snapshot, chain.streams[-1].snapshot

@@ -164,7 +164,8 @@ def stored(server, tmp_path):
 
 def prune(cloud, *, dry_run=False):
     options = {"replica": {"cloud": cloud.section(chain=1, keep={"last": 2})}}
-    paths = {"runtime": cloud.place / "runtime", "bundles": cloud.place / "store"}
+    places = {"runtime": "runtime", "bundles": "store", "schedule": "schedule"}
+    paths = {name: cloud.place / place for name, place in places.items()}
     return prune_chains(
         Config.model_validate({**options, "paths": paths}),
         cloud.pool,

@@ -63,7 +63,8 @@ def store(cloud, *days):
 
 
 def prune(cloud, *, dry_run=False, opened=None, interrupt=None):
-    paths = {"runtime": cloud.place / "runtime", "bundles": cloud.place / "store"}
+    places = {"runtime": "runtime", "bundles": "store", "schedule": "schedule"}
+    paths = {name: cloud.place / place for name, place in places.items()}
     replica = cloud.section()
     config = Config.model_validate({"replica": {"cloud": replica}, "paths": paths})
     opened = opened or (lambda _name, _replica: cloud.repository())
@@ -177,6 +178,18 @@ def test_nothing_goes_while_the_bundle_store_is_not_mounted(cloud):
     (failure,) = prune(cloud).failures
     assert "there is no bundle in it; is it mounted?" in failure.line()
     assert entries(cloud) == found
+
+
+def test_a_restic_prune_that_failed_is_repeated(cloud):
+    cloud.fail("prune", 1)
+    (failure,) = prune(cloud).failures
+    assert "restic prune: no server" in failure.line()
+    before = len([*(cloud.place / "repository" / "data").iterdir()])
+    assert prune(cloud).failures == []
+    after = len([*(cloud.place / "repository" / "data").iterdir()])
+    assert after < before
+    cloud.fail("prune", 1)
+    assert prune(cloud).failures == []  # nothing is due
 
 
 def test_a_server_that_only_appends_is_named(cloud):
