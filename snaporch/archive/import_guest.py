@@ -40,7 +40,7 @@ from snaporch.hypervisor.domain_xml import memory_bytes, parse
 from snaporch.locks import domain_lock
 from snaporch.model import Level
 from snaporch.restore.definition_checks import check_identity
-from snaporch.restore.host_requirements import available_memory, check_memory
+from snaporch.restore.host_requirements import check_memory, total_memory
 from snaporch.restore.source import mounted_at
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset, quoted
@@ -368,19 +368,27 @@ def _why_cold(context: Context, head: Head, request: ImportRequest) -> str:
 
 
 def _cannot_run(context: Context, head: Head, thing: str, xml: str, *, resumes: bool) -> str:
-    """Why this host cannot run the guest: its machine type, CPU or memory; else empty."""
+    """Why this host cannot run the guest now: its machine type, CPU or memory; else empty."""
     cpu = head.manifest.versions.cpu if resumes else ""
     if reason := context.hypervisor.incompatibility(xml, cpu):
         return reason
     try:
         check_memory(context, thing, xml, head.manifest if resumes else None, None)
-        needed = memory_bytes(parse(xml))  # an archive may say that its RAM is small
+        needed = _memory(xml)  # an archive may say that its RAM is small
     except RefusedError as error:
         return f"it {error.reason}"
-    free = available_memory(context.resolver.host)
-    if needed > free:
-        return f"it may take {needed >> 20} MiB of memory, {free >> 20} MiB are available"
+    total = total_memory(context.resolver.host)
+    if needed > total:
+        return f"it has {needed >> 20} MiB of memory, this host has {total >> 20} MiB"
     return ""
+
+
+def _memory(xml: str) -> int:
+    """The bytes that a guest can use, without what could still be plugged."""
+    root = parse(xml)
+    for limit in root.findall("maxMemory"):
+        root.remove(limit)
+    return memory_bytes(root)
 
 
 def _check_room(context: Context, head: Head, place: ImportPlace, thing: str) -> None:
@@ -431,7 +439,10 @@ def _with_ram_definition(
             raise RefusedError(thing, f"the definition in its RAM has {len(xml) >> 10} KiB")
         check_identity(thing, "the definition in its RAM", xml, head.manifest)
         start = imported_xml(xml, plan.spec, head.formats, rules)
-        if problem := _cannot_run(context, head, thing, start.xml, resumes=True):
+        problem = context.hypervisor.incompatibility(start.xml, head.manifest.versions.cpu)
+        if _memory(start.xml) > _memory(plan.start.xml):
+            problem = "it has more memory"
+        if problem:
             raise RefusedError(thing, f"its RAM is of another guest than its definition: {problem}")
         copy_with_xml(image, place.path / _READY_RAM, start.xml)
     except SaveImageError as error:

@@ -108,9 +108,7 @@ class ImportPlace:
         if not os.path.lexists(self.path):
             self.path.mkdir(_PRIVATE)
         self.path.chmod(_PRIVATE)
-        for path in self._files():
-            if path.name != MARK:
-                path.unlink()
+        self._remove_files()
         self._remove_mark()
         write_private(self.path / MARK, _Mark(uuid).as_bytes())
         sync_directory(self.path)
@@ -137,11 +135,18 @@ class ImportPlace:
     def discard(self) -> None:
         """Remove the directory with all files, and last the mark: the same command continues."""
         with suppress(OSError):
-            for path in self._files():
-                if path.name != MARK:
-                    path.unlink()
+            self._remove_files()
             self._remove_mark()
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def _remove_files(self) -> None:
+        """Remove all but the mark, which first stops naming them: a kill leaves some of them."""
+        if not self.is_empty():
+            replace_private(self.path / MARK, _Mark(self.uuid).as_bytes())
+            sync_directory(self.path)
+        for path in self._files():
+            if path.name != MARK:
+                path.unlink()
 
     def _remove_mark(self) -> None:
         """Remove the mark, when all that is removed before is so on stable storage."""

@@ -242,9 +242,8 @@ def repeated(root: Element) -> str | None:
         root: the ``<domain>``.
     """
     os = root.findall("os")
-    for parent in root.iter():
-        if parent.tag == "metadata":
-            continue
+    foreign = {each for metadata in root.findall("metadata") for each in metadata.iter()}
+    for parent in (each for each in root.iter() if each not in foreign):
         counts = Counter(child.tag for child in parent)
         for tag in sorted(tag for tag, count in counts.items() if count > 1):
             if parent is root and tag not in _REPEATED_AT_THE_TOP:

@@ -150,6 +150,12 @@ def _memory(xml: str) -> int:
     return 0
 
 
+def total_memory(host: HostPaths) -> int:
+    """Return the bytes of memory that the kernel has, used or not, with all huge pages."""
+    found = re.search(r"^MemTotal:\s+(\d+) kB$", _meminfo(host), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
 def available_memory(host: HostPaths) -> int:
     """Return the bytes that are available without swapping: MemAvailable (proc(5)) plus the ARC.
 

@@ -9,7 +9,7 @@ after it has read the newest chain of each dataset that loses one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, tzinfo
 
@@ -93,15 +93,6 @@ class RepositoryDecision:
         return sorted({*self.without_streams, *with_one})
 
 
-def unmarked_bundles(contents: Contents) -> list[str]:
-    """The bundles that no stream is marked with; only their manifests say what they belong to.
-
-    Such as those of guests that share a dataset: its snapshots have the marks of one of them.
-    """
-    marked = {owner_of(each.snapshot) for each in contents.streams.values()}
-    return sorted(contents.bundles.keys() - marked)
-
-
 def decide_repository(
     contents: Contents,
     manifests: Mapping[str, Manifest],
@@ -112,28 +103,55 @@ def decide_repository(
 ) -> RepositoryDecision:
     """Decide which chains and bundles are deleted.
 
-    A run that lacks a stream or its bundle cannot be brought back, and keeps no chain.
+    A run is whole if its bundle is there, and each stream that its manifest names. One that is not
+    may still be repaired, or is not complete yet. It takes no other's place, and stays as long as
+    it would stay beside the whole ones if it were whole.
 
     Args:
         contents: of the repository.
-        manifests: by ``uuid/run``, those of :func:`unmarked_bundles` that can be read; a bundle
-            without one stays.
+        manifests: by ``uuid/run``, those of bundles in the repository or on this host that can be
+            read. While one of a bundle in the repository is missing, its run is not whole; no chain
+            goes if no stream is marked with that run.
         continued: dataset and GUID of the snapshots at which the next streams begin.
         keep: the rules.
         now: the time, with a time zone.
         zone: the time zone of hours, days, weeks, months and years.
     """
     in_order = [_in_order(each.snapshot) for each in contents.streams.values()]
-    runs = decide_copies(_runs(contents, manifests), in_order, keep, timedelta(), now, zone)
+    found = _runs(contents, manifests)
+    runs = _judge(found, lambda some: decide_copies(some, in_order, keep, timedelta(), now, zone))
     needed: dict[tuple[str, int], str] = {}
-    for run in (each for each in runs if not each.delete and each.run.is_whole):
-        for member in run.run.members:
-            reason = f"{run.run.domain}@{run.run.snapshot}: {run.reason}"
+    for each in (each for each in runs if not each.delete):
+        whole = "" if each.run.is_whole else "is not whole, "
+        for member in each.run.members:
+            reason = f"{each.run.domain}@{each.run.snapshot}: {whole}{each.reason}"
             needed[member.dataset, member.guid] = reason
+    known = {each.key for each in found}
     chains = _decide_chains(contents.chains(), needed, continued)
-    known = {each.run.key for each in runs}
-    without = {key for key, each in manifests.items() if each.snapshots and key not in known}
+    without = {key for key in contents.bundles.keys() - known if key in manifests}
+    if unknown := sorted(contents.bundles.keys() - known - without):
+        reason = f"the manifest of the bundle {unknown[0]} cannot be read"
+        chains = [replace(e, delete=False, reason=reason) if e.delete else e for e in chains]
     return RepositoryDecision(runs, chains, frozenset(without))
+
+
+def _judge(
+    runs: Sequence[CopiedRun], judge: Callable[[Iterable[CopiedRun]], list[CopyDecision]]
+) -> list[CopyDecision]:
+    """Judge the whole runs, and each other one beside them; what is kept by any of this stays."""
+    by_key = {each.key: each for each in runs}
+    whole = [each for each in runs if each.is_whole]
+    together: dict[str, list[CopiedRun]] = defaultdict(list)
+    for each in runs:
+        if not each.is_whole:
+            together[each.group_run or each.key].append(replace(each, is_whole=True))
+    judged = [*judge(whole), *(e for own in together.values() for e in judge([*whole, *own]))]
+    found: dict[str, CopyDecision] = {}
+    for verdict in judged:
+        key = verdict.run.key
+        if key not in found or (found[key].delete and not verdict.delete):
+            found[key] = replace(verdict, run=by_key[key])
+    return list(found.values())
 
 
 def _decide_chains(
@@ -161,55 +179,61 @@ def _newest(chain: ChainDecision) -> tuple[datetime, int]:
 
 
 def _runs(contents: Contents, manifests: Mapping[str, Manifest]) -> list[CopiedRun]:
-    """The runs that the marks of streams name, and those of manifests."""
-    members: dict[str, list[PoolSnapshot]] = defaultdict(list)
-    for record in contents.streams.values():
+    """The runs of which a stream is there: by the marks of streams, and by manifests."""
+    members: dict[str, dict[tuple[str, int], PoolSnapshot]] = defaultdict(dict)
+    for key, record in contents.streams.items():
         uuid, _, run = (owner := owner_of(record.snapshot)).partition("/")
         if uuid and run:
-            members[owner].append(record.snapshot)
-    found = [_marked_run(key, own, contents) for key, own in members.items()]
-    for key, manifest in manifests.items():
-        wanted = [(each.dataset, each.guid) for each in manifest.snapshots]
-        if manifest.pages is not None:
-            wanted.append((manifest.pages.dataset, manifest.pages.guid))
-        there = [contents.streams[each].snapshot for each in wanted if each in contents.streams]
-        is_whole = len(there) == len(wanted) > 0 and manifest.level is not Level.TORN
-        name, ram = manifest.domain, manifest.level is Level.RAM
+            members[owner][key] = record.snapshot
+    for reference, manifest in manifests.items():
+        there = [each for each in _wanted(manifest) if each in contents.streams]
         if there:
-            found.append(_run(key, name, there, is_whole=is_whole, good_ram=ram))
+            members[reference] |= {each: contents.streams[each].snapshot for each in there}
+    return [
+        _run(key, own, manifests.get(key), has_bundle=key in contents.bundles)
+        for key, own in members.items()
+    ]
+
+
+def _wanted(manifest: Manifest) -> set[tuple[str, int]]:
+    """Dataset and GUID of each snapshot that a run needs."""
+    found = {(each.dataset, each.guid) for each in manifest.snapshots}
+    if manifest.pages is not None:
+        found.add((manifest.pages.dataset, manifest.pages.guid))
     return found
 
 
-def _marked_run(key: str, own: Sequence[PoolSnapshot], contents: Contents) -> CopiedRun:
-    disks = [each for each in own if "ram" not in each.properties]
-    marks = disks[0].properties if disks else {}
-    has_bundle = key in contents.bundles or not any("bundle" in e.properties for e in disks)
-    run = _run(
-        key,
-        marks.get("domain", ""),
-        own,
-        is_whole=bool(disks) and has_bundle and not any(map(is_torn, disks)),
-        good_ram=marks.get("level") == Level.RAM,
-    )
-    result = VerificationResult.parse(marks.get("verified"))
-    passed = result.passed if result is not None else None
-    return replace(run, passed=passed, group_run=marks.get("group", ""))
-
-
 def _run(
-    key: str, domain: str, own: Sequence[PoolSnapshot], *, is_whole: bool, good_ram: bool
+    key: str,
+    own: Mapping[tuple[str, int], PoolSnapshot],
+    manifest: Manifest | None,
+    *,
+    has_bundle: bool,
 ) -> CopiedRun:
+    """A run, by its marks; its manifest says what it needs."""
     uuid, _, run = key.partition("/")
+    disks = [each for each in own.values() if "ram" not in each.properties]
+    marked = [each.properties for each in disks if owner_of(each) == key]
+    marks = marked[0] if marked else {}
+    result = VerificationResult.parse(marks.get("verified"))
+    domain, level, is_whole = marks.get("domain", ""), marks.get("level", ""), False
+    if manifest is not None:
+        domain, level = manifest.domain, marks.get("level", manifest.level)
+        is_torn_one = manifest.level is Level.TORN or any(map(is_torn, disks))
+        has_all = bool(disks and manifest.snapshots) and _wanted(manifest) <= own.keys()
+        is_whole = has_bundle and has_all and not is_torn_one
     return CopiedRun(
         uuid=uuid,
         run=run,
         domain=domain or uuid,
-        snapshot=own[0].name,
-        members=tuple(map(_in_order, own)),
+        snapshot=next(iter(disks or own.values())).name,
+        members=tuple(map(_in_order, own.values())),
         is_whole=is_whole,
         by_policy=True,
-        received=min(each.created for each in own),
-        good_ram=good_ram,
+        received=min(each.created for each in own.values()),
+        good_ram=level == Level.RAM,
+        passed=result.passed if result is not None else None,
+        group_run=marks.get("group", ""),
     )
 
 
@@ -221,8 +245,9 @@ def _in_order(snapshot: PoolSnapshot) -> PoolSnapshot:
 def in_steps(contents: Contents, decision: RepositoryDecision) -> list[list[str]]:
     """What is forgotten, one list after the other; an interruption leaves only whole chains.
 
-    Bundles come first: a run without its bundle keeps no chain. Of a chain, the full stream comes
-    last, so that the next prune finds the rest of it. Data come before the record that names them.
+    Bundles come first: a run without its bundle takes no other's place. Of a chain, the full stream
+    comes last, so that the next prune finds the rest of it. Data come before the record that names
+    them.
 
     Args:
         contents: of the repository.

@@ -18,23 +18,34 @@ from snaporch.bundle.manifest import Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config, ResticReplica
 from snaporch.config.policy import Keep
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError, UnavailableError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import REPLICATION, domain_lock
+from snaporch.private_files import (
+    private_directory,
+    replace_private,
+    store_errors,
+    sync_directory,
+)
 from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
 from snaporch.prune.prune import PruneResult
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.needed_streams import Originals
 from snaporch.replication.restic import SEE, ResticRepository
 from snaporch.replication.restic_bundles import ResticBundles
-from snaporch.replication.restic_records import STREAM_FILE, Contents, StreamRecord, ordered
+from snaporch.replication.restic_records import (
+    STREAM_FILE,
+    BundleRecord,
+    Contents,
+    StreamRecord,
+    ordered,
+)
 from snaporch.replication.restic_stream import Wanted, command
 from snaporch.schedule.chain_retention import (
     ChainDecision,
     RepositoryDecision,
     decide_repository,
     in_steps,
-    unmarked_bundles,
 )
 from snaporch.schedule.received_copies_retention import owner_of
 from snaporch.schedule.recurrence import read_zone_again, zone_of
@@ -103,6 +114,11 @@ class _Pruning:
         self._interrupt = interrupt
         self._now = now
         self._bundles = ResticBundles(repository)
+        self._due = config.paths.schedule / f"reclaim-{repository.name}"
+        """Exists from before the first ``restic forget`` until ``restic prune`` has succeeded."""
+        self._store = BundleStore(config.paths.bundles)
+        self._manifests: dict[str, Manifest | None] = {}
+        """Those in the repository that were read, by the uploads of their bundles."""
 
     def run(self, done: PruneResult, *, dry_run: bool) -> None:
         """Prune it; what happens to each chain is added to ``done``.
@@ -110,11 +126,14 @@ class _Pruning:
         Raises:
             SnaporchError: it cannot be listed, or not all could be deleted.
         """
+        if not self._store.is_known():
+            path, reason = str(self._store.root), "there is no bundle in it; is it mounted?"
+            raise UnavailableError(path, reason, "see paths.bundles in snaporch.toml")
         contents = self._repository.contents(again=True)
         found = self._decide(contents)
         if not dry_run:
             found = self._readable(contents, found, done)
-            if found.bundles or any(each.delete for each in found.chains):
+            if self._due.exists() or found.bundles or any(e.delete for e in found.chains):
                 with self._no_replication():
                     contents = self._repository.contents(again=True)
                     found = self._agreed(found, self._decide(contents))
@@ -123,29 +142,34 @@ class _Pruning:
 
     def _decide(self, contents: Contents) -> RepositoryDecision:
         manifests = {}
-        for reference in unmarked_bundles(contents):
-            manifest = self._manifest(reference)
+        for reference in sorted({*self._store.references(), *contents.bundles}):
+            manifest = self._manifest(reference, contents.bundles.get(reference))
             if manifest is not None:
                 manifests[reference] = manifest
         continued, zone = self._continued(contents), zone_of(self._config)
         return decide_repository(contents, manifests, continued, self._keep, self._now(), zone)
 
-    def _manifest(self, reference: str) -> Manifest | None:
+    def _manifest(self, reference: str, record: BundleRecord | None) -> Manifest | None:
         """The manifest of a bundle, from this host or else the repository; None if unreadable."""
-        _, manifest = BundleStore(self._config.paths.bundles).state(reference)
-        if manifest is not None:
+        _, manifest = self._store.state(reference)
+        if manifest is not None or record is None:
             return manifest
-        with suppress(ManifestError):
-            return parse_manifest(self._bundles.manifest(reference).encode(), reference)
-        return None
+        if record.upload not in self._manifests:  # restic takes seconds for each
+            self._interrupt.check(self._repository.name)
+            self._repository.progress.step(self._repository.name, f"reading bundle {reference}")
+            self._manifests[record.upload] = None
+            with suppress(ManifestError):
+                text = self._bundles.manifest(reference).encode()
+                self._manifests[record.upload] = parse_manifest(text, reference)
+        return self._manifests[record.upload]
 
     def _continued(self, contents: Contents) -> set[tuple[str, int]]:
         """The snapshots at which this host's next streams begin."""
         streams: dict[str, list[StreamRecord]] = {}
         for each in contents.streams.values():
             streams.setdefault(each.snapshot.dataset, []).append(each)
-        found = set()
-        for dataset, own in streams.items():
+        found, here = set(), {each.name for each in self._pool.datasets()}
+        for dataset, own in ((each, streams[each]) for each in streams if each in here):
             snapshots, bookmarks = self._pool.snapshots([dataset]), self._pool.bookmarks(dataset)
             copies = ordered(own, Originals(dataset, snapshots, bookmarks).births)
             found |= {(dataset, each.guid) for each in copies[-1:]}
@@ -223,14 +247,20 @@ class _Pruning:
 
     def _delete(self, contents: Contents, found: RepositoryDecision) -> None:
         steps = in_steps(contents, found)
+        if steps:
+            with store_errors(self._due.parent):
+                private_directory(self._due.parent)
+                replace_private(self._due, b"")
+                sync_directory(self._due.parent)
         for number, step in enumerate(steps, 1):
             self._interrupt.check(self._repository.name)
             text = f"forgetting old chains, step {number} of {len(steps)}"
             self._repository.progress.step(self._repository.name, text)
             self._repository.forget(step)
-        if steps:
+        if self._due.exists():
             self._repository.progress.step(self._repository.name, "restic prune")
             self._repository.reclaim()
+            self._due.unlink()
 
     def _line(self, chain: ChainDecision) -> PruneDecision:
         first, last = chain.streams[0].snapshot, chain.streams[-1].snapshot

@@ -2,8 +2,35 @@
 
 import hashlib
 import json
+from datetime import UTC, datetime
 
-from snaporch.bundle.manifest import with_checksum
+from snaporch.bundle.manifest import Manifest, SnapshotEntry, VersionsEntry, with_checksum
+from snaporch.model import Level
+
+
+def of_snapshots(reference, *snapshots):
+    """The manifest of a bundle without parts, which belongs to these ZFS snapshots."""
+    uuid, _, run = reference.partition("/")
+    entries = [
+        SnapshotEntry(dataset=e.dataset, name=e.name, guid=e.guid, createtxg=e.createtxg)
+        for e in snapshots
+    ]
+    at = datetime(2026, 6, 1, tzinfo=UTC)
+    return Manifest(
+        run=run,
+        domain="web",
+        uuid=uuid,
+        snapshot=snapshots[0].name,
+        level=Level.OFF,
+        was_running=False,
+        started=at,
+        created=at,
+        finished=at,
+        snapshots=tuple(entries),
+        disks=(),
+        parts=(),
+        versions=VersionsEntry(snaporch="1", libvirt="1", emulator="", machine="pc"),
+    )
 
 
 def load(path):

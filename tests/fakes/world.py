@@ -214,7 +214,7 @@ class World:
 
     def set_memory(self, size: int) -> None:
         """Have so many bytes of memory available."""
-        text = f"MemAvailable: {size >> 10} kB\n"
+        text = f"MemTotal: {2 * size >> 10} kB\nMemAvailable: {size >> 10} kB\n"
         (self.resolver.host.proc / "meminfo").write_text(text)
 
     def start_process(self, number: int, dataset: str) -> Path:

@@ -6,6 +6,7 @@ The streams are those of a fake pool: what ZFS does with them is tested in the l
 import hashlib
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,8 +19,10 @@ from pathlib import Path
 
 import pytest
 from fakes.cloud import Cloud
+from fakes.manifests import of_snapshots
 from fakes.pool import FakePool
 
+from snaporch.bundle.manifest import manifest_bytes
 from snaporch.config import Config
 from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
@@ -104,6 +107,17 @@ def store_bundle(cloud, tmp_path):
     assert cloud.destination().store(bundle, REFERENCE, SUMS) == []
 
 
+def store_own_bundle(cloud, name):
+    """A bundle of a run, on this host and in the repository."""
+    found = next(each for each in cloud.pool.snapshots() if each.name == name)
+    bundle = cloud.place / "store" / UUID / f"r-{name}"
+    bundle.mkdir(parents=True)
+    content = manifest_bytes(of_snapshots(f"{UUID}/r-{name}", found))
+    (bundle / "manifest.json").write_bytes(content)
+    sums = {"manifest.json": hashlib.sha256(content).hexdigest()}
+    assert cloud.destination().store(bundle, f"{UUID}/r-{name}", sums) == []
+
+
 def asked(address, **more):
     """The answer to a request of another client, whose signature the server does not check."""
     credential = "Credential=AKIATEST/20261126/us-east-1/s3/aws4_request"
@@ -150,7 +164,8 @@ def stored(server, tmp_path):
 
 def prune(cloud, *, dry_run=False):
     options = {"replica": {"cloud": cloud.section(chain=1, keep={"last": 2})}}
-    paths = {"runtime": cloud.place / "runtime", "bundles": cloud.place / "store"}
+    places = {"runtime": "runtime", "bundles": "store", "schedule": "schedule"}
+    paths = {name: cloud.place / place for name, place in places.items()}
     return prune_chains(
         Config.model_validate({**options, "paths": paths}),
         cloud.pool,
@@ -162,15 +177,15 @@ def prune(cloud, *, dry_run=False):
 
 def test_an_old_chain_and_its_bundle_go_and_the_rest_comes_back(cloud, server, tmp_path):
     for number, name in enumerate("abcd"):
-        reference = REFERENCE if name == "a" else f"{UUID}/r-{name}"
-        run = reference.partition("/")[2]
-        cloud.take(f"{WEB}@{name}", run=run, uuid=UUID, domain="web")
+        cloud.take(f"{WEB}@{name}", run=f"r-{name}", uuid=UUID, domain="web")
         cloud.pool.age(f"{WEB}@{name}", datetime.now(UTC) - timedelta(days=9 - number))
     for number, name in enumerate("abcd"):
         with (cloud.place / "streams" / f"tank:web@{name}").open("ab") as stream:
             stream.write(random.Random(number).randbytes(1 << 21))
     cloud.destination(chain=1).send(WEB, raw=False, until=ALL)
-    store_bundle(cloud, tmp_path)
+    for name in "abcd":
+        store_own_bundle(cloud, name)
+    shutil.rmtree(cloud.place / "store" / UUID / "r-a")  # the host has pruned it since
     before = stored(server, tmp_path)
     assert [each.action for each in prune(cloud, dry_run=True).decisions] == ["delete", "keep"]
     assert stored(server, tmp_path) == before
@@ -179,7 +194,7 @@ def test_an_old_chain_and_its_bundle_go_and_the_rest_comes_back(cloud, server, t
     assert [each.action for each in done.decisions] == ["delete", "keep"]
     assert stored(server, tmp_path) < before * 0.75
     assert [each.name for each in cloud.destination().snapshots([WEB])] == [*"cd"]
-    assert cloud.destination().bundles(UUID) == {}
+    assert cloud.destination().bundles(UUID).keys() == {"r-c", "r-d"}
     content = (cloud.place / "streams" / "tank:web@c").read_bytes()
     assert receive(cloud, "c") == content
     assert len(receive(cloud, "d")) == len(content)
@@ -192,6 +207,8 @@ def test_nothing_is_deleted_with_a_lock_of_another_restic(cloud):
         cloud.take(f"{WEB}@{name}", run=f"r-{name}", uuid=UUID, domain="web")
         cloud.pool.age(f"{WEB}@{name}", datetime.now(UTC) - timedelta(days=9 - number))
     cloud.destination(chain=1).send(WEB, raw=False, until=ALL)
+    for name in "abcd":
+        store_own_bundle(cloud, name)
     repository = cloud.repository()
     environment = repository.host.environment
     words = ["restic", "backup", "--quiet", "--tag", "other", "--stdin"]

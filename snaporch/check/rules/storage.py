@@ -25,7 +25,8 @@ def one_mountpoint(facts: HostFacts) -> Iterator[Finding]:
     if facts.store.dataset is not None:
         used[facts.store.dataset] = "the bundle store"
     for place, datasets in at.items():
-        inside = [own for own in used for each in datasets if f"{own}/".startswith(f"{each}/")]
+        hidden = [own for own in used if _is_below(facts.mountpoints.get(own, ""), place)]
+        inside = [own for own in hidden for each in datasets if _is_below(own, each)]
         if len(datasets) > 1 and inside:
             yield error(
                 place,
@@ -35,6 +36,11 @@ def one_mountpoint(facts: HostFacts) -> Iterator[Finding]:
                 "leave it to one of them, and run for each other one",
                 ("zfs set canmount=noauto DATASET",),
             )
+
+
+def _is_below(path: str, other: str) -> bool:
+    """Whether a path is the other one, or below it; a volume has none."""
+    return f"{path}/".startswith(f"{other.rstrip('/')}/")
 
 
 def overlays_left(facts: HostFacts) -> Iterator[Finding]:

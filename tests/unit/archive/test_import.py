@@ -671,6 +671,30 @@ def test_a_mark_of_another_user_is_not_believed(archive, there, tmp_path, kind):
     assert sorted(os.listdir(mine)) == [".import", ".profile"]
 
 
+ENOUGH_MEMORY = {
+    "balloon": "<memory unit='GiB'>1536</memory><currentMemory unit='KiB'>1024</currentMemory>",
+    "plugged": "<maxMemory slots='1' unit='TiB'>512</maxMemory><memory unit='MiB'>1</memory>",
+}
+"""1024 GiB of 2048 GiB are available."""
+
+
+@pytest.mark.parametrize("kind", ENOUGH_MEMORY)
+def test_a_guest_that_may_get_more_memory_later_is_imported(archive, there, kind):
+    opened = with_memory(archive, ENOUGH_MEMORY[kind])
+    assert bring(there, opened.written(), cold=True).state == "booted"
+
+
+def with_memory(archive, memory):
+    opened = Opened(archive)
+    for part in opened.manifest.parts:
+        if part.role in (Role.LIVE_XML, Role.INACTIVE_XML):
+            text = re.sub("<memory .*?</memory>", "", opened.data[part.name].decode())
+            text = re.sub("<currentMemory .*?</currentMemory>", "", text)
+            text = text.replace("<devices>", f"{memory}<devices>", 1)
+            opened.change_part(part.name, text.encode())
+    return opened
+
+
 MORE_MEMORY = {
     "memory": "<memory unit='TiB'>512</memory><currentMemory unit='KiB'>1024</currentMemory>",
     "cells": "<cpu><numa><cell id='0' cpus='0' memory='512' unit='TiB'/></numa></cpu>",
@@ -678,15 +702,31 @@ MORE_MEMORY = {
 
 
 @pytest.mark.parametrize("kind", MORE_MEMORY)
-def test_a_guest_that_may_take_more_memory_than_there_is(archive, there, kind):
-    opened = Opened(archive)
-    for part in opened.manifest.parts:
-        if part.role in (Role.LIVE_XML, Role.INACTIVE_XML):
-            text = re.sub("<memory .*?</memory>", "", opened.data[part.name].decode())
-            text = text.replace("<devices>", f"{MORE_MEMORY[kind]}<devices>", 1)
-            opened.change_part(part.name, text.encode())
-    with pytest.raises(RefusedError, match="may take 536870912 MiB of memory"):
+def test_a_guest_with_more_memory_than_the_host_has(archive, there, kind):
+    opened = with_memory(archive, MORE_MEMORY[kind])
+    with pytest.raises(RefusedError, match="it has 536870912 MiB of memory, this host"):
         bring(there, opened.written(), cold=True)
+
+
+@pytest.mark.parametrize("how", ["discard", "begin"])
+def test_a_kill_while_the_files_of_a_complete_import_are_removed(there, monkeypatch, how):
+    """The same command continues."""
+    place, unlink = ImportPlace(there.images / "web"), os.unlink
+    place.begin("uuid")
+    for name in ("vda.qcow2", "vdb.qcow2"):
+        (place.path / name).write_bytes(b"data")
+    place.complete()
+
+    def killed(path, *arguments, **more):
+        unlink(path, *arguments, **more)
+        if str(path).endswith(".qcow2"):
+            raise KilledError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", killed)
+        with pytest.raises(KilledError):
+            place.discard() if how == "discard" else place.begin("uuid")
+    assert ImportPlace(place.path).check() == "uuid"
 
 
 @pytest.mark.parametrize("how", ["discard", "finish"])

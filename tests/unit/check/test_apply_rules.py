@@ -603,6 +603,15 @@ def test_a_mount_point_above_the_guest(facts):
     assert (finding.code, finding.subject) == ("one-mountpoint", "/vm")
 
 
+@pytest.mark.parametrize("is_volume", [True, False])
+def test_a_guest_that_is_not_at_the_shared_mount_point(facts, is_volume):
+    """A volume, or a file system with a mount point of its own."""
+    (dataset,) = WEB.datasets
+    own = {} if is_volume else {dataset: "/var/lib/libvirt/images"}
+    above = dataset.partition("/")[0]
+    assert apply_rules(facts(mountpoints={above: "/srv", "backup": "/srv"} | own)) == []
+
+
 def test_a_libvirt_that_starts_guests_on_overlays(facts):
     finding = only(facts(start_hook_problem=StartHookProblem("no hook", "snaporch install")))
     assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)

@@ -5,6 +5,7 @@ import pytest
 from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.errors import RefusedError
+from snaporch.hypervisor.clone_allowlist import repeated
 from snaporch.hypervisor.clone_xml import (
     CloneDisk,
     CloneSpec,
@@ -202,6 +203,11 @@ def test_another_hosts_guest_gets_no_privileges():
 def test_what_is_there_twice_is_refused(parent, texts, more):
     with pytest.raises(SharedError, match="more than one <"):
         make_clone_xml(domain(*((parent, text) for text in texts)), identity(**more))
+
+
+def test_what_is_there_twice_in_metadata_is_not_libvirts():
+    text = "<metadata><a:x xmlns:a='urn:a'><target/><target/><b><os/><os/></b></a:x></metadata>"
+    assert repeated(parse(domain((".", text)))) is None
 
 
 def test_a_disk_with_two_drivers_is_refused():

@@ -6,14 +6,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from snaporch.config.policy import Keep
-from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.model import DatasetKind, Level, PoolSnapshot
 from snaporch.replication.restic_records import BundleRecord, Contents, Kind, Stored, StreamRecord
 from snaporch.schedule.chain_retention import (
     CONTINUED,
     NEWEST,
     decide_repository,
     in_steps,
-    unmarked_bundles,
 )
 
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
@@ -21,11 +20,21 @@ WEB = "4b1d2f0e-0000-4000-8000-000000000001"
 DATABASE = "4b1d2f0e-0000-4000-8000-000000000002"
 
 
+class Read:
+    """What is read of a manifest."""
+
+    pages, level = None, "off"
+
+    def __init__(self, domain, *snapshots):
+        self.domain, self.snapshots = domain, snapshots
+
+
 class Repository:
     """Streams by chain: a full one, and as many increments as are asked for."""
 
     def __init__(self):
         self.contents = Contents()
+        self.manifests = {}
 
     def chain(self, first, count, *, dataset="tank/web", uuid=WEB, bundle=True, **marks):
         """The snapshots of the days from ``first`` on, each of a run of its own."""
@@ -47,6 +56,8 @@ class Repository:
             self.stored(Kind.STREAM_RECORD, upload, chain=tag)
             if bundle:
                 self.bundle(f"{uuid}/{run}")
+                manifest = self.manifests.setdefault(f"{uuid}/{run}", Read(own["domain"]))
+                manifest.snapshots = (*manifest.snapshots, snapshot)
             base = guid
 
     def stored(self, kind, upload, *, chain="", bundle=""):
@@ -61,7 +72,8 @@ class Repository:
         self.stored(Kind.BUNDLE_RECORD, reference, bundle=reference)
 
     def decide(self, *, continued=(), manifests=None, **keep):
-        return decide_repository(self.contents, manifests or {}, continued, Keep(**keep), NOW, UTC)
+        read = self.manifests | (manifests or {})
+        return decide_repository(self.contents, read, continued, Keep(**keep), NOW, UTC)
 
 
 @pytest.fixture
@@ -113,16 +125,95 @@ def test_a_run_in_two_datasets_keeps_the_chains_of_both(repository):
     assert deleted(repository.decide(last=1)) == ["tank/web@day-1", "tank/web-data@day-1"]
 
 
-def test_a_run_without_its_bundle_keeps_no_chain(repository):
+def test_of_a_guest_without_any_bundle_nothing_goes(repository):
+    """Its first copy was interrupted after the streams, before the bundles."""
+    for day in 1, 3, 5:
+        repository.chain(day, 2)
+    repository.contents.bundles.clear()
+    decision = repository.decide(last=1)
+    assert deleted(decision) == []
+    assert reasons(decision)["tank/web@day-1"] == "has guest-1@day-1: is not whole, last 1 of 1"
+    repository.manifests.clear()  # nor has this host the bundles
+    assert deleted(repository.decide(last=1)) == []
+
+
+def test_a_run_that_is_not_whole_stays_as_long_as_if_it_were(repository):
     repository.chain(1, 2)
-    repository.chain(3, 1)
-    for reference in [*repository.contents.bundles][:2]:
+    repository.chain(3, 2)
+    repository.chain(5, 2)
+    for reference in [*repository.contents.bundles][:4]:
         del repository.contents.bundles[reference]
-    assert deleted(repository.decide(last=9)) == ["tank/web@day-1"]
+    assert deleted(repository.decide(last=3)) == []
+    assert deleted(repository.decide(last=2)) == ["tank/web@day-1", "tank/web@day-3"]
+
+
+@pytest.mark.parametrize("lost", ["stream", "pages", "bundle", "manifest", "torn"])
+def test_a_run_that_is_not_whole_takes_no_place_of_a_whole_one(repository, lost):
+    """The admin forgot a damaged chain of one dataset, as for a repair."""
+    for day in range(1, 8, 2):
+        repository.chain(day, 2)
+        repository.chain(day, 2, dataset="tank/data")
+    keys = [f"{WEB}/20260501T000000Z-{day:06x}" for day in (5, 6)]
+    for day, key in zip((5, 6), keys, strict=True):
+        if lost == "stream":
+            del repository.contents.streams["tank/data", day * 10 + len("tank/data")]
+        elif lost == "pages":
+            repository.manifests[key].pages = PoolSnapshot("tank/pages", "gone", 7, 7, NOW)
+        elif lost == "bundle":
+            del repository.contents.bundles[key]
+        elif lost == "manifest":
+            del repository.manifests[key]
+        else:
+            repository.manifests[key].level = Level.TORN
+    decision = repository.decide(last=3)
+    assert deleted(decision) == ["tank/data@day-1", "tank/web@day-1"]
+    whole = [each.run.snapshot for each in decision.runs if each.run.is_whole and not each.delete]
+    assert whole == ["day-4", "day-7", "day-8"]
+
+
+def test_no_run_that_is_not_whole_is_the_last_good_one_with_ram(repository):
+    repository.chain(1, 1, level="ram")
+    repository.chain(2, 1)
+    repository.chain(3, 1, level="ram")
+    repository.chain(4, 1)
+    del repository.contents.streams["tank/web", 38]
+    del repository.contents.bundles[f"{WEB}/20260501T000000Z-000003"]
+    decision = repository.decide(last=1)
+    assert deleted(decision) == ["tank/web@day-2"]
+    assert "last good RAM" in reasons(decision)["tank/web@day-1"]
+
+
+def test_what_a_group_took_together_stays_together(repository):
+    """The bundles of one guest of the group are not there yet."""
+    for day in 1, 2, 3:
+        repository.chain(day, 1, group=f"g{day}")
+        repository.chain(day, 1, dataset="tank/db", uuid=DATABASE, group=f"g{day}")
+    for key in [each for each in repository.contents.bundles if each.startswith(DATABASE)]:
+        del repository.contents.bundles[key]
+    assert deleted(repository.decide(last=1)) == []
+
+
+def test_while_an_unmarked_bundle_cannot_be_read_nothing_goes(repository):
+    repository.chain(1, 1)
+    repository.chain(2, 1)
+    repository.bundle(f"{DATABASE}/unknown")
+    decision = repository.decide(last=1)
+    assert deleted(decision) == []
+    text = f"the manifest of the bundle {DATABASE}/unknown cannot be read"
+    assert reasons(decision)["tank/web@day-1"] == text
+
+
+def test_the_bundle_of_a_guest_that_shares_a_dataset_is_not_there_yet(repository):
+    repository.chain(1, 1)
+    repository.chain(2, 1)
+    first = next(iter(repository.contents.streams.values())).snapshot
+    here = {f"{DATABASE}/20260501T000000Z-000001": Read("other", first)}
+    assert deleted(repository.decide(last=1, manifests=here)) == []
+    assert deleted(repository.decide(last=1)) == ["tank/web@day-1"]
 
 
 def test_snapshots_of_other_programs_keep_no_chain(repository):
-    repository.chain(1, 2)
+    repository.chain(1, 2, bundle=False)
     repository.chain(3, 2)
     for record in [*repository.contents.streams.values()][:2]:
         record.snapshot.properties.clear()
@@ -142,23 +233,13 @@ def test_pages_of_ram_stay_with_their_runs(repository):
     assert deleted(repository.decide(last=1)) == ["tank/pages@day-1", "tank/web@day-1"]
 
 
-class Shared:
-    """What is read of the manifest of a guest that shares a dataset."""
-
-    domain, pages, level = "other", None, "off"
-
-    def __init__(self, *snapshots):
-        self.snapshots = snapshots
-
-
 def test_a_guest_that_shares_a_dataset_keeps_its_chain(repository):
     repository.chain(1, 1)
     repository.chain(2, 1)
     reference = f"{DATABASE}/20260501T000000Z-000001"
     repository.bundle(reference)
-    assert unmarked_bundles(repository.contents) == [reference]
     first = next(iter(repository.contents.streams.values())).snapshot
-    decision = repository.decide(last=1, manifests={reference: Shared(first)})
+    decision = repository.decide(last=1, manifests={reference: Read("other", first)})
     assert deleted(decision) == []
     assert reasons(decision)["tank/web@day-1"].startswith("has other@day-1")
 
@@ -166,12 +247,11 @@ def test_a_guest_that_shares_a_dataset_keeps_its_chain(repository):
 def test_a_bundle_goes_with_any_of_its_streams_and_one_without_streams_too(repository):
     repository.chain(1, 2)
     repository.chain(3, 1)
-    lost, unknown = f"{DATABASE}/lost", f"{DATABASE}/unknown"
-    for reference in lost, unknown:
-        repository.bundle(reference)
+    lost = f"{DATABASE}/lost"
+    repository.bundle(lost)
     gone = PoolSnapshot("tank/other", "gone", 7, 7, NOW)
-    decision = repository.decide(last=1, manifests={lost: Shared(gone)})
-    first, second, third = sorted(set(repository.contents.bundles) - {lost, unknown})
+    decision = repository.decide(last=1, manifests={lost: Read("other", gone)})
+    first, second, third = sorted(set(repository.contents.bundles) - {lost})
     assert decision.bundles == sorted([first, second, lost])
     assert third not in decision.bundles
     kept = decision.only((), "not now")

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from fakes.cloud import Cloud
+from fakes.manifests import of_snapshots
 from fakes.pool import FakePool
 
+from snaporch.bundle.manifest import manifest_bytes
 from snaporch.config import Config
 from snaporch.errors import BusyError
 from snaporch.interrupt import Interrupt
@@ -31,23 +34,37 @@ def cloud(tmp_path, monkeypatch):
     return made
 
 
-def add(cloud, *days):
+def add(cloud, *days, bundles=True):
     for day in days:
-        run, name = f"run-{day}", f"{WEB}@day-{day}"
-        cloud.take(name, uuid=UUID, run=run, domain="web", bundle=f"{UUID}/{run}")
-        cloud.pool.age(name, NOW - timedelta(days=30 - day))
-    destination = cloud.destination()
-    destination.send(WEB, raw=False, until=ALL)
+        take(cloud, WEB, day)
+    cloud.destination().send(WEB, raw=False, until=ALL)
+    if bundles:
+        store(cloud, *days)
+
+
+def take(cloud, dataset, day):
+    run, name = f"run-{day}", f"{dataset}@day-{day}"
+    cloud.take(name, uuid=UUID, run=run, domain="web", bundle=f"{UUID}/{run}")
+    cloud.pool.age(name, NOW - timedelta(days=30 - day))
+
+
+def manifest(cloud, day):
+    own = [each for each in cloud.pool.snapshots() if each.name == f"day-{day}"]
+    return manifest_bytes(of_snapshots(f"{UUID}/run-{day}", *own))
+
+
+def store(cloud, *days):
     for day in days:
-        bundle = cloud.place / f"run-{day}"
-        bundle.mkdir()
-        (bundle / "manifest.json").write_text(f"{{{day}}}")
-        sums = {"manifest.json": hashlib.sha256(f"{{{day}}}".encode()).hexdigest()}
-        assert destination.store(bundle, f"{UUID}/{bundle.name}", sums) == []
+        bundle = cloud.place / "store" / UUID / f"run-{day}"
+        bundle.mkdir(parents=True)
+        (bundle / "manifest.json").write_bytes(manifest(cloud, day))
+        sums = {"manifest.json": hashlib.sha256(manifest(cloud, day)).hexdigest()}
+        assert cloud.destination().store(bundle, f"{UUID}/{bundle.name}", sums) == []
 
 
 def prune(cloud, *, dry_run=False, opened=None, interrupt=None):
-    paths = {"runtime": cloud.place / "runtime", "bundles": cloud.place / "store"}
+    places = {"runtime": "runtime", "bundles": "store", "schedule": "schedule"}
+    paths = {name: cloud.place / place for name, place in places.items()}
     replica = cloud.section()
     config = Config.model_validate({"replica": {"cloud": replica}, "paths": paths})
     opened = opened or (lambda _name, _replica: cloud.repository())
@@ -110,11 +127,69 @@ def test_nothing_goes_if_the_chain_that_stays_is_damaged(cloud):
 
 
 def test_nothing_goes_if_the_newest_bundle_is_damaged(cloud):
-    cloud.damage(b"{4}")
+    cloud.damage(manifest(cloud, 4))
     found = entries(cloud)
     (failure,) = prune(cloud).failures
     assert "cloud: web@day-4: its bundle is damaged (manifest.json)" in failure.line()
     assert entries(cloud) == found
+
+
+def test_a_first_copy_that_stopped_before_its_bundles_stays(cloud):
+    """The streams of all days are there; the next replication stores the bundles."""
+    cloud.forget("kind=bundle")
+    cloud.options["keep"] = {"daily": 365}
+    add(cloud, 5, 6, bundles=False)
+    names = [f"day-{day}" for day in range(1, 7)]
+    assert there(cloud)[0] == names
+    assert prune(cloud).failures == []
+    assert there(cloud)[0] == names
+    store(cloud, 5, 6)
+    assert prune(cloud).failures == []
+    assert there(cloud)[0] == names
+
+
+def test_a_chain_that_was_forgotten_for_a_repair_takes_no_whole_one_with_it(tmp_path, monkeypatch):
+    made = Cloud(tmp_path / "cloud", FakePool(WEB, "tank/data"))
+    monkeypatch.setenv("PATH", str(made.tools), prepend=":")
+    made.options = {"chain": 1, "keep": {"last": 3}}
+    for day in range(1, 8):
+        take(made, WEB, day)
+        take(made, "tank/data", day)
+    for dataset in WEB, "tank/data":
+        made.destination().send(dataset, raw=False, until=ALL)
+    store(made, *range(1, 8))
+    contents = made.repository().contents()
+    (damaged,) = (e for e in contents.chains() if e[0].snapshot.full_name == "tank/data@day-5")
+    tag = f"tank/data@{damaged[0].snapshot.guid}"
+    made.repository().forget([each.id for each in contents.stored if each.chain == tag])
+    assert prune(made).failures == []
+    assert there(made)[1] == [f"run-{day}" for day in range(3, 8)]
+
+
+def test_a_dataset_that_is_gone_does_not_stop_it(cloud):
+    cloud.pool.rename(WEB, "tank/other")
+    assert prune(cloud).failures == []
+    assert there(cloud)[0] == ["day-3", "day-4"]
+
+
+def test_nothing_goes_while_the_bundle_store_is_not_mounted(cloud):
+    shutil.rmtree(cloud.place / "store" / UUID)
+    found = entries(cloud)
+    (failure,) = prune(cloud).failures
+    assert "there is no bundle in it; is it mounted?" in failure.line()
+    assert entries(cloud) == found
+
+
+def test_a_restic_prune_that_failed_is_repeated(cloud):
+    cloud.fail("prune", 1)
+    (failure,) = prune(cloud).failures
+    assert "restic prune: no server" in failure.line()
+    before = len([*(cloud.place / "repository" / "data").iterdir()])
+    assert prune(cloud).failures == []
+    after = len([*(cloud.place / "repository" / "data").iterdir()])
+    assert after < before
+    cloud.fail("prune", 1)
+    assert prune(cloud).failures == []  # nothing is due
 
 
 def test_a_server_that_only_appends_is_named(cloud):
