@@ -3,7 +3,8 @@
 Order: all datasets, then the properties of their snapshots, then the bundles, then mounting. Until
 a snapshot has its properties, neither retention nor ``prune`` knows it, and then ``copy`` protects
 it. Nothing here destroys or overwrites data on this host. Only a file system whose data is that of
-its newest snapshot is rolled back to it, before an increment.
+its newest snapshot is rolled back to it, before an increment. That all datasets can get their
+increments is checked before the first one comes: otherwise they would be of two instants.
 """
 
 from __future__ import annotations
@@ -37,9 +38,6 @@ from snaporch.replication.marks import COPIED, OF_PAGES
 from snaporch.replication.receive_request import is_mark
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
-
-_MODIFIED = "has been modified"
-"""Of the error of ``zfs receive`` for a dataset that was written to."""
 
 
 def guest_lock(context: Context, plan: RebuildPlan) -> AbstractContextManager[None]:
@@ -94,6 +92,8 @@ def bring_back(
             for each in plan.incoming
         }
         for each in plan.incoming:
+            _check_unwritten(context, source, local, each)
+        for each in plan.incoming:
             _receive(context, source, local, each)
         for each in plan.incoming:
             _mark(context, source, each)
@@ -119,6 +119,24 @@ def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
         context.progress.note(each.dataset, error.explanation)
 
 
+def _check_unwritten(context: Context, source: Source, local: Local, each: Incoming) -> None:
+    """Refuse a dataset that was written to since the snapshot on which its increment begins.
+
+    Raises:
+        RefusedError: with the commands that discard the writes, or keep them.
+    """
+    state = local.state(each.dataset)
+    if not each.base or state.token != NO_TOKEN or not remaining(each, state, source.name):
+        return
+    newest = state.snapshots[-1]
+    if each.kind is DatasetKind.FILESYSTEM:
+        discard_all_but_data(context, newest)
+    context.pool.sync([each.dataset])
+    if context.pool.written_since(newest.full_name):
+        reason = f"has been modified since @{newest.name}"
+        raise RefusedError(each.dataset, reason, way_back(each, newest.full_name))
+
+
 def _receive(context: Context, source: Source, local: Local, each: Incoming) -> None:
     """Receive the snapshots of a dataset that have yet to come."""
     for snapshot, base in remaining(each, local.state(each.dataset), source.name):
@@ -129,19 +147,12 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
         local.make_parents(each.dataset)
         state = local.state(each.dataset)
         token = state.token
-        if each.base and token == NO_TOKEN and each.kind is DatasetKind.FILESYSTEM:
-            discard_all_but_data(context, state.snapshots[-1])
         receiver = local.receiver(each.dataset, snapshot.name, each.kind, resumable=source.resumes)
         try:
             source.receive(snapshot, base, token, receiver, raw=each.raw)
         except InterruptedRunError:
             raise
         except (RefusedError, ReplicaError) as error:
-            if token == NO_TOKEN and each.base and _MODIFIED in error.reason:
-                newest = state.snapshots[-1].full_name
-                if context.pool.written_since(newest):  # a replica may write any error
-                    step = way_back(each, newest)
-                    raise RefusedError(each.dataset, error.reason, step) from error
             if token == NO_TOKEN:
                 raise
             discard = f"zfs receive -A {each.dataset}"

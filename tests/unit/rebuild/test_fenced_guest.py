@@ -4,7 +4,6 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from fakes.hooks import failing
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
 
@@ -165,6 +164,9 @@ def test_what_was_written_here_since_is_not_lost(back):
         rebuild(back)
     assert back.fence is not None
     assert back.world.pool.read("tank/web") == b"new"
+    # flash/web would come first: both stay as they were
+    assert "source.receive" not in back.world.hooks.acts()
+    assert {e.name for e in back.world.pool.snapshots([*DATASETS])} == {"s1"}
     assert "zfs rollback -r tank/web@s1" in raised.value.step
     away = "zfs set canmount=noauto tank/web; zfs unmount tank/web; zfs rename tank/web"
     assert f"{away} tank/web-before" in raised.value.step
@@ -173,9 +175,13 @@ def test_what_was_written_here_since_is_not_lost(back):
 @pytest.mark.parametrize("reason", ["no route to host", "has been modified"])
 def test_another_error_of_the_transfer_never_proposes_a_rollback(back, reason):
     """A replica may write any error; only ZFS here knows whether the dataset was written to."""
-    if reason == "no route to host":
-        back.world.pool.write("flash/web", b"new")
-    back.world.hooks.at["source.receive"] = failing(ReplicaError("nas", reason, "try again"))
+
+    def fail():
+        if reason == "no route to host":
+            back.world.pool.write("flash/web", b"new")
+        raise ReplicaError("nas", reason, "try again")
+
+    back.world.hooks.at["source.receive"] = fail
     with pytest.raises(ReplicaError, match=reason) as raised:
         rebuild(back)
     assert raised.value.step == "try again"
