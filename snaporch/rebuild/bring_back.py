@@ -3,8 +3,8 @@
 Order: all datasets, then the properties of their snapshots, then the bundles, then mounting. Until
 a snapshot has its properties, neither retention nor ``prune`` knows it, and then ``copy`` protects
 it. Nothing here destroys or overwrites data on this host. Only a file system whose data is that of
-its newest snapshot is rolled back to it, before an increment. That all datasets can get their
-increments is checked before the first one comes: otherwise they would be of two instants.
+its newest snapshot is rolled back to it, before an increment. That all file systems can get
+their increments is checked before the first one comes: else the datasets were of two instants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from snaporch import default_paths
 from snaporch.bundle.age import Identity
 from snaporch.bundle.store import MARKER
-from snaporch.catalog.records import COPY, check_store
+from snaporch.catalog.records import COPY, ENDED, check_store
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError
 from snaporch.locks import REPLICATION, domain_lock
@@ -38,6 +38,9 @@ from snaporch.replication.marks import COPIED, OF_PAGES
 from snaporch.replication.receive_request import is_mark
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.zfs import POLICY_PROPERTY, PREFIX, RAM_PROPERTY
+
+_MODIFIED = "has been modified"
+"""Of the error of ``zfs receive`` for a dataset that was written to."""
 
 
 def guest_lock(context: Context, plan: RebuildPlan) -> AbstractContextManager[None]:
@@ -120,7 +123,9 @@ def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
 
 
 def _check_unwritten(context: Context, source: Source, local: Local, each: Incoming) -> None:
-    """Refuse a dataset that was written to since the snapshot on which its increment begins.
+    """Refuse a file system that was written to since the snapshot on which its increment begins.
+
+    Of a volume only ZFS knows that, when it receives: an import of its pool counts as written, too.
 
     Raises:
         RefusedError: with the commands that discard the writes, or keep them.
@@ -129,8 +134,9 @@ def _check_unwritten(context: Context, source: Source, local: Local, each: Incom
     if not each.base or state.token != NO_TOKEN or not remaining(each, state, source.name):
         return
     newest = state.snapshots[-1]
-    if each.kind is DatasetKind.FILESYSTEM:
-        discard_all_but_data(context, newest)
+    if each.kind is not DatasetKind.FILESYSTEM:
+        return
+    discard_all_but_data(context, newest)
     context.pool.sync([each.dataset])
     if context.pool.written_since(newest.full_name):
         reason = f"has been modified since @{newest.name}"
@@ -153,6 +159,11 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
         except InterruptedRunError:
             raise
         except (RefusedError, ReplicaError) as error:
+            if token == NO_TOKEN and each.base and _MODIFIED in error.reason:
+                newest = state.snapshots[-1].full_name
+                if context.pool.written_since(newest):  # a replica may write any error
+                    step = way_back(each, newest)
+                    raise RefusedError(each.dataset, error.reason, step) from error
             if token == NO_TOKEN:
                 raise
             discard = f"zfs receive -A {each.dataset}"
@@ -176,7 +187,7 @@ def _mark(context: Context, source: Source, each: Incoming) -> None:
 
 def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
     """The properties that a snapshot gets: those of its copy that are possible."""
-    keys = (*COPIED, *OF_PAGES)
+    keys = {*COPIED, *OF_PAGES} - {ENDED}  # here it is not its last one
     found = {k: v for k, v in snapshot.properties.items() if k in keys and is_mark(k, v)}
     return {**found, COPY: replica} if found else {}
 

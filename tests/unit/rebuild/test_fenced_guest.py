@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from fakes.hooks import failing
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
 
@@ -11,7 +12,9 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import ENDED, all_records, by_dataset
 from snaporch.config import Config
 from snaporch.errors import RefusedError
+from snaporch.failover.fence_by_hand import make_fence
 from snaporch.fence import Fence
+from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.rebuild.bring_back import bring_back
 from snaporch.rebuild.fenced_guest import doubt
@@ -22,6 +25,7 @@ from snaporch.rebuild.rebuild_guest import rebuild_guest
 from snaporch.rebuild.surroundings import plan_surroundings
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
+from snaporch.restore.start_bar import has_bar
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX
@@ -136,6 +140,65 @@ def test_its_fence_is_there_until_its_data_is(back):
     assert back.fence is None
     assert rebuilt.restored is not None
     assert back.world.guest().state is DomainState.RUNNING
+
+
+def test_its_fence_is_there_until_the_bar_of_its_restore_is(back):
+    """At no moment can anything but the restore start it."""
+    seen = []
+
+    def look():
+        barred = has_bar(back.world.paths.journal, back.world.hypervisor.domain("web"))
+        seen.append((back.fence is not None, barred))
+
+    back.world.hooks.at["hypervisor.define"] = look
+    back.world.hooks.at["pool.rollback"] = look
+    back.world.hooks.at["hypervisor.restore"] = look
+    rebuild(back)
+    assert (False, False) not in seen
+    assert (False, True) in seen
+    assert back.fence is None
+
+
+def test_a_restore_that_is_refused_leaves_the_fence(back):
+    back.world.hooks.at["pool.rollback"] = back.world.hooks.at["hypervisor.define"] = failing(
+        HypervisorError("web", "out of order")
+    )
+    rebuilt = rebuild(back)
+    assert rebuilt.failures
+    assert back.fence is not None
+
+
+def test_a_guest_that_runs_again_there_meanwhile_does_not_come_back(back):
+    """The replica is asked again directly before the fence is removed."""
+
+    def cancel():
+        for dataset in DATASETS:
+            first, last = back.replica.snapshots([dataset])
+            marks = {k: v for k, v in last.properties.items() if k != ENDED}
+            back.replica.put([first, replace(last, properties=marks)])
+        back.world.hooks.at.pop("local.mount")
+
+    back.world.hooks.at["local.mount"] = cancel
+    rebuilt = rebuild(back)
+    assert "is not its last snapshot there" in str(rebuilt.failures[0])
+    assert back.fence is not None
+    assert back.world.guest().state is DomainState.OFF
+
+
+def test_what_came_back_has_no_mark_of_its_end(back):
+    back.world.pool.set_properties(["tank/web@s1"], {PREFIX + ENDED: "yes"})
+    rebuild(back)
+    assert not any(ENDED in each.properties for each in back.world.pool.snapshots(DATASETS))
+
+
+def test_what_this_host_had_when_it_was_fenced_by_hand_is_no_proof(back):
+    """Whatever the clock was: it may have had no time from the network yet."""
+    rebuild(back)
+    back.world.hypervisor.destroy(back.uuid)
+    made = make_fence(back.context, "web")
+    back.world.fences.put(replace(made, at="2001-01-01T00:00:00+00:00"))
+    with pytest.raises(RefusedError, match="@s2 is not newer here than @s2"):
+        back.plan()
 
 
 def test_without_a_restore_its_fence_stays(back):
