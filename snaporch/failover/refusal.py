@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import NamedTuple
 
 from snaporch.fence import Fence
@@ -13,10 +14,19 @@ class FailoverFacts(NamedTuple):
     """What decides whether a guest can be failed over."""
 
     state: DomainState
+    uuid: str
+    replica: str
+    """Its name in the configuration."""
     is_persistent: bool
     """libvirt has its definition also when it is off."""
+    has_saved_ram: bool
+    """libvirt has saved its RAM (``virsh managedsave``)."""
+    is_half_restored: bool
+    """A restore or undo of it was interrupted."""
     group: str | None
     """Its consistency group."""
+    members: tuple[str, ...]
+    """The names of that group's guests."""
     left_out: tuple[str, ...]
     """Its writable disks that no snapshot has."""
     shared_with: tuple[str, ...]
@@ -32,7 +42,6 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
 
     Its snapshot itself may be refused besides that: see :mod:`snaporch.snapshot.plan`.
     """
-    page = "see docs/how-to/failover.md"
     if facts.engine != "zfs":
         reason = f"the replica is a repository of {facts.engine}, and no host starts from one"
         return reason, "name a replica on a pool: --to NAME"
@@ -41,10 +50,17 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
         return reason, f"run: {facts.hook_problem.step}"
     if facts.group is not None:
         reason = f"is in the group {facts.group}, and a failover moves one guest"
-        return reason, page
-    if facts.state is not DomainState.RUNNING:
-        reason = f"is {facts.state}, and only a running guest is failed over"
-        return reason, f"for a guest that is off, {page}"
+        each = "; ".join(_command(name, facts.replica) for name in facts.members)
+        return reason, f"take its guests out of [group.{facts.group}], then: {each}"
+    if facts.is_half_restored:
+        return "a restore of it was interrupted", f"run: snaporch recover {facts.uuid}"
+    if facts.has_saved_ram:
+        reason = "libvirt has saved its RAM, which no snapshot has"
+        start, discard = f"virsh start {facts.uuid}", f"virsh managedsave-remove {facts.uuid}"
+        return reason, f"to keep it: {start}; to discard it: {discard}"
+    if facts.state not in (DomainState.RUNNING, DomainState.OFF):
+        reason = f"is {facts.state}, and only a guest that runs or is off is failed over"
+        return reason, "resume it, or shut it down"
     if not facts.is_persistent:
         return "is not defined: libvirt forgets it when it ends", "define it: virsh define FILE"
     if facts.left_out:
@@ -56,6 +72,10 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
         )
         return reason, "give each guest a dataset of its own"
     return None
+
+
+def _command(name: str, replica: str) -> str:
+    return shlex.join(["snaporch", "failover", name, "--to", replica])
 
 
 def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
