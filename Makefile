@@ -45,7 +45,7 @@ test-all: test test-package ## the packages and the long matrices too, with repo
 test-unit: ## tests that need neither ZFS nor a running libvirtd
 	@echo "unit and integration tests"
 	@test -n "$(VENV)"
-	@$(VENV)/bin/python -m pytest -q -n auto -m "not lab" tests/unit tests/integration tests/contract
+	@$(VENV)/bin/python -m pytest -q -n auto -m "not lab and not guestfish" tests/unit tests/integration tests/contract
 
 .PHONY: calendar
 calendar: ## a table of the schedule's times over a year in all time zones, beside a naive oracle
@@ -96,9 +96,10 @@ deb: ## build the Debian package (FLAVOUR=vendored: the one for Debian 12 and Ub
 	@debian/tools/build . $(FLAVOUR)
 
 .PHONY: test-package
-test-package: ## install, upgrade and remove both packages in bare Debian systems, after lintian
+test-package: ## install, upgrade and remove both packages in bare Debian systems; files by guestfish
 	@tests/package/run
 	@tests/package/run vendored
+	@tests/package/guest-files
 
 .PHONY: acceptance
 acceptance: ## try the package on a stock Debian host, a virtual machine: an hour or two (SUITE=bookworm ACCEL=kvm)

@@ -21,7 +21,7 @@ from snaporch.errors import UnavailableError, UsageError
 from snaporch.hypervisor import start_hook_check
 from snaporch.private_files import store_errors
 from snaporch.systemd.start_detached import SYSTEMD
-from snaporch.systemd.unit_settings import AFTER, AFTER_LIBVIRT, STOP_TIME
+from snaporch.systemd.unit_settings import AFTER, AFTER_LIBVIRT, LOW_WEIGHT, STOP_TIME
 
 UNITS = (
     "snaporch.service",
@@ -87,6 +87,7 @@ def render_units(command: Sequence[str]) -> dict[str, str]:
         "after_libvirt": " ".join(AFTER_LIBVIRT),
         "after": " ".join(AFTER),
         "stop_time": STOP_TIME,
+        "low_weight": str(LOW_WEIGHT),
     }
     bodies = {name: environment.get_template(f"{name}.j2").render(words) for name in UNITS}
     return {name: _marked(body) for name, body in bodies.items()}

@@ -239,7 +239,7 @@ def check_installed(command: str) -> None:
     Raises:
         UnavailableError: it is not; names the Debian package.
     """
-    packages = {"ssh": "openssh-client", "zfs": "zfsutils-linux"}
+    packages = {"setpriv": "util-linux", "ssh": "openssh-client", "zfs": "zfsutils-linux"}
     if shutil.which(command, path=search_path()) is None:
         package = packages.get(command, command)
         raise UnavailableError(command, "is not installed", f"apt install {package}")

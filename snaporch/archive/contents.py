@@ -6,6 +6,7 @@ The checks are pure functions: an archive may come from anywhere. The format is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -162,6 +163,9 @@ def check_contents(contents: Contents, manifest: Manifest, thing: str) -> None:
 
 
 def _check_sizes(manifest: Manifest, thing: str) -> None:
+    roles = [part.role for part in manifest.parts if part.role is not Role.TPM]
+    if twice := [role for role, count in Counter(roles).items() if count > 1]:
+        raise ArchiveError(thing, f"its manifest has two parts of the role {twice[0]}")
     for part in manifest.parts:
         if part.bytes > _LIMITS.get(part.role, MAX_DISK_BYTES):
             raise ArchiveError(thing, f"its {part.role} has {part.bytes >> 10} KiB")

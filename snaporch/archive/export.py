@@ -20,6 +20,7 @@ from snaporch.archive.contents import (
     pack_map,
 )
 from snaporch.archive.import_xml import HostRules, imported_xml
+from snaporch.archive.reserve import RoomWatch
 from snaporch.archive.used_extents import used_extents
 from snaporch.archive.write_archive import archive_writer, checksums_bytes
 from snaporch.bundle.compress import Block, Sink
@@ -190,15 +191,19 @@ def export(
     Raises:
         IncompleteError: a part of the snapshot is missing or damaged.
         RefusedError: a disk needs another file.
-        RunFailedError: the disks cannot be read, or the archive cannot be written.
+        RunFailedError: the disks cannot be read, or the archive cannot be written; or it would take
+            the room that is kept for others.
         InterruptedRunError: a signal came.
     """
     written = 0
+    room = RoomWatch(Path(path).absolute().parent) if path != "-" else None
 
     def count(block: Block) -> None:
         nonlocal written
         stream.write(block)
         written += len(block)
+        if room is not None:
+            room.wrote(len(block))
 
     try:
         with reading_lock(context, source.record), ExitStack() as stack:

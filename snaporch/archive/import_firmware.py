@@ -11,15 +11,14 @@ import shutil
 from pathlib import Path
 
 from snaporch.archive.unpack import Head
-from snaporch.bundle.firmware_files import is_swtpm_file, replace_host_file, swtpm_owner
+from snaporch.bundle.firmware_files import replace_host_file, swtpm_owner
 from snaporch.bundle.manifest import Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec
-from snaporch.hypervisor.domain_xml import nvram, nvram_formats, parse, tpm_state
-from snaporch.hypervisor.qcow2 import HeaderError, check_variables
+from snaporch.hypervisor.domain_xml import parse, tpm_state
 from snaporch.model import TpmState
 from snaporch.private_files import write_private
-from snaporch.zfs_names import quoted
+from snaporch.restore.firmware_checks import check_firmware_file
 
 
 def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> None:
@@ -35,17 +34,7 @@ def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> Non
     root = parse(xml)
     state = tpm_state(root)
     for part in head.manifest.parts:
-        if part.role is Role.TPM:
-            name = Path(part.source or "").name
-            if state is None or not (state.is_file or is_swtpm_file(name)):
-                raise RefusedError(thing, f"its TPM has an unknown file: {quoted(name)}")
-        if part.role is Role.NVRAM:
-            if nvram(root) is None:
-                raise RefusedError(thing, "has UEFI variables, and its definition does not")
-            try:
-                check_variables(head.parts[part.name], nvram_formats(root))
-            except HeaderError as error:
-                raise RefusedError(thing, f"its {part.name} {error}") from error
+        check_firmware_file(thing, part, head.parts.get(part.name, b""), [root])
     if state is not None and not overwrites and _directory(state).exists():
         step = "import it with another --name, or move that directory away"
         raise RefusedError(

@@ -13,11 +13,12 @@ from typing import BinaryIO
 from uuid import UUID, uuid4
 
 from snaporch import default_paths
+from snaporch.archive.contents import MAX_XML
 from snaporch.archive.import_firmware import check_firmware, discard_tpm, place_firmware
 from snaporch.archive.import_place import MARK, ImportPlace
 from snaporch.archive.import_xml import HostRules, imported_xml
 from snaporch.archive.read_archive import ArchiveReader
-from snaporch.archive.reserve import reserve
+from snaporch.archive.reserve import RoomWatch, reserve
 from snaporch.archive.unpack import RAM_NAME, Head, read_head, sparse, unpack
 from snaporch.bundle.compress import Compression
 from snaporch.bundle.manifest import Role
@@ -35,10 +36,11 @@ from snaporch.errors import (
 )
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, CloneXml, SharedError
+from snaporch.hypervisor.domain_xml import memory_bytes, parse
 from snaporch.locks import domain_lock
 from snaporch.model import Level
 from snaporch.restore.definition_checks import check_identity
-from snaporch.restore.host_requirements import check_memory
+from snaporch.restore.host_requirements import available_memory, check_memory
 from snaporch.restore.source import mounted_at
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset, quoted
@@ -173,7 +175,7 @@ def _import(
     context.progress.step(name, f"unpacking {head.contents.domain}@{head.contents.snapshot}")
     place.begin(uuid)
     try:
-        unpack(reader, head, place.path, thing, _ticker(context, name, head))
+        unpack(reader, head, place.path, thing, _ticker(context, name, head, place))
         if plan.resumes:
             plan = _with_ram_definition(context, head, place, request, thing, plan)
         _check_is_free(context, name, uuid)
@@ -372,8 +374,12 @@ def _cannot_run(context: Context, head: Head, thing: str, xml: str, *, resumes: 
         return reason
     try:
         check_memory(context, thing, xml, head.manifest if resumes else None, None)
+        needed = memory_bytes(parse(xml))  # an archive may say that its RAM is small
     except RefusedError as error:
         return f"it {error.reason}"
+    free = available_memory(context.resolver.host)
+    if needed > free:
+        return f"it may take {needed >> 20} MiB of memory, {free >> 20} MiB are available"
     return ""
 
 
@@ -392,13 +398,15 @@ def _check_room(context: Context, head: Head, place: ImportPlace, thing: str) ->
         context.progress.note(str(existing), text)
 
 
-def _ticker(context: Context, name: str, head: Head) -> Callable[[int], None]:
+def _ticker(context: Context, name: str, head: Head, place: ImportPlace) -> Callable[[int], None]:
     done, total = 0, sum(each.bytes for each in head.contents.members)
+    room = RoomWatch(place.path)
 
     def tick(count: int) -> None:
         nonlocal done
         context.interrupt.check(name)
         done += count
+        room.wrote(count)
         context.progress.amount(name, done, total)
 
     return tick
@@ -419,8 +427,12 @@ def _with_ram_definition(
     )
     try:
         xml = read_preface(image).xml
+        if len(xml) > MAX_XML:
+            raise RefusedError(thing, f"the definition in its RAM has {len(xml) >> 10} KiB")
         check_identity(thing, "the definition in its RAM", xml, head.manifest)
         start = imported_xml(xml, plan.spec, head.formats, rules)
+        if problem := _cannot_run(context, head, thing, start.xml, resumes=True):
+            raise RefusedError(thing, f"its RAM is of another guest than its definition: {problem}")
         copy_with_xml(image, place.path / _READY_RAM, start.xml)
     except SaveImageError as error:
         raise RefusedError(thing, f"its RAM is no save image: {error.reason}") from error
@@ -436,7 +448,7 @@ def _define(context: Context, plan: _Plan) -> None:
         HypervisorError, OSError: it is not defined.
     """
     try:
-        context.hypervisor.define(plan.definition.xml)
+        context.hypervisor.define(plan.definition.xml, validate=True)
     except (HypervisorError, OSError) as error:
         if _is_not_defined(context, plan.spec.uuid):
             raise

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import stat
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from snaporch.errors import RefusedError
 from snaporch.private_files import replace_private, sync_directory, write_private
 
 MARK = ".import"
+_MARK_BYTES = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _PRIVATE = 0o700
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _STICKY = stat.S_ISVTX
@@ -57,13 +60,10 @@ class ImportPlace:
                 can replace it.
         """
         self._check_above()
-        own = (0, os.geteuid())
-        try:
-            status = self.path.lstat()
-        except FileNotFoundError:
+        if not os.path.lexists(self.path):
             return None
         step = "choose another name: --name NEW"
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid not in own:
+        if not self._is_own_directory():
             raise RefusedError(str(self.path), "exists already", step)
         if self.is_empty():
             return None
@@ -71,6 +71,11 @@ class ImportPlace:
         if mark is None or mark.files not in (None, self._states()):
             raise RefusedError(str(self.path), "exists already, and is no unfinished import", step)
         return mark.uuid
+
+    def _is_own_directory(self) -> bool:
+        """Whether it is a directory of root's, and no link."""
+        status = self.path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid())
 
     def _check_above(self) -> None:
         """Refuse a path on which another user can replace a directory or a link."""
@@ -103,8 +108,10 @@ class ImportPlace:
         if not os.path.lexists(self.path):
             self.path.mkdir(_PRIVATE)
         self.path.chmod(_PRIVATE)
-        for path in sorted(self._files(), key=lambda path: path.name == MARK):
-            path.unlink()
+        for path in self._files():
+            if path.name != MARK:
+                path.unlink()
+        self._remove_mark()
         write_private(self.path / MARK, _Mark(uuid).as_bytes())
         sync_directory(self.path)
         sync_directory(self.path.parent)
@@ -120,15 +127,26 @@ class ImportPlace:
         sync_directory(self.path)
 
     def finish(self) -> None:
-        """Remove the mark and the RAM: the guest is defined."""
+        """Remove the RAM, and last the mark: the guest is defined."""
         for path in self._files():
-            if path.name.startswith("."):
+            if path.name.startswith(".") and path.name != MARK:
                 path.unlink()
+        self._remove_mark()
         sync_directory(self.path)
 
     def discard(self) -> None:
-        """Remove the directory with all files."""
+        """Remove the directory with all files, and last the mark: the same command continues."""
+        with suppress(OSError):
+            for path in self._files():
+                if path.name != MARK:
+                    path.unlink()
+            self._remove_mark()
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def _remove_mark(self) -> None:
+        """Remove the mark, when all that is removed before is so on stable storage."""
+        sync_directory(self.path)
+        (self.path / MARK).unlink(missing_ok=True)
 
     def is_empty(self) -> bool:
         """Whether it has no files."""
@@ -146,14 +164,24 @@ class ImportPlace:
         return found
 
     def marked(self) -> str | None:
-        """The UUID of an unfinished import; ``None`` if there is none, or it is not known."""
-        mark = self._mark()
+        """The UUID of an unfinished import; ``None`` if there is none, or it is not known.
+
+        A place that another user can replace has none.
+        """
+        try:
+            self._check_above()
+            mark = self._mark() if self._is_own_directory() else None
+        except (RefusedError, OSError):
+            return None
         return mark.uuid or None if mark is not None else None
 
     def _mark(self) -> _Mark | None:
         """The mark of an interrupted import; ``None`` if there is none."""
         try:
-            recorded = (self.path / MARK).read_bytes()
+            descriptor = os.open(self.path / MARK, _READ)
+            with os.fdopen(descriptor, "rb") as stream:
+                is_file = stat.S_ISREG(os.fstat(descriptor).st_mode)
+                recorded = stream.read(_MARK_BYTES) if is_file else b"?"
             # a kill before the first write leaves an empty file
             return _Mark(**json.loads(recorded)) if recorded else _Mark("")
         except (OSError, ValueError, TypeError):

@@ -95,8 +95,10 @@ class ArchiveReader:
     def check_end(self) -> None:
         """Read the checksums and the end of the file, after all other members."""
         expected = checksums_bytes(self._sums)
-        member, found = self.text()
-        assert member.name == CHECKSUMS_NAME
+        member, blocks = self.blocks()
+        if member.name != CHECKSUMS_NAME:
+            raise self._error(f"has the member {quoted(member.name)}, which it must not have")
+        found = b"".join(blocks)
         if found != expected:
             name = _first_difference(found, self._sums)
             raise self._error(f"the checksum of its member {quoted(name)} differs: it is damaged")

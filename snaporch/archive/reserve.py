@@ -1,7 +1,16 @@
 """The room that an archive, or an imported guest, leaves on a file system for what is there."""
 
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from snaporch.errors import RunFailedError
+
 _MOST = 1 << 30
 _PART = 20
+_STEP = 64 << 20
+"""Bytes after which the room is looked at again: guests and other imports write meanwhile."""
 
 
 def reserve(total: int) -> int:
@@ -11,3 +20,33 @@ def reserve(total: int) -> int:
         total: its size in bytes.
     """
     return min(total // _PART, _MOST)
+
+
+class RoomWatch:
+    """Ends an export or import that would take the room that guests of this host need.
+
+    A guest whose image cannot grow is paused by QEMU until an admin resumes it.
+
+    Args:
+        directory: on the file system that is written to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._since = _STEP
+
+    def wrote(self, count: int) -> None:
+        """Count bytes that were written.
+
+        Raises:
+            RunFailedError: less than the :func:`reserve` is left.
+        """
+        self._since += count
+        if self._since < _STEP:
+            return
+        self._since = 0
+        usage = shutil.disk_usage(self._directory)
+        kept = reserve(usage.total)
+        if usage.free < kept:
+            reason = f"has {usage.free >> 20} MiB left, and {kept >> 20} MiB are kept for others"
+            raise RunFailedError(str(self._directory), reason, "free space, or take another place")

@@ -135,6 +135,8 @@ class GuestFacts:
     """The replicas of its policies."""
     has_ram: bool = True
     """Whether any of its policies may save its RAM, or takes no snapshots itself."""
+    firmware: tuple[str, ...] = ()
+    """What each of its bundles has beside RAM that is secret: UEFI variables, TPM state."""
     left_out: tuple[str, ...] = ()
     """The datasets of disks that are left out: its RAM has what was read of them."""
     nested: Mapping[str, str] = field(default_factory=dict)
@@ -222,6 +224,8 @@ class HostFacts:
     overlays: OverlayFacts
     datasets: frozenset[str] = frozenset()
     encrypted: frozenset[str] = frozenset()
+    mountpoints: Mapping[str, str] = field(default_factory=dict)
+    """By dataset: the directories of the file systems that ZFS mounts when the host boots."""
     runs: tuple[OpenRunFacts, ...] = ()
     unreadable_journals: tuple[UnreadableJournalFacts, ...] = ()
     releases: Mapping[Component, str] = field(default_factory=dict)

@@ -126,6 +126,7 @@ def gather(
         overlays=_overlays(context, {run.run for run in runs}),
         datasets=frozenset(names),
         encrypted=encrypted,
+        mountpoints=context.pool.mountpoints(),
         runs=runs,
         unreadable_journals=unreadable,
         start_hook_problem=context.hypervisor.start_hook_problem(),

@@ -44,6 +44,7 @@ def with_policies(
                 replicas=tuple(replicas_of(context.config, given)),
                 nested=nested,
                 has_ram=any(_may_save_ram(config[name]) for name in given.policies),
+                firmware=_firmware(domain),
             )
         )
     return tuple(found)
@@ -57,6 +58,11 @@ def takes_snapshots(policy: Policy) -> bool:
 def _may_save_ram(policy: Policy) -> bool:
     """Whether a policy replicates RAM: one without a schedule replicates whatever is there."""
     return policy.level in ("auto", "ram") or not takes_snapshots(policy)
+
+
+def _firmware(domain: Domain) -> tuple[str, ...]:
+    state = {"TPM state": domain.tpm_state, "UEFI variables": domain.nvram}
+    return tuple(text for text, path in state.items() if path is not None)
 
 
 def _unmet(context: Context, domain: Domain, policy: str) -> UnmetPolicy | None:

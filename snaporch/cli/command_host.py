@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from snaporch.check.host_files import HostFiles
-    from snaporch.config import Config
+    from snaporch.config import Config, ResticReplica
     from snaporch.context import Context
     from snaporch.fence import Fences
     from snaporch.hypervisor import Hypervisor
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from snaporch.rebuild.local_datasets import Local
     from snaporch.rebuild.replica_source import Source
     from snaporch.replication.interface import Destination
+    from snaporch.replication.restic import ResticRepository
     from snaporch.verify.copy_source import CopySource
     from snaporch.zfs import Pool
 
@@ -90,6 +91,14 @@ class CommandHost:
         from snaporch.verify.copy_source import open_copies
 
         return open_copies(config, name, pool, interrupt, progress)
+
+    def open_repository(
+        self, name: str, replica: ResticReplica, interrupt: Interrupt, progress: Progress
+    ) -> ResticRepository:
+        """A repository; see :class:`~snaporch.replication.restic.ResticRepository`."""
+        from snaporch.replication.restic import ResticRepository
+
+        return ResticRepository(name, replica, interrupt, progress)
 
     def lower_priority(self, work: str) -> None:
         """See :func:`~snaporch.systemd.low_priority.lower_priority`."""

@@ -119,7 +119,10 @@ def import_command(
 
 
 def _line(made: Imported) -> str:
-    return f"{made.name}  imported from {made.of} into {made.directory}, {_STATES[made.state]}"
+    from snaporch.errors import one_line
+
+    place = f"{made.directory}, {_STATES[made.state]}"
+    return one_line(f"{made.name}  imported from {made.of} into {place}")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from snaporch.cli.delete import delete_command
 from snaporch.cli.export import export_command
 from snaporch.cli.extract import extract_command
 from snaporch.cli.failover import failover_command, fence_command
+from snaporch.cli.files import files_command
 from snaporch.cli.hook import hook_command
 from snaporch.cli.import_ import import_command
 from snaporch.cli.install import install_command, uninstall_command
@@ -81,6 +82,7 @@ app.command("receive", cls=Command)(receive_command)
 app.command("pull", cls=Command)(pull_command)
 app.command("send", cls=Command)(send_command)
 app.command("extract", cls=Command)(extract_command)
+app.command("files", cls=Command)(files_command)
 app.command("export", cls=Command)(export_command)
 app.command("import", cls=Command)(import_command)
 app.command("recover", cls=Command)(recover_command)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
 
     from snaporch.context import Context
+    from snaporch.pull.pull import NextPull
     from snaporch.schedule.forecast import Forecast, NextSnapshot
     from snaporch.schedule.replication_due import PendingReplication
     from snaporch.schedule.verification_due import DueVerification
@@ -33,22 +34,25 @@ def plan_command(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Preview the next snapshots and deletions of policies.
+    """Preview the next snapshots and deletions of policies, and the next pulls.
 
     Changes nothing.
     """
     from datetime import UTC, datetime
 
     from snaporch.cli.session import session
+    from snaporch.pull.pull import next_pulls
     from snaporch.schedule.forecast import make_forecasts
 
     now = datetime.now(UTC)
     with session(context, config, quiet=True, read_only=True) as opened:
         forecasts = make_forecasts(opened, now, domain)
+        pulls = next_pulls(opened.config, now) if domain is None else []
         if json:
-            _print_json(forecasts, now)
+            _print_json(forecasts, pulls, now)
         else:
             _print(opened, forecasts, now, kept=kept)
+            _print_pulls(opened, pulls, now)
         return print_unknown_policies(forecasts)
 
 
@@ -63,14 +67,15 @@ def print_unknown_policies(forecasts: Sequence[Forecast]) -> int:
     return ExitCode.CONFIG if unknown else ExitCode.OK
 
 
-def _print_json(forecasts: Sequence[Forecast], now: datetime) -> None:
-
+def _print_json(forecasts: Sequence[Forecast], pulls: Sequence[NextPull], now: datetime) -> None:
     from snaporch.output.terminal import print_json
 
-    print_json(_document(forecasts, now))
+    print_json(_document(forecasts, pulls, now))
 
 
-def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]:
+def _document(
+    forecasts: Sequence[Forecast], pulls: Sequence[NextPull], now: datetime
+) -> dict[str, object]:
     from snaporch.model import iso
 
     return {
@@ -112,6 +117,15 @@ def _document(forecasts: Sequence[Forecast], now: datetime) -> dict[str, object]
             }
             for each in forecasts
             for copy in each.replications
+        ],
+        "pulls": [
+            {
+                "source": each.source,
+                "at": iso(each.at),
+                "due": each.due(now),
+                "reason": each.reason,
+            }
+            for each in pulls
         ],
         "retention": [
             {
@@ -157,8 +171,19 @@ def _print(context: Context, forecasts: Sequence[Forecast], now: datetime, *, ke
             print_result(f"{name}  {_sum(each)}")
 
 
+def _print_pulls(context: Context, pulls: Sequence[NextPull], now: datetime) -> None:
+    from snaporch.output.terminal import print_result
+    from snaporch.schedule.recurrence import zone_of
+
+    for each in pulls:
+        when = _when(each, now, zone_of(context.config))
+        print_result(f"{each.source}  pull {when}  ({each.reason})")
+
+
 def _when(
-    item: NextSnapshot | DueVerification | PendingReplication, now: datetime, zone: tzinfo
+    item: NextSnapshot | DueVerification | PendingReplication | NextPull,
+    now: datetime,
+    zone: tzinfo,
 ) -> str:
     if item.due(now):
         return "due now"

@@ -11,11 +11,14 @@ from snaporch.cli.command_host import CommandHost
 from snaporch.cli.options import ConfigOption, JsonOption, config_path
 
 if TYPE_CHECKING:
-    from snaporch.config import Config
+    from snaporch.config import Config, ResticReplica
     from snaporch.prune.decision import PruneDecision
     from snaporch.prune.prune import PruneResult
+    from snaporch.replication.restic import ResticRepository
+    from snaporch.zfs import Pool
 
 _REMAINING = {
+    "chain": ("chain in repositories", "chains in repositories"),
     "copy": ("copy", "copies"),
     "bundle": ("bundle", "bundles"),
     "trashed": ("bundle in the trash", "bundles in the trash"),
@@ -45,7 +48,8 @@ def prune_command(
     host's guests that prune destroys are those of pages of RAM that no bundle names.
 
     On a machine that keeps copies of other hosts' guests, it destroys those that no rule keeps:
-    `keep` in [copies.NAME] or [source.NAME]. --kept prints why the others stay.
+    `keep` in [copies.NAME] or [source.NAME]. --kept prints why the others stay. In repositories of
+    restic it deletes whole chains, by `keep` in [replica.NAME], but not if a domain is named.
     """
     from snaporch.output.terminal import print_error, print_result
     from snaporch.prune.prune import prune
@@ -62,8 +66,11 @@ def prune_command(
         dry_run=dry_run,
         may_be_barred=lambda uuid: may_be_barred(host, settings, uuid),
     )
-    done.decisions[:0] = copies.decisions
-    done.failures[:0] = copies.failures
+    chains = _prune_chains(host, settings, pool, dry_run=dry_run) if domain is None else None
+    for each in (chains, copies):
+        if each is not None:
+            done.decisions[:0] = each.decisions
+            done.failures[:0] = each.failures
     if domain is not None and not done.decisions:
         _check_name(host, settings, domain)
     if json:
@@ -75,6 +82,21 @@ def prune_command(
     for failure in (*done.failures, *done.undecided_items):
         print_error(failure.line())
     return done.exit_code
+
+
+def _prune_chains(host: CommandHost, config: Config, pool: Pool, *, dry_run: bool) -> PruneResult:
+    """Prune the repositories of restic that have ``keep``."""
+    from snaporch.interrupt import Interrupt
+    from snaporch.output.terminal import TerminalProgress
+    from snaporch.schedule.prune_chains import prune_chains
+
+    progress = TerminalProgress(quiet=False)
+    with Interrupt().watching() as interrupt:
+
+        def opened(name: str, replica: ResticReplica) -> ResticRepository:
+            return host.open_repository(name, replica, interrupt, progress)
+
+        return prune_chains(config, pool, opened, interrupt, dry_run=dry_run)
 
 
 def _check_name(host: CommandHost, config: Config, domain: str) -> None:

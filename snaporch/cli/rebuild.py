@@ -308,7 +308,7 @@ class Rebuild:
         Raises:
             RefusedError: a file would be written where none of libvirt's belongs.
         """
-        from snaporch.rebuild.definitions import host_paths
+        from snaporch.rebuild.definitions import host_paths, other_host_values
         from snaporch.rebuild.fetch_bundle import check_files
         from snaporch.rebuild.host_report import find_missing
 
@@ -323,12 +323,13 @@ class Rebuild:
             restores=options.restores,
             cold=options.cold,
         )
-        paths = host_paths(*xmls)
+        paths, values = host_paths(*xmls), other_host_values(*xmls)
         notes = plan.notes(history=options.history)
         document = _document(plan, paths) | surroundings.as_json()
+        document["host_values"] = values
         document |= {"missing": missing, "notes": [*notes, *surroundings.refused]}
         document["policies"] = policies
-        lines = _lines(plan, surroundings, missing, paths, policies)
+        lines = _lines(plan, surroundings, missing, [*paths, *values], policies)
         return _Shown(document, lines, missing)
 
     def _ask(self, plan: RebuildPlan, lines: list[str]) -> None:
@@ -344,10 +345,12 @@ def _lines(
     plan: RebuildPlan,
     surroundings: Surroundings,
     missing: list[str],
-    paths: list[str],
+    values: list[str],
     policies: dict[str, str],
 ) -> list[str]:
     """What comes back, for a reader."""
+    from snaporch.errors import one_line
+
     lines = [f"{plan.thing} comes back ({plan.manifest.level}):"]
     for each in plan.incoming:
         count = len(each.snapshots)
@@ -356,10 +359,11 @@ def _lines(
     lines += [f"  policy of {each}: {policy}" for each, policy in policies.items()]
     lines += [f"  {each}" for each in surroundings.lines()]
     lines += [f"  not: {each}" for each in surroundings.refused if each not in missing]
-    if paths:
-        lines.append("  its definition, which comes from the replica, names these paths here:")
-        lines += [f"    {path}" for path in paths]
-    return [*lines, *(f"  this host: {each}" for each in missing)]
+    if values:
+        lines.append("  its definition, which comes from the replica, names these here:")
+        lines += [f"    {value}" for value in values]
+    lines += [f"  this host: {each}" for each in missing]
+    return [f"{line[: len(line) - len(line.lstrip(' '))]}{one_line(line)}" for line in lines]
 
 
 def _document(plan: RebuildPlan, paths: list[str]) -> dict[str, object]:

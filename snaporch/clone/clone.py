@@ -393,7 +393,7 @@ def _define_and_start(
         _resume(context, source, request, identity, start.xml)
     elif request.purpose is not Purpose.CLONE:
         context.progress.step(request.name, "booting")
-        context.hypervisor.create(start.xml, paused=True)
+        context.hypervisor.create(start.xml, paused=True, validate=context.foreign)
         _check_and_resume(context, source, identity, running=True)
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snaporch.bundle.firmware_files import (
-    is_swtpm_file,
-    read_host_file,
-    replace_host_file,
-    swtpm_owner,
-)
+from snaporch.bundle.firmware_files import read_host_file, replace_host_file, swtpm_owner
 from snaporch.bundle.manifest import Part, Role
 from snaporch.context import Context
-from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec, SharedError
-from snaporch.hypervisor.domain_xml import nvram_formats, parse, tpm_state
-from snaporch.hypervisor.qcow2 import HeaderError, check_variables
+from snaporch.hypervisor.domain_xml import parse, tpm_state
 from snaporch.model import Level
+from snaporch.restore.firmware_checks import check_firmware_file
 from snaporch.restore.source import Source
-from snaporch.zfs_names import quoted
 
 _Access = tuple[int | None, int | None, int | None]
 """Owner, group and mode of a file."""
@@ -77,16 +70,12 @@ def copy_firmware(context: Context, source: Source, identity: CloneSpec, xml: st
     for part in source.manifest.parts:
         if part.role is Role.NVRAM:
             data, _ = read_host_file(source.directory / part.name)
-            try:
-                check_variables(data, nvram_formats(root))
-            except HeaderError as error:
-                raise RefusedError(source.thing, f"its {part.name} {error}") from error
+            check_firmware_file(source.thing, part, data, [root])
             replace_host_file(Path(identity.nvram), data, *_access(context, part, None))
         elif part.role is Role.TPM and part.source is not None and state is not None:
             data, _ = read_host_file(source.directory / part.name)
             folder, name = state.directory, Path(part.source).name
-            if not state.is_file and not is_swtpm_file(name):
-                raise RefusedError(source.thing, f"its TPM has an unknown file: {quoted(name)}")
+            check_firmware_file(source.thing, part, data, [root])
             place = Path(state.path) if state.is_file else folder / name
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
             access = _access(context, part, swtpm_owner())

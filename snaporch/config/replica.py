@@ -19,6 +19,7 @@ from pydantic import (
     model_validator,
 )
 
+from snaporch.config.policy import Keep
 from snaporch.config.recipients import check_recipient
 from snaporch.config.transfer_window import ALWAYS, Paced, WindowOption
 from snaporch.zfs_names import is_dataset
@@ -202,6 +203,13 @@ class ResticReplica(BaseModel, Paced):
         le=1000,
         description="How many increments follow a full copy of a dataset; then another full copy "
         "begins a new chain. A restore reads a whole chain up to its snapshot.",
+    )
+    keep: Keep | None = Field(
+        default=None,
+        description="How many copies of each guest `snaporch prune` keeps; the options are those "
+        "of `[policy.NAME.keep]`. All snapshots count together. A chain is deleted as a whole, "
+        "when no rule keeps any of its snapshots, and never the newest one of a dataset. Without "
+        "it nothing is deleted. Needs a key that may delete.",
     )
     rate: int = Field(
         default=0, ge=0, le=1 << 20, description="Most MiB a second that are sent; 0 for no limit."

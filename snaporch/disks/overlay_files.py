@@ -82,7 +82,11 @@ def holds_writes(disk: OverlayDisk, owner: Owner | None) -> bool:
 
 
 def holds_what_base_holds(disk: OverlayDisk, owner: Owner | None) -> bool:
-    """Whether overlay and base read the same as the base alone, so that no write is uncommitted."""
+    """Whether overlay and base read the same as the base alone, so that no write is uncommitted.
+
+    It compares all data of both (``qemu-img compare``), which takes long for a large disk.
+    :mod:`snaporch.recovery.observe` decides when; ``False`` if an image cannot be opened.
+    """
     with suppress(OverlayError), open_layers(disk) as layers, given_to(layers, owner):
         pair = layers.overlay, layers.base
         differ, _ = qemu_img(

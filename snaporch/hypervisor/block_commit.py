@@ -110,7 +110,10 @@ def commit_overlays(
 
 
 class _Throttle:
-    """Suspends a guest that the commit cannot catch up with, each time twice as long."""
+    """Suspends a guest that the commit cannot catch up with, each time twice as long.
+
+    When, and for how long, is set by ``running`` and ``pause`` of :class:`CommitTimeouts`.
+    """
 
     def __init__(
         self, domain: Any, on_stage: OnCommitStage, patience: CommitTimeouts, clock: Clock

@@ -18,6 +18,7 @@ nothing  a word or a number, nothing with a slash
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from xml.etree.ElementTree import Element
@@ -244,8 +245,8 @@ def repeated(root: Element) -> str | None:
     for parent in root.iter():
         if parent.tag == "metadata":
             continue
-        tags = [child.tag for child in parent]
-        for tag in sorted({tag for tag in tags if tags.count(tag) > 1}):
+        counts = Counter(child.tag for child in parent)
+        for tag in sorted(tag for tag, count in counts.items() if count > 1):
             if parent is root and tag not in _REPEATED_AT_THE_TOP:
                 return tag.rpartition("}")[2]
             if tag in _SINGLE or (parent in os and tag not in _REPEATED_IN_OS):

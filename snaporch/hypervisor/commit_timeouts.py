@@ -1,7 +1,8 @@
 """How long a commit may take: when its guest is suspended, and when the commit is given up.
 
-:mod:`snaporch.hypervisor.block_commit` obeys them. ``commit_patience`` in
-:mod:`snaporch.config.schema` sets ``running``.
+:mod:`snaporch.hypervisor.block_commit` obeys them: its throttle suspends and resumes the guest, its
+stall detector gives the commit up. ``commit_patience`` in :mod:`snaporch.config.schema` sets
+``running``.
 """
 
 from dataclasses import dataclass

@@ -361,8 +361,12 @@ class Hypervisor(Protocol):
     def destroy(self, uuid: str) -> None:
         """Stop the domain immediately. A domain that is off is no error."""
 
-    def define(self, xml: str) -> None:
-        """Create or replace the persistent definition."""
+    def define(self, xml: str, *, validate: bool = False) -> None:
+        """Create or replace the persistent definition.
+
+        Args:
+            validate: refuse what libvirt's schema does not have, which libvirt ignores otherwise.
+        """
 
     def drop_managed_save(self, uuid: str) -> None:
         """Remove libvirt's managed save image; otherwise a start would resume it."""
@@ -390,8 +394,12 @@ class Hypervisor(Protocol):
     def start(self, uuid: str, *, paused: bool) -> None:
         """Boot a domain from its definition."""
 
-    def create(self, xml: str, *, paused: bool) -> None:
-        """Boot a transient domain, which libvirt forgets when it ends."""
+    def create(self, xml: str, *, paused: bool, validate: bool = False) -> None:
+        """Boot a transient domain, which libvirt forgets when it ends.
+
+        Args:
+            validate: see :meth:`define`.
+        """
 
     def open_files(self, uuid: str) -> list[OpenFile]:
         """All files that the emulator of an active domain has open.
@@ -410,7 +418,11 @@ class Hypervisor(Protocol):
         """The state and CPU time of a domain."""
 
     def screenshot(self, uuid: str) -> Screenshot | None:
-        """The image of the first screen; ``None`` for a domain without one."""
+        """The image of the first screen; ``None`` for a running domain without one.
+
+        Raises:
+            HypervisorError: the domain has ended, or no image can be taken.
+        """
 
     def network_is_isolated(self, name: str) -> bool:
         """Whether a libvirt network has no connection to others (no ``<forward>`` in its XML).

@@ -1,4 +1,8 @@
-"""The connection to libvirt, and libvirt's errors as errors of snaporch."""
+"""The connection to libvirt, and libvirt's errors as errors of snaporch.
+
+How long a command waits for a libvirtd that restarts is set by ``LibvirtTimes.reconnect`` in
+:mod:`snaporch.waiting_times`.
+"""
 
 from __future__ import annotations
 

@@ -133,9 +133,10 @@ class LibvirtHypervisor(LibvirtQueries):
                 if error.get_error_code() not in NO_DOMAIN:  # a transient domain just ended
                     raise
 
-    def define(self, xml: str) -> None:
+    def define(self, xml: str, *, validate: bool = False) -> None:
+        flag = libvirt.VIR_DOMAIN_DEFINE_VALIDATE if validate else 0
         with self._explained("domain XML", "define"):
-            self._conn().defineXML(xml)
+            self._conn().defineXMLFlags(xml, flag)
         _keep_definitions()
 
     def drop_managed_save(self, uuid: str) -> None:
@@ -161,8 +162,9 @@ class LibvirtHypervisor(LibvirtQueries):
         with self._explained(uuid, "start"):
             self._handle(uuid).createWithFlags(flag)
 
-    def create(self, xml: str, *, paused: bool) -> None:
+    def create(self, xml: str, *, paused: bool, validate: bool = False) -> None:
         flag = libvirt.VIR_DOMAIN_START_PAUSED if paused else 0
+        flag |= libvirt.VIR_DOMAIN_START_VALIDATE if validate else 0
         with self._explained("domain XML", "start"):
             self._conn().createXML(xml, flag)
 

@@ -221,7 +221,9 @@ class LibvirtQueries(LibvirtConnection):
         return open_files_of(uuid)
 
     def screenshot(self, uuid: str) -> Screenshot | None:
-        return take_screenshot(self._conn(), self._handle(uuid))
+        handle = self._handle(uuid)
+        with self._explained(uuid, "taking a screenshot"):
+            return take_screenshot(self._conn(), handle)
 
     def defined_networks(self) -> list[HostObject]:
         return self._objects("networks", "listAllNetworks")

@@ -17,7 +17,7 @@ CHANGING = frozenset(
         "create",
         "createWithFlags",
         "createXML",
-        "defineXML",
+        "defineXMLFlags",
         "destroy",
         "managedSaveDefineXML",
         "managedSaveRemove",

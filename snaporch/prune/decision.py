@@ -35,6 +35,8 @@ class ItemKind(StrEnum):
     """A snapshot of a page dataset."""
     COPY = "copy"
     """The copies of the snapshots of a run, in a pool of the machine that keeps copies."""
+    CHAIN = "chain"
+    """A chain of streams in a repository of restic."""
     REMAINS = "remains"
     """A directory that is partly deleted."""
 
@@ -80,7 +82,7 @@ class StoreItem:
 
     kind: ItemKind
     path: Path
-    """Of copies, the dataset that they are below."""
+    """Of copies, the dataset that they are below; of a chain, the replica's name."""
     uuid: str
     """The domain's."""
     name: str
@@ -105,6 +107,8 @@ class StoreItem:
             return str(self.path)
         if self.kind is ItemKind.COPY:
             return f"{self.domain}@{self.snapshot} in {self.path}"
+        if self.kind is ItemKind.CHAIN:
+            return f"chain {self.snapshot} in {self.path}"
         if self.domain and self.snapshot:
             return f"{self.domain}@{self.snapshot}"
         return f"{self.domain or self.uuid}/{self.path.name}"

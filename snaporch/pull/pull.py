@@ -84,6 +84,41 @@ def find_sources(config: Config, names: Iterable[str]) -> dict[str, Source]:
     return {name: config.source[name] for name in wanted}
 
 
+@dataclass(frozen=True, slots=True)
+class NextPull:
+    """The next pull of a source that has ``every``."""
+
+    source: str
+    at: datetime
+    """When it may begin: it is due, and its window is open."""
+    reason: str
+
+    def due(self, now: datetime) -> bool:
+        """Whether it may begin now."""
+        return self.at <= now
+
+
+def next_pulls(config: Config, now: datetime) -> list[NextPull]:
+    """The next pull of each source that has ``every``, as the configuration orders them.
+
+    Args:
+        config: has the sources, and where their records are.
+        now: the time, with a time zone.
+    """
+    records = read_records(config.paths.schedule)
+    found = []
+    for name, source in config.source.items():
+        if source.every is None:
+            continue
+        record = records.get(record_key(name))
+        due = max(now, _due_at(record, source.every, config.schedule.retry, now))
+        at, window = source.start_window.opens(due), source.start_window
+        reason = "the last one failed" if record and record.failed else "by every"
+        reason = f"its window: {window}" if at > due else reason
+        found.append(NextPull(name, at, reason))
+    return found
+
+
 def due_sources(context: Context, now: datetime) -> list[str]:
     """The names of the sources that are due, or whose failed pull is to be retried.
 
@@ -91,13 +126,7 @@ def due_sources(context: Context, now: datetime) -> list[str]:
     """
     config = context.config
     records = read_records(config.paths.schedule)
-    due = [
-        name
-        for name, source in config.source.items()
-        if source.every is not None
-        and source.start_window.is_open(now)
-        and _is_due(records.get(record_key(name)), source.every, config.schedule.retry, now)
-    ]
+    due = [each.source for each in next_pulls(config, now) if each.due(now)]
     served = {
         name: max(
             (_tried(e) for key, e in records.items() if key.startswith(record_key(name))),
@@ -139,10 +168,12 @@ def _tried(record: PullRecord | None) -> datetime:
     return record.tried if record and record.tried else _NEVER
 
 
-def _is_due(record: PullRecord | None, every: timedelta, retry: timedelta, now: datetime) -> bool:
+def _due_at(
+    record: PullRecord | None, every: timedelta, retry: timedelta, now: datetime
+) -> datetime:
     if record is None or record.tried is None or record.tried > now:
-        return True
-    return record.tried + (min(retry, every) if record.failed else every) <= now
+        return now
+    return record.tried + (min(retry, every) if record.failed else every)
 
 
 def open_pull(context: Context, name: str) -> tuple[PullSource, LocalCopies, GuestPull]:

@@ -55,6 +55,22 @@ def _definition(source: Source, plan: RebuildPlan, part: Part, identity: Identit
     return text
 
 
+def other_host_values(*xmls: str) -> list[str]:
+    """What definitions take of this host besides paths, for the question to the admin.
+
+    These are the values in sources and security labels, devices of the host included, and arguments
+    of QEMU: a program in one of them would run with QEMU's rights.
+    """
+    values = set().union(*(domain_xml.host_values(domain_xml.parse(xml)) for xml in xmls))
+    return sorted(
+        {
+            f"<{tag.rpartition('}')[2]}> {f'{key}={value}' if key else value}"
+            for tag, key, value in values
+            if tag and key != "index" and not value.startswith("/")
+        }
+    )
+
+
 def host_paths(*xmls: str) -> list[str]:
     """The paths of this host in definitions, for the question to the admin."""
     return sorted({path for xml in xmls for path in domain_xml.host_paths(domain_xml.parse(xml))})

@@ -1,4 +1,7 @@
-"""Observes a run's disks: the guest's definitions, its emulator and the overlay files."""
+"""Observes a run's disks: the guest's definitions, its emulator and the overlay files.
+
+What the files hold is read by :mod:`snaporch.disks.overlay_files`.
+"""
 
 from __future__ import annotations
 

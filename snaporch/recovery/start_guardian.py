@@ -4,8 +4,8 @@ The deadline, ``freeze_deadline`` of the guest's configuration, is handed over h
 in :mod:`snaporch.recovery.hold_limits`.
 
 Under systemd the guardian is a unit of its own (``systemd-run``), because systemd may kill the
-children of a service with it. Elsewhere it is a process in a session of its own. Its code is in
-``guardian.py``.
+children of a service with it. Elsewhere it is a process in a session of its own. Both are started
+by :mod:`snaporch.systemd.start_detached`. Its code is in ``guardian.py``.
 """
 
 from __future__ import annotations

@@ -1,19 +1,28 @@
-"""Why a guest's RAM must not be on a replica in clear: its disks are encrypted on this host.
+"""What of a guest must not be on a replica in clear, and why: its disks are encrypted on this host.
 
-It is asked, and RAM is refused, by :mod:`snaporch.replication.replicate`.
+It is asked, and a bundle is refused, by :mod:`snaporch.replication.replicate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from snaporch.bundle.manifest import Manifest
+from snaporch.bundle.manifest import Manifest, Role
 from snaporch.context import Context
 from snaporch.model import LeftOutCode
 from snaporch.zfs.resolver import NotOnZfsError
 
 _COUNTED = (LeftOutCode.EXCLUDED, LeftOutCode.READ_ONLY, LeftOutCode.NOT_ROLLED_BACK)
 """Disks that are left out for these reasons may be on ZFS; RAM has what was read of them."""
+
+_SECRET = {Role.RAM: "RAM", Role.TPM: "TPM state", Role.NVRAM: "UEFI variables"}
+"""Parts of a bundle that can have keys of the guest, or what it read of its disks."""
+
+
+def secrets_in(manifest: Manifest) -> list[str]:
+    """The parts of a bundle that are as secret as encrypted disks, for a message."""
+    roles = {part.role for part in manifest.parts}
+    return [text for role, text in _SECRET.items() if role in roles]
 
 
 def encrypted_disks(

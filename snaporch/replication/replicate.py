@@ -19,7 +19,7 @@ from functools import cached_property
 
 from snaporch import default_paths
 from snaporch.bundle.age import COMMAND
-from snaporch.bundle.manifest import Manifest, Role
+from snaporch.bundle.manifest import Manifest
 from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import COPY, by_dataset, marked_by
 from snaporch.context import Context
@@ -47,7 +47,7 @@ from snaporch.replication.marks import (
     replicas,
 )
 from snaporch.replication.members import Originals, nesting_reason
-from snaporch.replication.ram_in_clear import encrypted_disks
+from snaporch.replication.ram_in_clear import encrypted_disks, secrets_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,7 +549,7 @@ class _Transfer:
         return True
 
     def _refuse_clear_bundle(self, record: SnapshotRecord) -> None:
-        """Refuse to send RAM in clear of a guest whose disks are sent encrypted.
+        """Refuse to send secrets in clear of a guest whose disks are sent encrypted.
 
         Raises:
             ReplicaError: with the ways to send it.
@@ -557,13 +557,14 @@ class _Transfer:
         manifest = self._manifests[record.run]
         if self._encrypts or manifest is None:
             return
-        if not any(part.role in (Role.RAM, Role.TPM) for part in manifest.parts):
+        if not (secrets := secrets_in(manifest)):
             return
         locked = self._encrypted_disks
         if locked and not self._has_encrypted_bundles:
             raise ReplicaError(
                 f"{self._name}: {record.domain}",
-                f"{locked[0]}, and its RAM would be there in clear: the bundles are not sent",
+                f"{locked[0]}, and its {' and '.join(secrets)} would be there in clear: the "
+                "bundles are not sent",
                 f"set encrypt_to in [replica.{self._name}], or have its bundles on an encrypted "
                 "dataset: docs/how-to/replication.md, 'Encrypt bundles'",
             )

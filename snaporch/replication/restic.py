@@ -34,6 +34,12 @@ _MAX_BYTES = 1 << 16
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CHECK_SECONDS = 45
 """restic gives up a connection after 30, prints why, and tries again for minutes."""
+_DELETE_SECONDS = 86_400
+"""``restic prune`` may move most of a repository."""
+_FORGOTTEN_AT_ONCE = 500
+"""IDs in a command line."""
+_LOCKED = "already locked"
+"""In the reason of restic if another one runs, or was killed."""
 _RECORD_FILE = "/record"
 _WRONG = "wrong password"
 """In the reason of restic for a password that opens nothing."""
@@ -202,6 +208,46 @@ class ResticRepository:
         if status != 0:
             reason = f"a record was not stored: {self.reason(lines)}"
             raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}")
+
+    def forget(self, snapshots: Sequence[str]) -> None:
+        """Forget restic snapshots; what only they had stays until :meth:`reclaim`.
+
+        Args:
+            snapshots: IDs.
+
+        Raises:
+            ReplicaError: that failed, or they are still there: the server deletes nothing, and
+                restic before 0.17 only prints that.
+        """
+        for begin in range(0, len(snapshots), _FORGOTTEN_AT_ONCE):
+            some = snapshots[begin : begin + _FORGOTTEN_AT_ONCE]
+            self._delete("forget", *some)
+        left = {each.id for each in self.contents(again=True).stored}.intersection(snapshots)
+        if left:
+            reason = f"{len(left)} restic snapshots that were forgotten are still there"
+            step = f"may its key delete? see: {self.by_hand('forget', min(left))}"
+            raise ReplicaError(f"replica {self.name}", reason, step)
+
+    def reclaim(self) -> None:
+        """Delete the data that no restic snapshot has any more.
+
+        Raises:
+            ReplicaError: that failed.
+        """
+        self._delete("prune")
+
+    def _delete(self, *words: str) -> None:
+        self._contents = None
+        try:
+            self.host.run("restic", *words, limit=_DELETE_SECONDS)
+        except CommandError as error:
+            reason, step = self.reason(text_lines(error.reason)), self.step(error.reason)
+            if _LOCKED in error.reason:
+                reason = "another restic has locked the repository"
+                step = f"if none runs: {self.by_hand('unlock')}"
+            raise ReplicaError(
+                f"replica {self.name}", f"restic {words[0]}: {reason}", step
+            ) from error
 
     def reason(self, lines: Sequence[str], *, reads: bool = False) -> str:
         """As :func:`restic_reason`, without what the environment file contains."""

@@ -102,6 +102,18 @@ class BundleRecord:
         return BundleCopy({**sizes, COPY_NAME: 0}, 0)
 
 
+class Stored(NamedTuple):
+    """A restic snapshot, by which it can be forgotten."""
+
+    id: str
+    kind: str
+    upload: str
+    chain: str
+    """``DATASET@GUID``, of a stream and its record."""
+    bundle: str
+    """``uuid/run``, of a bundle and its record."""
+
+
 @dataclass(slots=True)
 class Contents:
     """What a repository has."""
@@ -112,10 +124,19 @@ class Contents:
     """By ``uuid/run``."""
     policies: dict[str, str] = field(default_factory=dict)
     """By dataset."""
+    stored: list[Stored] = field(default_factory=list)
+    """Everything that snaporch has stored, also what does not count."""
 
     def chain(self, key: tuple[str, int]) -> list[StreamRecord]:
         """The streams that bring a snapshot back: a full one, and the increments up to it."""
         return _chain(self.streams, key) or []
+
+    def chains(self) -> list[list[StreamRecord]]:
+        """All streams, by the full stream that they need; each chain oldest first."""
+        found: dict[tuple[str, int], list[StreamRecord]] = {}
+        for key, each in self.streams.items():
+            found.setdefault(self.chain(key)[0].key, []).append(each)
+        return [sorted(e, key=lambda each: len(self.chain(each.key))) for e in found.values()]
 
 
 def chain_tag(dataset: str, guid: int) -> str:
@@ -212,9 +233,11 @@ def parse_listing(text: str, now: datetime | None = None) -> Contents:
     marks: dict[int, dict[str, str]] = {}
     contents, records = Contents(), dict[tuple[str, int], list[StreamRecord]]()
     for each in entries:
-        kind = each.values.get("kind", "")
+        keys = ("kind", "upload", "chain", "bundle")
+        kind, upload, *owners = (each.values.get(key, "") for key in keys)
+        contents.stored.append(Stored(each.id, kind, upload, *owners))
         if kind in (Kind.STREAM, Kind.BUNDLE) and not each.is_changed:
-            data[kind, each.values.get("upload", "")] = each.id
+            data[kind, upload] = each.id
     for each in entries:
         upload = each.values.get("upload", "")
         for key, value in each.values.items():

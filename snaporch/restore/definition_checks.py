@@ -17,6 +17,7 @@ from snaporch.config.replica import rebuild_step
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.clone_allowlist import repeated
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.zfs_names import quoted
@@ -91,7 +92,10 @@ def check_definition_may_stay(plan: RestorePlan) -> None:
 
 
 def check_identity(thing: str, what: str, xml: str, manifest: Manifest) -> None:
-    """Refuse a definition of another guest than the manifest is of.
+    """Refuse a definition of another guest than the manifest is of, or that can be read two ways.
+
+    libvirt takes the first of two elements for some purposes, and the last for others. So it might
+    use another disk or name than was checked and shown.
 
     Args:
         thing: the subject of the error.
@@ -100,9 +104,13 @@ def check_identity(thing: str, what: str, xml: str, manifest: Manifest) -> None:
         manifest: of the bundle that has it.
 
     Raises:
-        RefusedError: its UUID or name is another, or it cannot be read.
+        RefusedError: its UUID or name is another, it has an element twice, or it cannot be read.
     """
-    uuid, name = domain_xml.identity(domain_xml.parse(xml))
+    root = domain_xml.parse(xml)
+    if (tag := repeated(root)) is not None:
+        reason = f"{what} has more than one <{quoted(tag)[1:-1]}>, as libvirt writes none"
+        raise RefusedError(thing, reason, "choose another snapshot: its bundle was changed")
+    uuid, name = domain_xml.identity(root)
     if (uuid, name) != (manifest.uuid, manifest.domain):
         reason = f"{what} is of another guest: {quoted(name)} ({quoted(uuid)})"
         raise RefusedError(thing, reason, "choose another snapshot: its bundle is not its own")

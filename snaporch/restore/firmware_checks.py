@@ -7,27 +7,34 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from xml.etree.ElementTree import Element
 
+from snaporch.bundle.firmware_files import LIMIT_BYTES, is_swtpm_file
 from snaporch.bundle.manifest import Part, Role
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.qcow2 import HeaderError, check_variables
 from snaporch.restore.disk_checks import is_read_only
+from snaporch.zfs_names import quoted
 
 _LEAVE = "restore with --disks-only, which leaves it as it is"
 
 
 def unfit_files(
-    context: Context, thing: str, uuid: str, parts: list[Part], xmls: list[str]
+    context: Context, thing: str, uuid: str, bundle: Path, parts: list[Part], xmls: list[str]
 ) -> dict[str, RefusedError]:
     """Return for each NVRAM and TPM part that cannot be put back the reason why.
 
     The definition has another path, the path is not a regular file, the file system is read-only,
-    or another domain uses the path.
+    another domain uses the path, or the file is refused by :func:`check_firmware_file`.
 
     Args:
+        bundle: the directory of the parts.
         xmls: definitions of the guest, from the bundle and of today.
 
     Returns: the errors, by the name of the part.
@@ -47,9 +54,48 @@ def unfit_files(
         try:
             _check_place(context, thing, uuid, place)
             _check_own(thing, part, own=own)
+            check_firmware_file(thing, part, _content(bundle / part.name), roots)
         except RefusedError as error:
             found[part.name] = error
     return found
+
+
+def check_firmware_file(
+    thing: str, part: Part, data: bytes, definitions: Collection[Element]
+) -> None:
+    """Refuse a file that no such guest could have, or by which its emulator would open another.
+
+    An emulator opens its UEFI variables for writing, and may have written them itself.
+
+    Args:
+        thing: the subject of the error.
+        part: of the bundle or archive; others than UEFI variables and TPM state are not checked.
+        data: its content.
+        definitions: those that the guest may have afterwards.
+
+    Raises:
+        RefusedError: with the reason.
+    """
+    if part.role is Role.TPM:
+        name = Path(part.source or "").name
+        states = filter(None, map(domain_xml.tpm_state, definitions))
+        if not any(state.is_file or is_swtpm_file(name) for state in states):
+            raise RefusedError(thing, f"its TPM has an unknown file: {quoted(name)}")
+    if part.role is Role.NVRAM:
+        if not any(map(domain_xml.nvram, definitions)):
+            raise RefusedError(thing, "has UEFI variables, and its definition does not")
+        formats = set().union(*map(domain_xml.nvram_formats, definitions))
+        try:
+            check_variables(data, formats)
+        except HeaderError as error:
+            raise RefusedError(thing, f"its {part.name} {error}") from error
+
+
+def _content(path: Path) -> bytes:
+    """The content of a part, as far as it has a sensible size; empty if it cannot be read."""
+    with suppress(OSError), path.open("rb") as stream:  # `check_bundle` reads it, and refuses that
+        return stream.read(LIMIT_BYTES)
+    return b""
 
 
 def _check_own(thing: str, part: Part, *, own: bool) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from snaporch.catalog.keep import KEEP_HOLD
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
@@ -14,11 +15,26 @@ from snaporch.restore.journal import HOLD
 from snaporch.restore.plan_model import RestorePlan
 
 SAFETY_PREFIX = "snaporch-safety_"
+_OWN_BOOKMARK = re.compile(r"snaporch-.+-[0-9]+")
+"""The names that ``replication/bookmarks.py`` and ``pull/sender.py`` give: a GUID at the end."""
 
 
 def is_safety(name: str) -> bool:
     """Whether this is the safety snapshot of a restore, which a restore may always destroy."""
     return f"@{SAFETY_PREFIX}" in name
+
+
+def is_base_of_copies(name: str) -> bool:
+    """Whether this is a bookmark that snaporch itself keeps for a replica or a pull.
+
+    It has no data. Without it the next copy may have to be a full one.
+    """
+    return _OWN_BOOKMARK.fullmatch(name.partition("#")[2]) is not None
+
+
+def needs_consent(newer: Iterable[str]) -> list[str]:
+    """Those newer snapshots and bookmarks that a restore destroys only with ``--discard-newer``."""
+    return [name for name in newer if not is_safety(name) and not is_base_of_copies(name)]
 
 
 def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
@@ -35,7 +51,7 @@ def check_newer(plan: RestorePlan, *, discard: bool) -> None:
     Raises:
         RefusedError: with their names.
     """
-    precious = [name for name in plan.newer if not is_safety(name)]
+    precious = needs_consent(plan.newer)
     if precious and not discard:
         raise RefusedError(
             plan.thing,

@@ -168,7 +168,8 @@ def check_plan(
             check_one_instant(plan, plan.manifest)
     unfit: Mapping[str, RefusedError] = {}
     with refusals:
-        unfit = unfit_files(context, plan.thing, plan.record.uuid, plan.parts, _definitions(plan))
+        uuid, place = plan.record.uuid, Path(plan.record.bundle or "")
+        unfit = unfit_files(context, plan.thing, uuid, place, plan.parts, _definitions(plan))
     for error in () if disks_only else unfit.values():
         with refusals:
             raise error

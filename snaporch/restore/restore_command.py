@@ -8,7 +8,7 @@ from contextlib import suppress
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.restore.journal import Ending, RestoreFacts
-from snaporch.restore.newer_snapshot_checks import is_safety
+from snaporch.restore.newer_snapshot_checks import needs_consent
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.plan_model import RestorePlan
 
@@ -34,7 +34,7 @@ def _options(context: Context, facts: RestoreFacts) -> list[str]:
     disks_only = facts.ending is Ending.OFF and ending is not Ending.OFF
     paused = facts.ending is Ending.RESUME and bool(plain and plain.running) and not facts.running
     plan = _plan(context, facts, cold=cold, disks_only=disks_only)
-    discard_newer = any(not is_safety(name) for name in plan.newer)
+    discard_newer = bool(needs_consent(plan.newer))
 
     def is_refused(*, also_roll_back: bool, despite_other_disks: bool) -> bool:
         try:

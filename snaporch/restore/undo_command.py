@@ -12,7 +12,7 @@ from snaporch.errors import AttentionError, SnaporchError
 from snaporch.journal import other_journals_of
 from snaporch.model import Domain
 from snaporch.restore.journal import KIND, RestoreFacts
-from snaporch.restore.newer_snapshot_checks import is_safety
+from snaporch.restore.newer_snapshot_checks import needs_consent
 from snaporch.restore.safety_catalog import RECORD, SafetyCopy, safety_copies
 from snaporch.restore.select_undo import choose_copy
 from snaporch.restore.start_bar import has_bar
@@ -43,7 +43,7 @@ def _options(context: Context, copy: SafetyCopy, *, disks_only: bool) -> list[st
     plan = make_undo_plan(context, copy, disks_only=disks_only, refusals=suppress(SnaporchError))
     apart = plan.ram is not None and any(disk.is_apart for disk in copy.manifest.disks)
     disks_only = disks_only or apart
-    discard_newer = any(not is_safety(name) for name in plan.newer)
+    discard_newer = bool(needs_consent(plan.newer))
 
     def is_refused(*, also_roll_back: bool) -> bool:
         try:

@@ -2,25 +2,28 @@
 
 :mod:`snaporch.schedule.received_copies_retention` decides. A copy counts by its bundle, whose
 manifest names the snapshots by dataset and GUID, and by ``copy.json``, which names the dataset of
-the copies. What no bundle names is never destroyed, and no lock is needed: what arrives meanwhile
-is newer.
+the copies. What no bundle names is never destroyed. What arrives meanwhile is newer, so a pull
+needs no lock; a copy that is read by a test restore stays.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snaporch import default_paths
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import BundleStore, copy_name
 from snaporch.catalog.records import COPY, VERIFIED_HERE, by_dataset, genuine, is_marked
 from snaporch.catalog.torn import is_torn
 from snaporch.config import Config, Copies
-from snaporch.errors import SnaporchError, UnavailableError
+from snaporch.errors import BusyError, SnaporchError, UnavailableError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import readers_lock
 from snaporch.model import (
     BundleState,
     Level,
@@ -238,10 +241,13 @@ class _Pruning:
         if decision.delete:
             try:
                 if not dry_run:
-                    reason = self._destroy(run, reason)
+                    with self._unread(run):
+                        reason = self._destroy(run, reason)
                 action = PruneAction.DELETE if reason == decision.reason else action
             except MountedError as error:
                 reason = error.reason
+            except BusyError as error:
+                reason = f"in use ({error.reason}); the next prune tries again"
             except InUseError as error:  # since the decision, such as by a send
                 reason = f"in use ({error.reason}); the next prune tries again"
             except SnaporchError as error:
@@ -251,6 +257,12 @@ class _Pruning:
             self._gone += names
         usual = not decision.delete and decision.reason != FUTURE
         return PruneDecision(item, action, reason, usual)
+
+    def _unread(self, run: CopiedRun) -> AbstractContextManager[None]:
+        """Destroy nothing that a test restore reads: it would count as damaged."""
+        return readers_lock(
+            default_paths.LOCKS, run.domain, run.uuid, alone=True, interrupt=Interrupt()
+        )
 
     def _destroy(self, run: CopiedRun, reason: str) -> str:
         """Destroy the copies of a run, if they still are what was decided about.

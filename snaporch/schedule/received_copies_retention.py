@@ -1,11 +1,12 @@
 """Decides which received copies of other hosts' guests this machine destroys: a pure function.
 
-Only those in this machine's pools: in a repository of restic snaporch deletes none. The rules are
-those of :mod:`snaporch.schedule.retention`. What a host sends is input, also the times of its
-snapshots. What this machine received less than ``keep_all`` ago stays, and displaces nothing. Of
-the rest, a run that does not claim a later time than all that arrived before it displaces nothing,
-either: a clock was wrong, or is forged. It stays as long as it would beside those that agree with
-it. So a wrong time lets copies stay longer, and none go earlier.
+Those in a repository of restic go only in chains: :mod:`snaporch.schedule.chain_retention`.
+
+The rules are those of :mod:`snaporch.schedule.retention`. What a host sends is input, also the
+times of its snapshots. What this machine received less than ``keep_all`` ago stays, and displaces
+nothing. Of the rest, a run that does not claim a later time than all that arrived before it
+displaces nothing, either: a clock was wrong, or is forged. It stays as long as it would beside
+those that agree with it. So a wrong time lets copies stay longer, and none go earlier.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ def _without_shared(decisions: Sequence[CopyDecision]) -> list[CopyDecision]:
     for key, each in left.items():
         for member in each.run.members:
             with_member[member.full_name].append(key)
-            with_owner[_owner(member)].append(key)
+            with_owner[owner_of(member)].append(key)
     kept = [key for key, each in left.items() if not each.delete]
     for owner, keys in with_owner.items():
         if owner not in left:
@@ -263,7 +264,7 @@ def _keep_too(left: dict[str, CopyDecision], keys: Iterable[str], reason: str) -
     return changed
 
 
-def _owner(member: PoolSnapshot) -> str:
+def owner_of(member: PoolSnapshot) -> str:
     """The run that a copy is marked with, ``UUID/RUN``; of pages of RAM, that of its bundle."""
     marks = member.properties
     return marks.get("ram") or f"{marks.get('uuid', '')}/{marks.get('run', '')}"

@@ -1,4 +1,7 @@
-"""Lowers the priority of bulk work below everything else on the host."""
+"""Lowers the priority of bulk work below everything else on the host.
+
+The weights are those of :mod:`snaporch.systemd.unit_settings`, as in the installed units.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from contextlib import suppress
 
 from snaporch.command_log import LoggedCommand
 from snaporch.default_paths import HOST, HostPaths
+from snaporch.systemd.unit_settings import LOW_WEIGHT
 
-_LOW_WEIGHT = "20"
 _NICE = 10
 _MANAGER = (
     "org.freedesktop.systemd1",
@@ -53,8 +56,8 @@ def _scope(work: str, pid: int) -> list[str]:
     properties = [
         ["PIDs", "au", "1", str(pid)],
         ["Slice", "s", "snaporch.slice"],
-        ["CPUWeight", "t", _LOW_WEIGHT],
-        ["IOWeight", "t", _LOW_WEIGHT],
+        ["CPUWeight", "t", str(LOW_WEIGHT)],
+        ["IOWeight", "t", str(LOW_WEIGHT)],
         ["CollectMode", "s", "inactive-or-failed"],
     ]
     words = [word for each in properties for word in each]

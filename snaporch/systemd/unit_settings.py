@@ -1,4 +1,4 @@
-"""Settings of systemd units: after which units they start, and how long they may take to stop.
+"""Settings of systemd units: after which they start, how long they may take to stop, weights.
 
 They are used for the installed units (:mod:`snaporch.install_files`, ``templates/``) and for those
 that a run starts (:mod:`snaporch.systemd.start_detached`).
@@ -13,3 +13,5 @@ AFTER = (*AFTER_LIBVIRT, "libvirt-guests.service")
 STOP_TIME = "10min"
 """How long a run may take to release its guest after SIGTERM. systemd allows 30 minutes for the
 whole shutdown, of which libvirt-guests needs the rest."""
+LOW_WEIGHT = 20
+"""``CPUWeight`` and ``IOWeight`` of bulk work: replications, verifications, sealing."""

@@ -11,10 +11,11 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from snaporch import default_paths
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     BackingFileEntry,
@@ -23,13 +24,18 @@ from snaporch.bundle.manifest import (
     Part,
 )
 from snaporch.bundle.store import COPY_NAME, BundleStore, copy_name
-from snaporch.catalog.records import all_records
+from snaporch.catalog.records import all_records, snapshots_of_record
 from snaporch.config import Config, Replica
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError, SnaporchError
-from snaporch.model import BundleState, SnapshotRecord
+from snaporch.locks import readers_lock
+from snaporch.model import BundleState, PoolSnapshot, SnapshotRecord
 from snaporch.verify.restore_results import restore_results
 from snaporch.verify.verify import Verification, VerifyOptions, verify
+
+_PRUNE_SECONDS = 60
+"""How long prune may destroy a copy of a guest, for which a test restore of it waits."""
+_GONE = "was destroyed meanwhile"
 
 
 def find_place(config: Config, name: str) -> Replica:
@@ -199,7 +205,8 @@ class CopiesHere:
             options: see :class:`VerifyOptions`.
 
         Raises:
-            NotRestorableError: its bundle is encrypted, or has not arrived; nothing is written.
+            NotRestorableError: its bundle is encrypted, or has not arrived, or the copy was
+                destroyed meanwhile.
             SnaporchError: there is no result, for a reason outside the copy; nothing is written.
         """
         reference = f"{record.uuid}/{record.run}"
@@ -218,7 +225,42 @@ class CopiesHere:
         mounted = mount_points(manifest) if manifest is not None else {}
         resolver = replace(self._context.resolver, mounted=mounted)
         context = replace(self._context, resolver=resolver)
-        return verify(context, record, replace(options, on=self._name))
+        with self._not_pruned(record):
+            return self._verify(context, record, replace(options, on=self._name))
+
+    def _not_pruned(self, record: SnapshotRecord) -> AbstractContextManager[None]:
+        """Keep the retention of copies from destroying what is read; it waits for one destroy."""
+        return readers_lock(
+            default_paths.LOCKS,
+            record.domain,
+            record.uuid,
+            alone=False,
+            wait=_PRUNE_SECONDS,
+            interrupt=self._context.interrupt,
+        )
+
+    def _verify(
+        self, context: Context, record: SnapshotRecord, options: VerifyOptions
+    ) -> Verification:
+        before = self._members(record)
+        if not before:
+            raise NotRestorableError(record.full_name, _GONE)
+        try:
+            outcome = verify(context, record, options)
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            if self._members(record) == before:
+                raise
+            raise NotRestorableError(record.full_name, _GONE) from error
+        if outcome.failure is not None and self._members(record) != before:
+            raise NotRestorableError(record.full_name, _GONE)
+        return outcome
+
+    def _members(self, record: SnapshotRecord) -> list[PoolSnapshot]:
+        """The ZFS snapshots of a copy that exist now, without what is written on them."""
+        found = snapshots_of_record(self._context.store, self._context.pool.snapshots(), record)
+        return [replace(each, properties={}) for each in found]
 
     def _has_arrived(self, reference: str, manifest: Manifest | None) -> bool:
         """Whether the bundle came as a whole: its last file is the description of the copy."""

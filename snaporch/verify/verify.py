@@ -394,7 +394,13 @@ def _run_script(
 def _take_picture(
     context: Context, source: Source, directory: Path, outcome: Verification, made: Clone
 ) -> None:
-    picture = context.hypervisor.screenshot(made.uuid)
+    try:
+        picture = context.hypervisor.screenshot(made.uuid)
+    except LostLibvirtError:
+        raise
+    except HypervisorError as error:  # a picture proves nothing of the snapshot
+        context.progress.note(source.thing, f"there is no screenshot: {error.reason}")
+        return
     if picture is None:
         context.progress.note(source.thing, "has no screen, so there is no screenshot")
         return

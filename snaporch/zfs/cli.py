@@ -316,6 +316,11 @@ class ZfsCommand:
         found = self._listed(listing, "-t", "filesystem,volume", names=datasets) if datasets else ()
         return {name: values[POLICY_PROPERTY] for name, values in found if values}
 
+    def mountpoints(self) -> dict[str, str]:
+        listing = self._run("list", "-Hp", "-t", "filesystem", "-o", "name,canmount,mountpoint")
+        rows = (line.split("\t", 2) for line in listing.split("\n") if line)
+        return {row[0]: row[-1] for row in rows if row[1] == "on" and row[-1].startswith("/")}
+
     def encryption_roots(self, datasets: Sequence[str]) -> dict[str, str]:
         return dict(self._values("encryptionroot", datasets))
 

@@ -166,6 +166,9 @@ class Pool(Protocol):
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         """The ``snaporch:policy`` of each of these datasets that has or inherits one."""
 
+    def mountpoints(self) -> dict[str, str]:
+        """The directories of the file systems that ZFS mounts when the host boots, by dataset."""
+
     def encryption_roots(self, datasets: Sequence[str]) -> dict[str, str]:
         """The encryption root of each of these datasets that is encrypted."""
 

@@ -454,6 +454,20 @@ class TestHypervisorContract:
     def test_a_guest_without_a_screen_has_no_picture(self, host, hypervisor):
         assert hypervisor.screenshot(host.uuid) is None
 
+    def test_what_no_schema_has_is_refused(self, host, hypervisor):
+        """libvirt ignores it otherwise."""
+        xml = hypervisor.domain(NAME).inactive_xml
+        hypervisor.define(xml, validate=True)
+        before = hypervisor.domain(NAME).inactive_xml
+        odd = xml.replace("</domain>", "<unknown/></domain>")
+        with pytest.raises(HypervisorError):
+            hypervisor.define(odd, validate=True)
+        assert hypervisor.domain(NAME).inactive_xml == before
+        other = odd.replace(host.uuid, OTHER).replace(NAME, f"{NAME}-two")
+        with pytest.raises(HypervisorError):
+            hypervisor.create(other, paused=True, validate=True)
+        assert hypervisor.find(OTHER) is None
+
     def test_an_undefined_domain_is_forgotten(self, host, hypervisor):
         hypervisor.destroy(host.uuid)
         hypervisor.undefine(host.uuid)

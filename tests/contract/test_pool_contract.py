@@ -117,6 +117,13 @@ class TestPoolContract:
         assert roots == dict.fromkeys(found, f"{root}/secret")
         assert pool.encryption_roots([]) == {}
 
+    def test_the_directories_of_file_systems_that_are_mounted_at_boot(self, scratch, pool, root):
+        pool.create_filesystem(f"{root}/one", {"mountpoint": "/tmp/one"})
+        found = pool.mountpoints()
+        assert (found[root], found[f"{root}/one"]) == (f"/{root}", "/tmp/one")
+        pool.set_properties([f"{root}/one"], {"canmount": "noauto"})
+        assert f"{root}/one" not in pool.mountpoints()
+
     def test_a_snapshot_carries_its_properties(self, pool, root):
         pool.snapshot([f"{root}@a"], {"snaporch:run": "r", "snaporch:domain": "Bär <vm> & Co"})
         (found,) = pool.snapshots([root])

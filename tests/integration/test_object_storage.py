@@ -13,12 +13,14 @@ import sys
 import threading
 import time
 import urllib.request
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from fakes.cloud import Cloud
 from fakes.pool import FakePool
 
+from snaporch.config import Config
 from snaporch.errors import InterruptedRunError
 from snaporch.interrupt import Interrupt
 from snaporch.replication.interface import ReplicaError
@@ -26,6 +28,7 @@ from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.restic import repository_problem
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
+from snaporch.schedule.prune_chains import prune_chains
 
 ALL = 1 << 62
 WEB, COPY = "tank/web", "tank:web"
@@ -136,6 +139,70 @@ def test_chains_and_a_bundle_go_there_and_come_back(cloud, tmp_path):
     assert source.fetch(REFERENCE, unsent_files(sizes, SUMS, {}), received) == []
     for name, content in FILES.items():
         assert (tmp_path / "store" / REFERENCE / name).read_bytes() == content
+
+
+def stored(server, tmp_path):
+    """The bytes of the packs in the bucket."""
+    bucket = f"{server}/{tmp_path.name.replace('_', '-').lower()}"
+    text = asked(f"{bucket}?prefix=vm1/data/").decode()
+    return sum(map(int, re.findall(r"<Size>([0-9]+)</Size>", text)))
+
+
+def prune(cloud, *, dry_run=False):
+    options = {"replica": {"cloud": cloud.section(chain=1, keep={"last": 2})}}
+    paths = {"runtime": cloud.place / "runtime", "bundles": cloud.place / "store"}
+    return prune_chains(
+        Config.model_validate({**options, "paths": paths}),
+        cloud.pool,
+        lambda _name, _replica: cloud.repository(),
+        Interrupt(),
+        dry_run=dry_run,
+    )
+
+
+def test_an_old_chain_and_its_bundle_go_and_the_rest_comes_back(cloud, server, tmp_path):
+    for number, name in enumerate("abcd"):
+        reference = REFERENCE if name == "a" else f"{UUID}/r-{name}"
+        run = reference.partition("/")[2]
+        cloud.take(f"{WEB}@{name}", run=run, uuid=UUID, domain="web")
+        cloud.pool.age(f"{WEB}@{name}", datetime.now(UTC) - timedelta(days=9 - number))
+    for number, name in enumerate("abcd"):
+        with (cloud.place / "streams" / f"tank:web@{name}").open("ab") as stream:
+            stream.write(random.Random(number).randbytes(1 << 21))
+    cloud.destination(chain=1).send(WEB, raw=False, until=ALL)
+    store_bundle(cloud, tmp_path)
+    before = stored(server, tmp_path)
+    assert [each.action for each in prune(cloud, dry_run=True).decisions] == ["delete", "keep"]
+    assert stored(server, tmp_path) == before
+    done = prune(cloud)
+    assert done.failures == []
+    assert [each.action for each in done.decisions] == ["delete", "keep"]
+    assert stored(server, tmp_path) < before * 0.75
+    assert [each.name for each in cloud.destination().snapshots([WEB])] == [*"cd"]
+    assert cloud.destination().bundles(UUID) == {}
+    content = (cloud.place / "streams" / "tank:web@c").read_bytes()
+    assert receive(cloud, "c") == content
+    assert len(receive(cloud, "d")) == len(content)
+    cloud.repository().host.run("restic", "check", "--read-data")
+
+
+def test_nothing_is_deleted_with_a_lock_of_another_restic(cloud):
+    """As one that was killed leaves it."""
+    for number, name in enumerate("abcd"):
+        cloud.take(f"{WEB}@{name}", run=f"r-{name}", uuid=UUID, domain="web")
+        cloud.pool.age(f"{WEB}@{name}", datetime.now(UTC) - timedelta(days=9 - number))
+    cloud.destination(chain=1).send(WEB, raw=False, until=ALL)
+    repository = cloud.repository()
+    environment = repository.host.environment
+    words = ["restic", "backup", "--quiet", "--tag", "other", "--stdin"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, env=environment) as other:
+        while not repository.host.run("restic", "list", "locks", "--no-lock").strip():
+            assert other.poll() is None
+        (failure,) = prune(cloud).failures
+        assert "restic forget: another restic has locked the repository" in failure.line()
+        assert failure.line().endswith("unlock)")
+        other.stdin.write(b"x")
+    assert prune(cloud).failures == []
 
 
 def test_a_damaged_pack_is_found_and_its_stream_never_ends(cloud, server, tmp_path):

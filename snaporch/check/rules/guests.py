@@ -158,26 +158,32 @@ def replica_nested(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
 
 
 def ram_not_replicated(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
-    """The guest's disks are encrypted on a replica, and its RAM would be there in clear."""
-    if not guest.has_ram:
-        return
+    """The guest's disks are encrypted on a replica, and its RAM would be there in clear.
+
+    So would the state of its firmware, which is in a bundle without RAM, too.
+    """
+    secrets = [*(["RAM"] if guest.has_ram else []), *guest.firmware]
     locked = sorted(facts.encrypted & {*guest.datasets, *guest.left_out})
     for name in guest.replicas:
         privacy = facts.bundle_privacy.get(name)
-        if locked and privacy is not None and privacy.is_clear:
+        if secrets and locked and privacy is not None and privacy.is_clear:
             other = ", or have its bundles on an encrypted dataset"
             other = other if privacy is BundlePrivacy.CLEAR else ""
             yield error(
                 guest.name,
                 f"its bundles are not sent to replica {name}: {listed(locked)} is encrypted, and "
-                "its RAM would be there in clear",
+                f"its {' and '.join(secrets)} would be there in clear",
                 "its snapshots have no complete copy there",
                 f"set encrypt_to in [replica.{name}]{other}: see docs/how-to/replication.md",
             )
         pages = facts.pages
         in_clear = pages is not None and guest.name in pages.guests and not pages.encrypted
         refuses = privacy is BundlePrivacy.ENCRYPTED
-        if in_clear and (refuses or (locked and privacy is BundlePrivacy.ENCRYPTED_DATASET)):
+        if (
+            guest.has_ram
+            and in_clear
+            and (refuses or (locked and privacy is BundlePrivacy.ENCRYPTED_DATASET))
+        ):
             yield error(
                 guest.name,
                 f"its pages of RAM are not sent to replica {name}: they would be there in clear",

@@ -1,6 +1,8 @@
 """Rules about overlays, journals, the bundle store and RAM in pages.
 
-All else about the host is judged by :mod:`.host`.
+All else about the host is judged by :mod:`.host`. Whether a snapshot is refused, or gets no
+overlays, for want of room or because of its place, is decided by
+:mod:`snaporch.snapshot.storage_blockers`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,27 @@ from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, error, listed, warning
 
 _OTHERS = 0o077
+
+
+def one_mountpoint(facts: HostFacts) -> Iterator[Finding]:
+    """File systems of one mount point, at or above a guest's dataset or the bundle store."""
+    at: dict[str, list[str]] = {}
+    for dataset, place in sorted(facts.mountpoints.items()):
+        at.setdefault(place, []).append(dataset)
+    used = {dataset: guest.name for guest in facts.guests for dataset in guest.datasets}
+    if facts.store.dataset is not None:
+        used[facts.store.dataset] = "the bundle store"
+    for place, datasets in at.items():
+        inside = [own for own in used for each in datasets if f"{own}/".startswith(f"{each}/")]
+        if len(datasets) > 1 and inside:
+            yield error(
+                place,
+                f"it is the mount point of {listed(datasets)}",
+                f"after a boot either of them may hide the other: {used[inside[0]]} may then have "
+                "other disks, or none",
+                "leave it to one of them, and run for each other one",
+                ("zfs set canmount=noauto DATASET",),
+            )
 
 
 def overlays_left(facts: HostFacts) -> Iterator[Finding]:

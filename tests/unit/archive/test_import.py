@@ -1,7 +1,9 @@
 import gc
+import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -9,22 +11,24 @@ from xml.etree import ElementTree
 
 import pytest
 from fakes.archives import VDA, VDB, Opened, exported, in_snapshot, packed, tar_of
-from fakes.hooks import failing
+from fakes.hooks import KilledError, failing
 from fakes.images import qcow2
 from fakes.world import World
 
 from snaporch import default_paths
 from snaporch.archive.contents import ArchiveError, Member, contents_bytes, pack_map
 from snaporch.archive.import_guest import ImportRequest, import_guest
-from snaporch.archive.import_place import MARK
+from snaporch.archive.import_place import MARK, ImportPlace
 from snaporch.archive.reserve import reserve
 from snaporch.archive.tar_header import header, padding
 from snaporch.archive.write_archive import END_MARK
+from snaporch.bundle.manifest import Part, Role
 from snaporch.errors import (
     AttentionError,
     BusyError,
     InterruptedRunError,
     RefusedError,
+    RunFailedError,
     UsageError,
 )
 from snaporch.hypervisor import HypervisorError
@@ -386,6 +390,17 @@ def test_a_definition_that_is_nested_thousands_deep_is_refused(archive, there):
     assert nothing_of_it(there)
 
 
+@pytest.mark.parametrize("way", ["import", "export"])
+def test_it_ends_when_others_have_used_up_the_room(archive, there, world, monkeypatch, way):
+    """Guests on this file system would be paused when their images cannot grow."""
+    looks, real = [1 << 50] if way == "import" else [], shutil.disk_usage(there.images)
+    left = lambda _path: real._replace(free=looks.pop() if looks else 0)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", left)
+    with pytest.raises(RunFailedError, match=r"0 MiB left, and .* are kept for others"):
+        bring(there, archive) if way == "import" else exported(world)
+    assert nothing_of_it(there)
+
+
 def test_room_is_left_on_the_file_system():
     assert reserve(100 << 30) == 1 << 30
     assert reserve(2 << 30) == (2 << 30) // 20
@@ -609,3 +624,89 @@ def test_a_disk_that_names_another_file_is_refused(archive, there):
             format="qcow2",
         )
         refused(there, forged.written(), "its disk vdb")
+
+
+def with_part(archive, role, content=b"<domain/>"):
+    """An archive whose manifest and table have one more part."""
+    opened = Opened(archive)
+    size, digest = len(content), hashlib.sha256(content).hexdigest()
+    part = Part(name="more", role=role, bytes=size, sha256=digest)
+    members, parts = list(opened.contents.members), list(opened.manifest.parts)
+    is_ram = role is Role.RAM
+    at = -1 if is_ram else next(n for n, each in enumerate(members) if each.disk is not None)
+    members.insert(at, Member(name="more", bytes=size))
+    opened.contents = opened.contents.model_copy(update={"members": tuple(members)})
+    opened.data["more"] = content
+    parts.insert(len(parts) if is_ram else 0, part)
+    opened.change_manifest(parts=tuple(parts))
+    return opened.written()
+
+
+@pytest.mark.parametrize("role", [Role.RAM, Role.LIVE_XML])
+def test_two_parts_of_one_role_are_refused(archive, there, role):
+    """A second image of RAM would be held in memory, whatever its size."""
+    with pytest.raises(RefusedError, match=f"its manifest has two parts of the role {role}"):
+        bring(there, with_part(archive, role))
+    assert not list(there.images.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "other"])
+def test_a_mark_of_another_user_is_not_believed(archive, there, tmp_path, kind):
+    bring(there, archive, starts=False)
+    place, mine = there.images / "web", tmp_path / "mine"
+    text = json.dumps({"uuid": there.guest("web").uuid, "files": None})
+    mine.mkdir()
+    for name in (".import", ".profile"):
+        (mine / name).write_text(text)
+    if kind == "link":
+        place.rename(tmp_path / "moved")
+        place.symlink_to(mine)
+    elif kind == "pipe":
+        os.mkfifo(place / ".import")
+    else:
+        (place / ".import").write_text(text)
+        there.images.chmod(0o777)
+    with pytest.raises(RefusedError, match="the guest web has its UUID"):
+        bring(there, archive)
+    assert sorted(os.listdir(mine)) == [".import", ".profile"]
+
+
+MORE_MEMORY = {
+    "memory": "<memory unit='TiB'>512</memory><currentMemory unit='KiB'>1024</currentMemory>",
+    "cells": "<cpu><numa><cell id='0' cpus='0' memory='512' unit='TiB'/></numa></cpu>",
+}
+
+
+@pytest.mark.parametrize("kind", MORE_MEMORY)
+def test_a_guest_that_may_take_more_memory_than_there_is(archive, there, kind):
+    opened = Opened(archive)
+    for part in opened.manifest.parts:
+        if part.role in (Role.LIVE_XML, Role.INACTIVE_XML):
+            text = re.sub("<memory .*?</memory>", "", opened.data[part.name].decode())
+            text = text.replace("<devices>", f"{MORE_MEMORY[kind]}<devices>", 1)
+            opened.change_part(part.name, text.encode())
+    with pytest.raises(RefusedError, match="may take 536870912 MiB of memory"):
+        bring(there, opened.written(), cold=True)
+
+
+@pytest.mark.parametrize("how", ["discard", "finish"])
+@pytest.mark.parametrize("kill", [1, 2])
+def test_the_mark_goes_last(there, monkeypatch, how, kill):
+    """Otherwise a kill meanwhile would leave what no command removes."""
+    place, left, unlink = ImportPlace(there.images / "web"), [kill], os.unlink
+    place.begin("uuid")
+    for name in (".ram.save", ".import-ram.save"):
+        (place.path / name).write_bytes(b"data")
+
+    def killed(*arguments, **more):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KilledError
+        unlink(*arguments, **more)
+
+    act = getattr(place, how)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", killed)
+        with pytest.raises(KilledError):
+            act()
+    assert place.marked() == "uuid"

@@ -580,6 +580,30 @@ def test_directories_that_a_power_loss_empties(facts):
     assert finding.subject == "/run/journal"
 
 
+@pytest.mark.parametrize("other", ["old/web", "copies"])
+def test_a_guest_whose_mount_point_another_file_system_has(facts, other):
+    (dataset,) = WEB.datasets
+    finding = only(facts(mountpoints={dataset: "/vm/web", other: "/vm/web"}))
+    assert (finding.code, finding.severity) == ("one-mountpoint", Severity.ERROR)
+    assert finding.subject == "/vm/web"
+    assert f"{dataset}" in finding.what
+    assert other in finding.what
+
+
+def test_file_systems_of_others_may_have_one_mount_point(facts):
+    """Boot environments have, say."""
+    alone = {"rpool/ROOT/one": "/", "rpool/ROOT/two": "/"}
+    apart = {dataset: f"/{dataset}" for dataset in WEB.datasets}
+    assert apply_rules(facts(mountpoints=alone | apart)) == []
+
+
+def test_a_mount_point_above_the_guest(facts):
+    (dataset,) = WEB.datasets
+    above = dataset.rpartition("/")[0]
+    finding = only(facts(mountpoints={above: "/vm", "old": "/vm", dataset: "/vm/web"}))
+    assert (finding.code, finding.subject) == ("one-mountpoint", "/vm")
+
+
 def test_a_libvirt_that_starts_guests_on_overlays(facts):
     finding = only(facts(start_hook_problem=StartHookProblem("no hook", "snaporch install")))
     assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)
@@ -630,6 +654,10 @@ def test_ram_in_clear_beside_encrypted_disks_is_not_sent(facts):
         (copied("nas"), {("ram-not-replicated", "error")}),
         (replace(copied("nas"), has_ram=False), set()),
         (
+            replace(copied("nas"), has_ram=False, firmware=("UEFI variables",)),
+            {("ram-not-replicated", "error")},
+        ),
+        (
             replace(copied("nas"), datasets=("tank/db",), left_out=("tank/web",)),
             {("ram-not-replicated", "error")},
         ),
@@ -639,6 +667,15 @@ def test_only_ram_that_has_encrypted_data_counts(facts, guest, codes):
     store = StoreFacts(Path("/store"), encrypted=True)
     more = {"store": store, "encrypted": frozenset({"tank/web"}), "bundle_privacy": PRIVACY}
     assert codes_in(facts(guests=[guest], **more)) == codes
+
+
+def test_the_secrets_are_named(facts):
+    guest = replace(copied("nas"), firmware=("TPM state", "UEFI variables"))
+    more = {"store": StoreFacts(Path("/store"), encrypted=True)}
+    more |= {"encrypted": frozenset({"tank/web"}), "bundle_privacy": PRIVACY}
+    for has_ram, text in ((True, "its RAM and TPM state and"), (False, "its TPM state and")):
+        finding = only(facts(guests=[replace(guest, has_ram=has_ram)], **more))
+        assert f"{text} UEFI variables would be there in clear" in finding.what
 
 
 def test_an_append_only_replica_is_not_advised_to_encrypt_its_dataset(facts):

@@ -45,6 +45,39 @@ def test_kept_snapshots_are_listed_with_verbose(policies, snaporch):
     assert any(line.endswith("stays: last 1 of 1, the last good RAM snapshot") for line in lines)
 
 
+SOURCES = """
+[source.vm1]
+host = "vm1"
+dataset = "backup/vm1"
+bundles = "/srv/vm1"
+every = "1h"
+[source.vm2]
+host = "vm2"
+dataset = "backup/vm2"
+bundles = "/srv/vm2"
+every = "1h"
+window = "{}"
+[source.by-hand]
+host = "vm3"
+dataset = "backup/vm3"
+bundles = "/srv/vm3"
+"""
+
+
+def test_the_next_pulls_are_in_the_plan_and_wait_for_their_window(policies, snaporch):
+    later = datetime.now().astimezone() + timedelta(hours=2)
+    window = f"{later:%H:%M}-{later + timedelta(minutes=5):%H:%M}"
+    with policies.config_file.open("a") as stream:
+        stream.write(SOURCES.format(window))
+    *_, first, second = snaporch("plan").out.splitlines()
+    assert first == "vm1  pull due now  (by every)"
+    assert second.startswith("vm2  pull next ")
+    assert second.endswith(f"(its window: {window})")
+    found = [(each["source"], each["due"]) for each in snaporch("plan", "--json").json["pulls"]]
+    assert found == [("vm1", True), ("vm2", False)]
+    assert "pull" not in snaporch("plan", "web").out
+
+
 def test_the_plan_as_json(policies, snaporch):
     document = snaporch("plan", "--json").json
     (run,) = document["runs"]

@@ -323,7 +323,7 @@ def test_without_a_yes_nothing_moves(lost, snaporch):
     answer = rebuild(snaporch, "web")
     assert answer.code == ExitCode.REFUSED
     assert "web@s1 comes back (ram):\nsnaporch: dataset tank/web: @s1\n" in answer.err
-    assert "its definition, which comes from the replica, names these paths here:" in answer.err
+    assert "its definition, which comes from the replica, names these here:" in answer.err
     assert "no terminal to ask on; use --yes" in answer.err
     assert lost.hooks.log == []
 

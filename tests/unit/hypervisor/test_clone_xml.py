@@ -170,7 +170,7 @@ def test_another_hosts_guest_gets_no_privileges():
             "<memoryBacking><locked/><allocation mode='immediate'/><source type='file'/>"
             "<nosharepages/></memoryBacking>"
         ),
-        "<on_crash>coredump-restart</on_crash>",
+        "<on_crash><x>coredump-restart</x></on_crash>",
     )
     places = [(".", part) for part in parts]
     places += [

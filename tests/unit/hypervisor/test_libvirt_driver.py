@@ -87,7 +87,7 @@ class Connection:
     def domainEventDeregisterAny(self, _callback):  # noqa: N802 - libvirt's
         return 0
 
-    def defineXML(self, text):  # noqa: N802 - libvirt's
+    def defineXMLFlags(self, text, _flags):  # noqa: N802 - libvirt's
         disks = domain_xml.disks(domain_xml.parse(text))
         self._done.append({disk.target: disk.source for disk in disks})
 

@@ -1,7 +1,9 @@
+import libvirt
 import pytest
 
 from snaporch.default_paths import HostPaths
 from snaporch.errors import NotFoundError
+from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 
@@ -58,3 +60,65 @@ def test_two_emulators_differ_even_if_libvirtd_repeats_the_id(tmp_path):
     assert hypervisor.domain("test").boot == first
     (tmp_path / "libvirt/qemu/test.pid").write_text("101\n")
     assert hypervisor.domain("test").boot not in ("", first)
+
+
+class Screen:
+    """A domain, the connection to it and the stream of its screenshot."""
+
+    def __init__(self, code=None, active=True, blocks=(b"picture",)):
+        self.code, self.active, self.blocks = code, active, blocks
+
+    def setKeepAlive(self, _interval, _count):  # noqa: N802 - libvirt's
+        return 0
+
+    def isAlive(self):  # noqa: N802 - libvirt's
+        return 1
+
+    def lookupByUUIDString(self, _uuid):  # noqa: N802 - libvirt's
+        return self
+
+    def newStream(self, _flags):  # noqa: N802 - libvirt's
+        return self
+
+    def name(self):
+        return "web"
+
+    def isActive(self):  # noqa: N802 - libvirt's
+        return int(self.active)
+
+    def screenshot(self, _stream, _screen):
+        if self.code is not None:
+            error = libvirt.libvirtError("failed")
+            error.err = (self.code, 0, "why", 0, "", "", "", 0, 0)
+            raise error
+        return "image/png"
+
+    def recvAll(self, handler, opaque):  # noqa: N802 - libvirt's
+        for block in self.blocks:
+            handler(self, block, opaque)
+
+    def finish(self):
+        return 0
+
+
+def picture(screen):
+    return LibvirtHypervisor("qemu:///fake", connect=lambda _uri: screen).screenshot("uuid")
+
+
+@pytest.mark.parametrize("code", [libvirt.VIR_ERR_OPERATION_INVALID, libvirt.VIR_ERR_NO_SUPPORT])
+def test_only_a_running_domain_is_without_a_screen(code):
+    """libvirt has the same answer for one that has ended."""
+    assert picture(Screen(code)) is None
+    with pytest.raises(HypervisorError, match="taking a screenshot: why"):
+        picture(Screen(code, active=False))
+
+
+def test_a_failed_screenshot_is_no_missing_screen():
+    assert picture(Screen()).data == b"picture"
+    with pytest.raises(HypervisorError, match="taking a screenshot: why"):
+        picture(Screen(libvirt.VIR_ERR_OPERATION_FAILED))
+
+
+def test_a_huge_screenshot_is_refused():
+    with pytest.raises(HypervisorError, match="over 256 MiB"):
+        picture(Screen(blocks=[bytes(1 << 20)] * 257))

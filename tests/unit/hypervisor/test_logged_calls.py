@@ -35,8 +35,8 @@ def test_changing_calls_are_logged_with_their_domain(connection, log):
 
 def test_xml_is_not_logged(connection, log):
     xml = connection.lookupByName("test").XMLDesc(0)
-    connection.defineXML(xml)
-    assert commands(log) == [("libvirt defineXML", "")]
+    connection.defineXMLFlags(xml, 0)
+    assert commands(log) == [("libvirt defineXMLFlags", "")]
 
 
 def test_a_call_that_fails_is_logged_and_raises(connection, log, tmp_path):

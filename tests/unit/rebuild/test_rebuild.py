@@ -27,7 +27,7 @@ from snaporch.interrupt import Interrupt
 from snaporch.locks import REPLICATION, domain_lock
 from snaporch.model import DomainState, Level
 from snaporch.rebuild.bring_back import bring_back, guest_lock, policies_of, set_policies
-from snaporch.rebuild.definitions import definitions, host_paths
+from snaporch.rebuild.definitions import definitions, host_paths, other_host_values
 from snaporch.rebuild.fetch_bundle import check_files, runs_to_fetch
 from snaporch.rebuild.local_checks import AlreadyHereError, check_others
 from snaporch.rebuild.plan import _mountpoint, find_uuid
@@ -717,6 +717,30 @@ def test_the_paths_of_its_definition_are_known_before_it_comes(loss):
         "<q:arg value='file=/etc/shadow'/></q:commandline></domain>"
     )
     assert host_paths(hostile) == ["file=/etc/shadow"]
+
+
+QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
+TAKES = {
+    f"<q:commandline xmlns:q='{QEMU}'><q:arg value='-incoming'/><q:arg value='exec:nc host 99'/>"
+    "</q:commandline>": {"<arg> value=-incoming", "<arg> value=exec:nc host 99"},
+    "<seclabel type='static' model='dac' relabel='no'><label>+0:+0</label></seclabel>": {
+        "<label> +0:+0",
+        "<seclabel> model=dac",
+        "<seclabel> relabel=no",
+        "<seclabel> type=static",
+    },
+    "<devices><hostdev mode='subsystem' type='pci'><source><address domain='0x0000' bus='0x03'/>"
+    "</source></hostdev></devices>": {"<address> bus=0x03", "<address> domain=0x0000"},
+    "<devices><filesystem><source dir='.'/></filesystem></devices>": {"<source> dir=."},
+    "<devices><disk type='network'><source protocol='rbd' name='x'><host name='h'/></source></disk>"
+    "</devices>": {"<source> protocol=rbd", "<source> name=x", "<host> name=h"},
+}
+
+
+@pytest.mark.parametrize("part", TAKES)
+def test_what_else_its_definition_takes_of_the_host_is_known_before(part):
+    """A forged definition needs no path: QEMU's arguments can name a program."""
+    assert set(other_host_values(f"<domain>{part}</domain>")) == TAKES[part]
 
 
 @pytest.mark.parametrize("kind", ["domain.live.xml", "domain.xml"])

@@ -40,9 +40,9 @@ class Vault:
         document = self.context.config.model_dump() | {"replica": {"nas": nas}}
         self.context.config = Config.model_validate(document)
 
-    def take(self, name="s1"):
+    def take(self, name="s1", level=None):
         domain = self.context.hypervisor.domain("web")
-        return take_snapshot(self.context, domain, SnapshotRequest(name))
+        return take_snapshot(self.context, domain, SnapshotRequest(name, level))
 
     def ship(self, **more):
         records = all_records(self.context.store, self.world.pool.snapshots())
@@ -286,6 +286,35 @@ def test_ram_in_clear_of_a_guest_with_encrypted_disks_is_not_sent(locked):
     assert locked.there.names() == ["tank/web@s1"]
     assert not locked.copy(record).exists()
     assert locked.replicated() == {"s1": ()}
+
+
+@pytest.mark.parametrize(
+    ("firmware", "named"),
+    [
+        ({"nvram": True}, "UEFI variables"),
+        ({"tpm": True}, "TPM state"),
+        ({"nvram": True, "tpm": True}, "TPM state and UEFI variables"),
+    ],
+)
+def test_the_firmware_of_a_guest_is_as_secret_as_its_ram(locked, tmp_path, firmware, named):
+    """Also of a bundle without RAM."""
+    places = {each: tmp_path / each for each in firmware}
+    for each, path in places.items():
+        path.mkdir() if each == "tpm" else path.write_bytes(b"keys")
+    if "tpm" in places:
+        (places["tpm"] / "tpm2-00.permall").write_bytes(b"keys")
+    given = {each: str(path) for each, path in places.items()}
+    locked.world.add_guest(disks={"vda": "tank/web"}, **given)
+    record = locked.take(level="crash")
+    with pytest.raises(ReplicaError, match=f"and its {named} would be there in clear"):
+        locked.ship()
+    assert not locked.copy(record).exists()
+
+
+def test_a_bundle_without_secrets_is_sent_in_clear(locked):
+    record = locked.take(level="crash")
+    locked.ship()
+    assert locked.copy(record).exists()
 
 
 class Mixed:

@@ -104,3 +104,24 @@ def test_variables_on_a_file_system_that_was_made_read_only(firmware, world, rea
     assert "read-only, and vars.fd has to be written there" in said
     made = plan(world, disks_only=True)
     assert any("stays as it is" in line for line in losses(world.context, made))
+
+
+LINKED = b"QFI\xfb\0\0\0\3\0\0\0\0\0\0\0\x68\0\0\0\x0b".ljust(104, b"\0") + b"/etc/shadow"
+"""The header of a qcow2 image, with the name of its backing file."""
+
+
+def test_variables_by_which_the_emulator_would_open_another_file(firmware, world):
+    """An emulator writes them, and a replica may have any."""
+    bundle = Path(firmware.record.bundle)
+    (bundle / "nvram.fd").write_bytes(LINKED)
+    manifests.with_sums(bundle)
+    for way in ({}, {"cold": True}):
+        assert "its nvram.fd needs another file, or a key" in refusal(world, **way)
+    made = plan(world, disks_only=True)
+    assert any("nvram.fd stays as it is" in line for line in losses(world.context, made))
+
+
+def test_a_file_that_no_tpm_has_is_refused(firmware, world):
+    path = Path(firmware.record.bundle) / "manifest.json"
+    manifests.replace_text(path, "tpm2-00.permall", "swtpm.log")
+    assert "its TPM has an unknown file: 'swtpm.log'" in refusal(world)

@@ -320,6 +320,22 @@ def test_newer_bookmarks_need_consent_too(story, world):
     assert "tank/web@y" in said
 
 
+@pytest.mark.parametrize("own", ["snaporch-pull-vault-17", "snaporch-offsite-17"])
+def test_bookmarks_of_copies_are_shown_and_need_no_consent(story, world, own):
+    """snaporch has made them, and they hold no data."""
+    world.pool.snapshot(["tank/web@x"], {})
+    for name in (own, "snaporch-notes"):
+        world.pool.bookmark("tank/web@x", name)
+    world.pool.destroy_snapshots(["tank/web@x"])
+    world.hooks.log.clear()
+    assert "newer bookmarks would be destroyed: tank/web#snaporch-notes" in refusal(world)
+    world.pool.destroy_bookmark("tank/web#snaporch-notes")
+    made = plan(world)
+    assert made.newer == (f"tank/web#{own}",)
+    expected = f"tank/web#{own}, where later copies begin: the next copy may be a full one"
+    assert expected in losses(world.context, made)
+
+
 def test_newer_snapshots_with_clones_are_refused(story, world):
     world.pool.snapshot(["tank/web@x"], {})
     world.pool.clone("tank/web@x", "tank/copy")

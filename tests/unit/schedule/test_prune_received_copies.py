@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from fakes.pool import FakePool
 
+from snaporch import default_paths
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -20,6 +21,8 @@ from snaporch.bundle.manifest import (
     manifest_bytes,
 )
 from snaporch.config import Config
+from snaporch.interrupt import Interrupt
+from snaporch.locks import readers_lock
 from snaporch.model import Level, VerificationResult, VerifyDepth
 from snaporch.prune.decision import ItemKind, PruneAction
 from snaporch.schedule.prune_received_copies import prune_copies, prune_copies_daily
@@ -138,6 +141,17 @@ class Holder:
 @pytest.fixture
 def holder(tmp_path):
     return Holder(tmp_path)
+
+
+def test_a_copy_that_a_test_restore_reads_stays_until_the_next_prune(holder):
+    for number in range(1, 5):
+        holder.take(number)
+    shared = readers_lock(default_paths.LOCKS, "web", UUID, alone=False, interrupt=Interrupt())
+    with shared:
+        decisions = holder.prune().decisions
+        kept = [e for e in decisions if e.reason.startswith("in use (a snapshot of it is being")]
+        assert [each.found.name for each in kept] == [holder.run(1), holder.run(2)]
+    assert holder.deleted() == [holder.run(1)[-4:], holder.run(2)[-4:]]
 
 
 def test_whole_runs_go_with_all_their_copies_and_their_bundles(holder):

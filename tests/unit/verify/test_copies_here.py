@@ -7,6 +7,7 @@ import stat
 import pytest
 from fakes.images import qcow2
 
+from snaporch import default_paths
 from snaporch.bundle.manifest import (
     BackingFileEntry,
     ManifestError,
@@ -16,6 +17,7 @@ from snaporch.bundle.manifest import (
 from snaporch.bundle.store import copy_name
 from snaporch.config import Config
 from snaporch.errors import NotFoundError, RefusedError
+from snaporch.locks import has_readers
 from snaporch.model import BundleState, VerifyDepth
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
@@ -114,6 +116,51 @@ def test_the_mark_of_its_host_says_nothing_of_the_copy(backup):
     )
     backup.copy("tank/web", "flash/web")
     assert backup.verify().passed
+
+
+def destroy_copies(backup):
+    names = [e.full_name for e in backup.world.pool.snapshots() if e.dataset.startswith(ROOT)]
+    backup.world.pool.destroy_snapshots(names)
+
+
+def test_a_copy_that_was_pruned_before_its_turn_did_not_fail(backup):
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    found = backup.here.find(["web@s1"])
+    destroy_copies(backup)
+    (outcome,) = backup.here.verify_all(found, VerifyOptions(), 1)
+    assert isinstance(outcome, NotRestorableError)
+    assert outcome.reason == "was destroyed meanwhile"
+
+
+def test_a_copy_that_is_destroyed_while_it_is_read_did_not_fail(backup):
+    """As by sanoid, which knows nothing of the lock."""
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    clone = backup.world.pool.clone
+
+    def too_late(*words):
+        destroy_copies(backup)
+        return clone(*words)
+
+    backup.world.pool.clone = too_late
+    with pytest.raises(NotRestorableError, match="was destroyed meanwhile"):
+        backup.verify()
+
+
+def test_nothing_of_a_guest_is_pruned_while_a_copy_is_restored(backup):
+    take(backup.world)
+    backup.copy("tank/web", "flash/web")
+    held = []
+    clone = backup.world.pool.clone
+
+    def cloning(*words):
+        held.append(has_readers(default_paths.LOCKS, backup.here.find([])[0].uuid))
+        return clone(*words)
+
+    backup.world.pool.clone = cloning
+    assert backup.verify().passed
+    assert held == [True, True]
 
 
 def test_its_files_run_nowhere_else_and_the_clone_can_be_written(backup):

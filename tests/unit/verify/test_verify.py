@@ -299,6 +299,14 @@ def test_a_guest_without_a_screen_passes_too(world, tmp_path):
     assert "has no screen, so there is no screenshot" in world.heard.notes
 
 
+def test_a_screenshot_that_fails_is_not_a_missing_screen(world, tmp_path):
+    """It proves nothing of the snapshot, so that the verification passes."""
+    world.hooks.at["hypervisor.screenshot"] = failing(HypervisorError("clone", "no room in /var"))
+    outcome = check(world, screenshots=tmp_path)
+    assert (outcome.passed, outcome.screenshot) == (True, None)
+    assert "there is no screenshot: no room in /var" in world.heard.notes
+
+
 # -- failing ------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@
 #   3. write the count to every disk, first disk first
 #   4. read both sectors of every disk again                                                          -> else BAD
 #   5. print the count
-#   6. halt until the BIOS timer (18.2 Hz) has ticked three times
+#   6. halt until the BIOS timer (18.2 Hz) has ticked six times: each count costs 20 ms of a processor
 #
 # Two sectors, because with one a guest frozen between 2 and 3 would overwrite the evidence of a wrong disk.
 #
@@ -20,8 +20,8 @@
 #   BAD disk=00 want=00000042 got=00000042 prev=00000057
 #
 # --defsym LOAD=1: before each count 64 sectors, the first one like a count's, go to LBA 2048 + 64 * (count mod 32), so
-# that an overlay grows and a commit has something to copy, far from the counts.  With --defsym BUSY=1 it waits for no
-# tick.  Disks of 2 MiB at least.
+# that an overlay grows and a commit has something to copy, far from the counts.  It waits for three ticks; with
+# --defsym BUSY=1 for none.  Disks of 2 MiB at least.
 
         .intel_syntax noprefix
         .code16
@@ -31,7 +31,11 @@
         .set    BIOS_DISKS, 0x0475
         .set    SEEN, 0x7e00            # the two sectors as read
         .set    OURS, 0x8200            # the two sectors as they must be
+    .ifdef LOAD
         .set    TICKS, 3
+    .else
+        .set    TICKS, 6
+    .endif
         .set    COUNT_LBA, 1
         .set    LOAD_LBA, 2048
         .set    LOAD_SECTORS, 64

@@ -1,0 +1,252 @@
+"""Deletes old chains of streams, and their bundles, in repositories of restic.
+
+:mod:`snaporch.schedule.chain_retention` decides. Before a chain goes, the newest chain of its
+dataset is read, and the newest bundle of each guest that loses one. Only then the lock of
+replications is taken, and all is listed and decided again: reading may take hours, and no copy
+waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from snaporch.bundle.manifest import Manifest, ManifestError, parse_manifest
+from snaporch.bundle.store import BundleStore
+from snaporch.config import Config, ResticReplica
+from snaporch.config.policy import Keep
+from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.interrupt import Interrupt
+from snaporch.locks import REPLICATION, domain_lock
+from snaporch.prune.decision import ItemKind, PruneAction, PruneDecision, StoreItem
+from snaporch.prune.prune import PruneResult
+from snaporch.replication.interface import ReplicaError
+from snaporch.replication.needed_streams import Originals
+from snaporch.replication.restic import SEE, ResticRepository
+from snaporch.replication.restic_bundles import ResticBundles
+from snaporch.replication.restic_records import STREAM_FILE, Contents, StreamRecord, ordered
+from snaporch.replication.restic_stream import Wanted, command
+from snaporch.schedule.chain_retention import (
+    ChainDecision,
+    RepositoryDecision,
+    decide_repository,
+    in_steps,
+    unmarked_bundles,
+)
+from snaporch.schedule.received_copies_retention import owner_of
+from snaporch.schedule.recurrence import read_zone_again, zone_of
+from snaporch.zfs import Pool
+
+_CHANGED = "changed at this moment; the next prune decides"
+_DAMAGED = "stays, because what would stay cannot be read"
+
+
+def prune_chains(
+    config: Config,
+    pool: Pool,
+    opened: Callable[[str, ResticReplica], ResticRepository],
+    interrupt: Interrupt,
+    *,
+    dry_run: bool = False,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> PruneResult:
+    """Delete the chains that no rule keeps, in each repository that has ``keep``.
+
+    A failure of one repository does not stop the others.
+
+    Args:
+        config: has the replicas.
+        pool: ZFS.
+        opened: opens a repository.
+        interrupt: a signal ends it.
+        dry_run: decide, read no chain, and change nothing.
+        now: the clock.
+
+    Raises:
+        InterruptedRunError: a signal came; what is left goes with the next prune.
+    """
+    done = PruneResult()
+    for name, replica in config.replica.items():
+        if not isinstance(replica, ResticReplica) or replica.keep is None:
+            continue
+        read_zone_again()
+        repository = opened(name, replica)
+        pruning = _Pruning(config, pool, repository, replica.keep, interrupt, now)
+        try:
+            pruning.run(done, dry_run=dry_run)
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            done.failures.append(error)
+    return done
+
+
+class _Pruning:
+    """The prune of one repository."""
+
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        repository: ResticRepository,
+        keep: Keep,
+        interrupt: Interrupt,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._repository = repository
+        self._keep = keep
+        self._interrupt = interrupt
+        self._now = now
+        self._bundles = ResticBundles(repository)
+
+    def run(self, done: PruneResult, *, dry_run: bool) -> None:
+        """Prune it; what happens to each chain is added to ``done``.
+
+        Raises:
+            SnaporchError: it cannot be listed, or not all could be deleted.
+        """
+        contents = self._repository.contents(again=True)
+        found = self._decide(contents)
+        if not dry_run:
+            found = self._readable(contents, found, done)
+            if found.bundles or any(each.delete for each in found.chains):
+                with self._no_replication():
+                    contents = self._repository.contents(again=True)
+                    found = self._agreed(found, self._decide(contents))
+                    self._delete(contents, found)
+        done.decisions += [self._line(each) for each in found.chains]
+
+    def _decide(self, contents: Contents) -> RepositoryDecision:
+        manifests = {}
+        for reference in unmarked_bundles(contents):
+            manifest = self._manifest(reference)
+            if manifest is not None:
+                manifests[reference] = manifest
+        continued, zone = self._continued(contents), zone_of(self._config)
+        return decide_repository(contents, manifests, continued, self._keep, self._now(), zone)
+
+    def _manifest(self, reference: str) -> Manifest | None:
+        """The manifest of a bundle, from this host or else the repository; None if unreadable."""
+        _, manifest = BundleStore(self._config.paths.bundles).state(reference)
+        if manifest is not None:
+            return manifest
+        with suppress(ManifestError):
+            return parse_manifest(self._bundles.manifest(reference).encode(), reference)
+        return None
+
+    def _continued(self, contents: Contents) -> set[tuple[str, int]]:
+        """The snapshots at which this host's next streams begin."""
+        streams: dict[str, list[StreamRecord]] = {}
+        for each in contents.streams.values():
+            streams.setdefault(each.snapshot.dataset, []).append(each)
+        found = set()
+        for dataset, own in streams.items():
+            snapshots, bookmarks = self._pool.snapshots([dataset]), self._pool.bookmarks(dataset)
+            copies = ordered(own, Originals(dataset, snapshots, bookmarks).births)
+            found |= {(dataset, each.guid) for each in copies[-1:]}
+        return found
+
+    def _readable(
+        self, contents: Contents, found: RepositoryDecision, done: PruneResult
+    ) -> RepositoryDecision:
+        """Read what would stay; only chains of which that is whole go."""
+        going = [each for each in found.chains if each.delete]
+        damaged = set()
+        for dataset in sorted({each.dataset for each in going}):
+            try:
+                for record in found.newest_chain(dataset).streams:
+                    self._read_stream(record)
+            except ReplicaError as error:
+                done.failures.append(error)
+                damaged.add(dataset)
+        for uuid, lost in _guests(going).items():
+            try:
+                self._read_newest_bundle(contents, found, uuid)
+            except ReplicaError as error:
+                done.failures.append(error)
+                damaged |= lost
+        return found.only({e.uploads for e in going if e.dataset not in damaged}, _DAMAGED)
+
+    def _read_stream(self, record: StreamRecord) -> None:
+        repository, snapshot = self._repository, record.snapshot
+        repository.progress.step(repository.name, f"reading {snapshot.full_name}")
+        check = ("--check", str(record.bytes), record.sha256)
+        status, lines = repository.transfers.run(
+            repository.dump(record.stream, STREAM_FILE),
+            command(Wanted(snapshot.name, snapshot.guid, record.base), *check),
+            through=1,
+            size=record.bytes,
+        )
+        if status != 0:
+            reason = f"cannot be read: {repository.reason(lines, reads=True)}"
+            self._refuse(snapshot.full_name, f"{reason}; no older chain is deleted")
+
+    def _read_newest_bundle(self, contents: Contents, found: RepositoryDecision, uuid: str) -> None:
+        staying = {e.run.key for e in found.runs if not e.delete and e.run.is_whole}
+        own = [e.run for e in found.runs if e.run.uuid == uuid and e.run.key in staying]
+        own = [each for each in own if each.key in contents.bundles]
+        if not own:
+            return
+        newest = max(own, key=lambda each: (each.created, each.run))
+        record = contents.bundles[newest.key]
+        sums = {name: digest for name, (_, digest) in record.files.items()}
+        if differing := self._bundles.differing(record, sums):
+            reason = f"its bundle is damaged ({', '.join(differing)}); no older chain is deleted"
+            self._refuse(f"{newest.domain}@{newest.snapshot}", reason)
+
+    def _refuse(self, thing: str, reason: str) -> None:
+        name = self._repository.name
+        step = f"see: {self._repository.by_hand('check', '--read-data')}; {SEE}"
+        raise ReplicaError(f"{name}: {thing}", reason, step)
+
+    @contextmanager
+    def _no_replication(self) -> Iterator[None]:
+        runtime, interrupt = self._config.paths.runtime, self._interrupt
+        with domain_lock(runtime, REPLICATION, REPLICATION, "prune", wait=0, interrupt=interrupt):
+            yield
+
+    def _agreed(self, read: RepositoryDecision, now: RepositoryDecision) -> RepositoryDecision:
+        """What goes by both decisions, if what was read is what stays, or a part of it."""
+        agreed = {
+            each.uploads
+            for each in read.chains
+            if each.delete
+            and read.newest_chain(each.dataset).uploads <= now.newest_chain(each.dataset).uploads
+        }
+        without = now.without_streams & read.without_streams
+        return replace(now.only(agreed, _CHANGED), without_streams=without)
+
+    def _delete(self, contents: Contents, found: RepositoryDecision) -> None:
+        steps = in_steps(contents, found)
+        for number, step in enumerate(steps, 1):
+            self._interrupt.check(self._repository.name)
+            text = f"forgetting old chains, step {number} of {len(steps)}"
+            self._repository.progress.step(self._repository.name, text)
+            self._repository.forget(step)
+        if steps:
+            self._repository.progress.step(self._repository.name, "restic prune")
+            self._repository.reclaim()
+
+    def _line(self, chain: ChainDecision) -> PruneDecision:
+        first, last = chain.streams[0].snapshot, chain.streams[-1].snapshot
+        text = first.full_name if first == last else f"{first.full_name} to {last.name}"
+        name = Path(self._repository.name)
+        item = StoreItem(ItemKind.CHAIN, name, "", "", chain.bytes, snapshot=text)
+        action = PruneAction.DELETE if chain.delete else PruneAction.KEEP
+        usual = not chain.delete and chain.reason not in (_CHANGED, _DAMAGED)
+        return PruneDecision(item, action, chain.reason, usual)
+
+
+def _guests(chains: Iterable[ChainDecision]) -> dict[str, set[str]]:
+    """The datasets of chains, by the UUIDs of the guests whose snapshots are in them."""
+    found: dict[str, set[str]] = {}
+    for each in chains:
+        for record in each.streams:
+            uuid = owner_of(record.snapshot).partition("/")[0]
+            found.setdefault(uuid, set()).add(each.dataset)
+    return found
