@@ -24,7 +24,7 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
 from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.failover.own_changes import discard_own_changes, written_since
-from snaporch.failover.refusal import FailoverFacts, other_move, refusal
+from snaporch.failover.refusal import FailoverFacts, late_writes, other_move, refusal
 from snaporch.failover.room import lack_of_room
 from snaporch.fence import Fence
 from snaporch.journal import other_journals_of
@@ -218,9 +218,8 @@ def _ship(
     snapshots = members_of(context, record)
     members = [each.full_name for each in snapshots]
     if written := written_since(context, domain, snapshots, volumes=not fence.unwritten):
-        where = ", ".join(written)
-        reason = f"{where} was written to after it, so another program resumed the guest, or did so"
-        raise AttentionError(record.full_name, f"{reason}; the replica got nothing", _keep(record))
+        sizes = {each.full_name: context.pool.written_since(each.full_name) for each in written}
+        raise AttentionError(record.full_name, *late_writes(record.uuid, sizes))
     discard_own_changes(context, domain, record, snapshots)
     context.pool.set_properties(members, {PREFIX + ENDED: ENDED_HERE})
     try:
@@ -238,13 +237,6 @@ def _ship(
     words = ["snaporch", "rebuild", "--from", replica, record.full_name]
     closed = isinstance(section, Replica) and section.encrypt_to
     return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))
-
-
-def _keep(record: SnapshotRecord) -> str:
-    """What to do with writes that the last snapshot lacks."""
-    again = shlex.join(["snaporch", "fence", "--remove", record.uuid])
-    start = shlex.join(["virsh", "start", record.uuid])
-    return f"to keep them: {again}, {start}, and fail over again; else see docs/how-to/failover.md"
 
 
 def _record(context: Context, domain: Domain, fence: Fence) -> SnapshotRecord:

@@ -19,8 +19,8 @@ from snaporch.restore.shared_dataset_checks import check_alone
 
 def written_since(
     context: Context, domain: Domain, members: Sequence[PoolSnapshot], *, volumes: bool
-) -> list[str]:
-    """The datasets in which the guest's disks were written to since its last snapshot.
+) -> list[PoolSnapshot]:
+    """The snapshots of those datasets in which the guest's disks were written to since then.
 
     An image counts by its size and modification time, which no change of its owner changes; an
     image that cannot be examined counts as written.
@@ -38,7 +38,7 @@ def written_since(
     kinds = {each.name: each.kind for each in context.pool.datasets()}
     context.pool.sync([each.dataset for each in members])
     return [
-        each.dataset
+        each
         for each in members
         if (
             changed_own_files(context, each, disks)

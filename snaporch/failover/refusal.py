@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from snaporch.fence import Fence
@@ -93,3 +94,19 @@ def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
     if fence.replica not in ("", replica):
         return f"is being failed over to {fence.replica}", fence.rerun
     return None
+
+
+def late_writes(uuid: str, written: Mapping[str, int]) -> tuple[str, str]:
+    """Why a last snapshot is not copied, and what to do: to keep what it lacks, or to discard it.
+
+    Args:
+        uuid: of the guest.
+        written: by its ZFS snapshots, the bytes that were written to their datasets since then.
+    """
+    where = ", ".join(f"{name.partition('@')[0]} ({size} bytes)" for name, size in written.items())
+    causes = "its guest was resumed, another program wrote, or the pool was imported again"
+    remove = shlex.join(["snaporch", "fence", "--remove", uuid])
+    keep = f"to keep that: {remove}; virsh start {uuid}; then fail over again"
+    back = "; ".join(shlex.join(["zfs", "rollback", name]) for name in written)
+    reason = f"{where} was written to after it: {causes}; the replica got nothing"
+    return reason, f"{keep}; to discard it: {back}; then run this command again"

@@ -71,6 +71,12 @@ class Pair:
         image = self.world.image("tank/web", "web-vda.img")
         image.write_bytes(b"after the last instant")
 
+    def roll_back(self, name):
+        """``zfs rollback`` of its first disk."""
+        self.world.pool.rollback(f"tank/web@{name}")
+        there = self.world.snapshot_files("tank/web", name) / "web-vda.img"
+        shutil.copy2(there, self.world.image("tank/web", "web-vda.img"))
+
     def confirm(self, _domain):
         self.asked += 1
 
@@ -441,14 +447,19 @@ def test_what_it_wrote_after_its_last_snapshot_is_never_left_behind(pair):
     """A program resumed it between the last look at its pause and its end."""
     pair.world.hooks.at["hypervisor.destroy"] = pair.write
     for _ in range(2):  # also when the same command is run again
-        with pytest.raises(AttentionError, match="tank/web was written to after it") as raised:
+        with pytest.raises(
+            AttentionError, match=r"tank/web \(\d+ bytes\) was written to after it"
+        ) as raised:
             pair.move()
         assert f"snaporch fence --remove {pair.domain.uuid}" in raised.value.step
     assert pair.has_ended()
     assert pair.world.pool.read("tank/web") == b"after the last instant"
     name = pair.last().snapshot
+    assert f"to discard it: zfs rollback tank/web@{name}; then" in raised.value.step
     assert name not in {each.partition("@")[2] for each in pair.replica.names()}
     assert not any(e.properties.get(ENDED) == "yes" for e in pair.world.pool.snapshots())
+    pair.roll_back(name)  # as the error says
+    assert pair.move().record.replicated == ("nas",)
 
 
 def test_what_a_recovery_ended_is_looked_at_too(pair):
@@ -458,7 +469,7 @@ def test_what_a_recovery_ended_is_looked_at_too(pair):
     pair.world.hooks.killed = False
     pair.world.kill_guardians()
     pair.world.hooks.at["hypervisor.destroy"] = pair.write
-    with pytest.raises(AttentionError, match="tank/web was written to after it"):
+    with pytest.raises(AttentionError, match=r"tank/web \(\d+ bytes\) was written to after it"):
         pair.move()
     assert pair.has_ended()
 
@@ -538,7 +549,7 @@ def test_what_it_wrote_while_it_ran_for_a_moment_is_not_left_behind(off):
     off.world.heard.at["sealing the bundle"] = lambda: (
         taken.append(1) or (len(taken) == 2 and off.write())
     )
-    with pytest.raises(AttentionError, match="tank/web was written to after it"):
+    with pytest.raises(AttentionError, match=r"tank/web \(\d+ bytes\) was written to after it"):
         off.move()
     assert off.world.pool.read("tank/web") == b"after the last instant"
 
