@@ -37,6 +37,7 @@ from snaporch.schedule.policy_assignment import assign
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX, REBUILD_PROPERTY
 
+LATE = r"tank/web \(\d+ bytes\) was written to after it"
 MARK = {PREFIX + ENDED: "yes"}
 
 
@@ -447,9 +448,7 @@ def test_what_it_wrote_after_its_last_snapshot_is_never_left_behind(pair):
     """A program resumed it between the last look at its pause and its end."""
     pair.world.hooks.at["hypervisor.destroy"] = pair.write
     for _ in range(2):  # also when the same command is run again
-        with pytest.raises(
-            AttentionError, match=r"tank/web \(\d+ bytes\) was written to after it"
-        ) as raised:
+        with pytest.raises(AttentionError, match=LATE) as raised:
             pair.move()
         assert f"snaporch fence --remove {pair.domain.uuid}" in raised.value.step
     assert pair.has_ended()
@@ -469,7 +468,7 @@ def test_what_a_recovery_ended_is_looked_at_too(pair):
     pair.world.hooks.killed = False
     pair.world.kill_guardians()
     pair.world.hooks.at["hypervisor.destroy"] = pair.write
-    with pytest.raises(AttentionError, match=r"tank/web \(\d+ bytes\) was written to after it"):
+    with pytest.raises(AttentionError, match=LATE):
         pair.move()
     assert pair.has_ended()
 
@@ -549,7 +548,7 @@ def test_what_it_wrote_while_it_ran_for_a_moment_is_not_left_behind(off):
     off.world.heard.at["sealing the bundle"] = lambda: (
         taken.append(1) or (len(taken) == 2 and off.write())
     )
-    with pytest.raises(AttentionError, match=r"tank/web \(\d+ bytes\) was written to after it"):
+    with pytest.raises(AttentionError, match=LATE):
         off.move()
     assert off.world.pool.read("tank/web") == b"after the last instant"
 
