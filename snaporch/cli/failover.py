@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -96,7 +97,8 @@ def fence_command(
     print_result(f"{fence.domain}  its fence is removed: it starts again")
     if fence.run:
         last = f"{fence.domain}@{fence.snapshot}"
-        print_result(f"{last}  takes it back here, RAM included: snaporch restore {last}")
+        words = shlex.join(["snaporch", "restore", last])
+        print_result(f"{last}  takes it back here, RAM included: {words}")
         there = fence.replica or "the replica"
         print_result(f"{last}  {there} may have it: never resume it there, destroy it there")
     return 0

@@ -250,6 +250,7 @@ class Rebuild:
             again = ["snaporch", "rebuild", "--from", self._source.name, plan.thing]
             fenced = self._context.fences.find(plan.manifest.uuid) is not None
             words = shlex.join(again if fenced else ["snaporch", "restore", plan.thing])
+            words += " --identity FILE" if fenced and plan.sent is not None else ""
             line = f"{plan.thing}  came back; {words} starts it"
             if is_closed:
                 words = shlex.join([*again, "--identity"])
