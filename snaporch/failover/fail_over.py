@@ -92,12 +92,16 @@ def fail_over(
     section = find_replica(context.config, replica)
     recover_leftovers(context)
     domain = context.hypervisor.domain(name)
-    if context.fences.find(domain.uuid) is None:
+    is_new = context.fences.find(domain.uuid) is None
+    if is_new:
         _check(_forced(context, domain), domain, replica)
         confirm(domain)
     # Nothing of it may run at low priority while the guest is paused.
     with host_lock(replace(context, lower_priority=lambda _work: None)):
-        fence = context.fences.find(domain.uuid) or _end(context, domain, replica, opened)
+        fence = context.fences.find(domain.uuid)
+        if fence is None and not is_new:  # then nobody has confirmed the end
+            raise RefusedError(domain.name, "its fence was removed meanwhile", "try again")
+        fence = fence or _end(context, domain, replica, opened)
         if (found := other_move(fence, replica)) is not None:
             raise RefusedError(domain.name, *found)
         context.fences.put(fence)  # once more: an error may have left it on no stable storage

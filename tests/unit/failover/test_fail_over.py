@@ -25,7 +25,7 @@ from snaporch.errors import (
 from snaporch.failover.fail_over import fail_over
 from snaporch.failover.fence_by_hand import remove_fence
 from snaporch.failover.refusal import FailoverFacts, refusal
-from snaporch.fence import Fence
+from snaporch.fence import Fence, Fences
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import FORMAT, release_mark
 from snaporch.model import DomainState, Level
@@ -570,6 +570,23 @@ def test_one_whose_restore_was_interrupted_is_refused(off):
 def fenced(pair):
     pair.move()
     return pair
+
+
+class RemovedFences(Fences):
+    """Another process removes a fence when it has been looked at."""
+
+    def find(self, uuid):
+        found = super().find(uuid)
+        self.remove(uuid)
+        return found
+
+
+def test_a_guest_whose_fence_is_removed_meanwhile_is_not_ended_again_unasked(fenced):
+    fenced.asked = 0
+    fenced.context.fences = RemovedFences(fenced.world.fences.directory)
+    with pytest.raises(RefusedError, match="its fence was removed meanwhile"):
+        fenced.move()
+    assert (fenced.asked, len(fenced.world.pool.snapshots(["tank/web"]))) == (0, 2)
 
 
 def test_no_snapshot_of_it_is_taken(fenced):
