@@ -99,7 +99,7 @@ def fail_over(
     # Nothing of it may run at low priority while the guest is paused.
     with host_lock(replace(context, lower_priority=lambda _work: None)):
         fence = context.fences.find(domain.uuid)
-        if fence is None and not is_new:  # then nobody has confirmed the end
+        if fence is None and not is_new:  # the admin was not asked
             raise RefusedError(domain.name, "its fence was removed meanwhile", "try again")
         fence = fence or _end(context, domain, replica, opened)
         if (found := other_move(fence, replica)) is not None:
