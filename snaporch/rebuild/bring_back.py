@@ -125,7 +125,8 @@ def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
 def _check_unwritten(context: Context, source: Source, local: Local, each: Incoming) -> None:
     """Refuse a file system that was written to since the snapshot on which its increment begins.
 
-    Of a volume only ZFS knows that, when it receives: an import of its pool counts as written, too.
+    ZFS counts an import of the pool as written, too, but not when it receives: so of a volume, and
+    of a file system that cannot be compared, only the receive knows.
 
     Raises:
         RefusedError: with the commands that discard the writes, or keep them.
@@ -136,9 +137,7 @@ def _check_unwritten(context: Context, source: Source, local: Local, each: Incom
     newest = state.snapshots[-1]
     if each.kind is not DatasetKind.FILESYSTEM:
         return
-    discard_all_but_data(context, newest)
-    context.pool.sync([each.dataset])
-    if context.pool.written_since(newest.full_name):
+    if discard_all_but_data(context, newest):
         reason = f"has been modified since @{newest.name}"
         raise RefusedError(each.dataset, reason, way_back(each, newest.full_name))
 

@@ -22,11 +22,14 @@ _CHUNK = 1 << 20
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME | os.O_CLOEXEC
 
 
-def discard_all_but_data(context: Context, newest: PoolSnapshot) -> None:
+def discard_all_but_data(context: Context, newest: PoolSnapshot) -> bool:
     """Roll a mounted file system back to its newest snapshot, if it has the same data.
 
     Otherwise, and if that cannot be found out, nothing is done: then ZFS refuses an increment if
     anything has changed.
+
+    Returns:
+        Whether its data is known to differ.
 
     Raises:
         InterruptedRunError: a signal came.
@@ -42,8 +45,10 @@ def discard_all_but_data(context: Context, newest: PoolSnapshot) -> None:
             same = has_same_data(root, then, check)
         if same:
             context.pool.rollback(newest.full_name)
+        return not same
     except (OSError, NotOnZfsError, PoolError) as error:
         context.progress.note(newest.dataset, f"not compared with @{newest.name}: {error}")
+        return False
 
 
 def has_same_data(root: Path, then: Path, check: Callable[[], None]) -> bool:

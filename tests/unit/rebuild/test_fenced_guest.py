@@ -223,6 +223,8 @@ def test_a_guest_that_may_run_there_does_not_come_back(back):
 
 def test_what_was_written_here_since_is_not_lost(back):
     back.world.pool.write("tank/web", b"new")
+    (back.world.root / "zfs/tank/web/new").touch()
+    back.world.snapshot_files("tank/web", "s1").mkdir(parents=True, exist_ok=True)
     with pytest.raises(RefusedError, match="has been modified since") as raised:
         rebuild(back)
     assert back.fence is not None
