@@ -49,8 +49,6 @@ class Fence:
     """The name of the replica to which the failover moves the guest."""
     guids: str = ""
     """By hand: the GUIDs of the newest snapshots of its datasets then, with commas."""
-    unwritten: str = ""
-    """``yes`` if no volume of the guest was written to between that snapshot and its end."""
     delivered: str = ""
     """When that replica had all of it, as ISO 8601 in UTC: from then on the guest may run there."""
 

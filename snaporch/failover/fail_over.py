@@ -194,8 +194,6 @@ def _end(
         if now.active:
             context.progress.step(record.domain, "fenced; ending it")
             context.hypervisor.destroy(record.uuid)
-        if not written_since(context, now, members_of(context, record), volumes=True):
-            context.fences.put(replace(fence, unwritten="yes"))  # none is from now on
 
     try:
         take_snapshot(forced, now, _LAST, end=end)
@@ -221,7 +219,7 @@ def _ship(
     record = _record(context, domain, fence)
     snapshots = members_of(context, record)
     members = [each.full_name for each in snapshots]
-    if written := written_since(context, domain, snapshots, volumes=not fence.unwritten):
+    if written := written_since(context, domain, snapshots):
         sizes = {each.full_name: context.pool.written_since(each.full_name) for each in written}
         raise AttentionError(record.full_name, *late_writes(record.uuid, sizes))
     discard_own_changes(context, domain, record, snapshots)

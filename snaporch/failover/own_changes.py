@@ -18,7 +18,7 @@ from snaporch.restore.shared_dataset_checks import check_alone
 
 
 def written_since(
-    context: Context, domain: Domain, members: Sequence[PoolSnapshot], *, volumes: bool
+    context: Context, domain: Domain, members: Sequence[PoolSnapshot]
 ) -> list[PoolSnapshot]:
     """The snapshots of those datasets in which the guest's disks were written to since then.
 
@@ -27,9 +27,8 @@ def written_since(
 
     Args:
         context: of this host.
-        domain: the guest, which is off.
+        domain: the guest, which is off, and nobody has its volumes open.
         members: the ZFS snapshots of its last snapshot.
-        volumes: look at volumes, too. An import of their pool counts as written.
 
     Raises:
         PoolError: ZFS does not answer.
@@ -43,7 +42,7 @@ def written_since(
         if (
             changed_own_files(context, each, disks)
             if kinds.get(each.dataset) is DatasetKind.FILESYSTEM
-            else volumes and context.pool.written_since(each.full_name)
+            else context.pool.is_volume_modified(each.full_name)
         )
     ]
 

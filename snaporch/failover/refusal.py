@@ -104,7 +104,7 @@ def late_writes(uuid: str, written: Mapping[str, int]) -> tuple[str, str]:
         written: by its ZFS snapshots, the bytes that were written to their datasets since then.
     """
     where = ", ".join(f"{name.partition('@')[0]} ({size} bytes)" for name, size in written.items())
-    causes = "its guest was resumed, another program wrote, or the pool was imported again"
+    causes = "its guest was resumed, or another program wrote"
     remove = shlex.join(["snaporch", "fence", "--remove", uuid])
     keep = f"to keep that: {remove}; virsh start {uuid}; then fail over again"
     back = "; ".join(shlex.join(["zfs", "rollback", name]) for name in written)

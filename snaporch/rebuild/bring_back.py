@@ -123,10 +123,9 @@ def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
 
 
 def _check_unwritten(context: Context, source: Source, local: Local, each: Incoming) -> None:
-    """Refuse a file system that was written to since the snapshot on which its increment begins.
+    """Refuse a dataset that was written to since the snapshot on which its increment begins.
 
-    ZFS counts an import of the pool as written, too, but not when it receives: so of a volume, and
-    of a file system that cannot be compared, only the receive knows.
+    Of a file system that cannot be compared, only the receive knows.
 
     Raises:
         RefusedError: with the commands that discard the writes, or keep them.
@@ -135,9 +134,11 @@ def _check_unwritten(context: Context, source: Source, local: Local, each: Incom
     if not each.base or state.token != NO_TOKEN or not remaining(each, state, source.name):
         return
     newest = state.snapshots[-1]
-    if each.kind is not DatasetKind.FILESYSTEM:
-        return
-    if discard_all_but_data(context, newest):
+    if each.kind is DatasetKind.FILESYSTEM:
+        modified = bool(discard_all_but_data(context, newest))
+    else:
+        modified = context.pool.is_volume_modified(newest.full_name)
+    if modified:
         reason = f"has been modified since @{newest.name}"
         raise RefusedError(each.dataset, reason, way_back(each, newest.full_name))
 
