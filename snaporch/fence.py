@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import stat
 from contextlib import suppress
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from snaporch.default_paths import FENCES
 from snaporch.errors import RefusedError
+from snaporch.model import PoolSnapshot
 from snaporch.private_files import (
     private_directory,
     replace_private,
@@ -25,7 +27,9 @@ from snaporch.private_files import (
     sync_directory,
 )
 
-_LIMIT = 4096
+_LIMIT = 1 << 16
+UUID_FORM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""Other files in the directory are no fences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +47,28 @@ class Fence:
     """The name of that snapshot."""
     replica: str = ""
     """The name of the replica to which the failover moves the guest."""
+    guids: str = ""
+    """By hand: the GUIDs of the newest snapshots of its datasets then, with commas."""
     delivered: str = ""
     """When that replica had all of it, as ISO 8601 in UTC: from then on the guest may run there."""
 
     @property
-    def moment(self) -> datetime:
-        """When it was made; the end of all time if that is not known."""
+    def made(self) -> datetime | None:
+        """When it was made; None if that is not known."""
         with suppress(ValueError):
             found = datetime.fromisoformat(self.at)
             if found.tzinfo is not None:
                 return found
-        return datetime.max.replace(tzinfo=UTC)
+        return None
+
+    @property
+    def moment(self) -> datetime:
+        """When it was made; the end of all time if that is not known."""
+        return self.made or datetime.max.replace(tzinfo=UTC)
+
+    def has_seen(self, snapshot: PoolSnapshot) -> bool:
+        """Whether a snapshot was among the newest ones of the guest when the fence was made."""
+        return snapshot.name == self.snapshot or str(snapshot.guid) in self.guids.split(",")
 
     @property
     def reason(self) -> str:
@@ -61,8 +76,13 @@ class Fence:
         if self.run and self.replica and not self.delivered:
             return f"is fenced: its failover to {self.replica} at @{self.snapshot} has not ended"
         if self.run:
-            return f"is fenced: it was failed over at @{self.snapshot}, and may run on another host"
-        return "is fenced: a copy of it may run on another host"
+            reason = f"is fenced: it was failed over at @{self.snapshot}"
+            return f"{reason} to {self.replica}{self._since}, and may run there"
+        return f"is fenced{self._since}: a copy of it may run on another host"
+
+    @property
+    def _since(self) -> str:
+        return f", {self.at[:16]}Z" if self.at else ""
 
     @property
     def rerun(self) -> str:
@@ -81,6 +101,8 @@ class Fences:
     """All fences of this host."""
 
     directory: Path = FENCES
+    lifted: str = ""
+    """The UUID of a guest whose fence the caller removes itself; it counts as having none."""
 
     def find(self, uuid: str) -> Fence | None:
         """The fence of a guest; None without one. A damaged file is a fence, too.
@@ -88,12 +110,24 @@ class Fences:
         Raises:
             UnavailableError: it is not known whether there is one.
         """
+        if uuid == self.lifted:
+            return None
         with store_errors(self.directory):
             try:
                 os.lstat(self.directory / uuid)
             except (FileNotFoundError, NotADirectoryError):
                 return None
         return self._read(uuid)
+
+    def all(self) -> list[Fence]:
+        """All fences, by UUID.
+
+        Raises:
+            UnavailableError: the directory cannot be read.
+        """
+        with store_errors(self.directory):
+            names = sorted(os.listdir(self.directory)) if self.directory.is_dir() else []
+        return [self._read(name) for name in names if UUID_FORM.fullmatch(name)]
 
     def _read(self, uuid: str) -> Fence:
         with suppress(OSError, ValueError, TypeError):

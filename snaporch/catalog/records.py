@@ -36,6 +36,9 @@ VERIFIED_HERE = "verified-here"
 
 ENDED = "ended"
 """Set on the last snapshot of a guest before a failover ended it, and on its copies."""
+ENDED_HERE, NOT_ENDED = "yes", "no"
+"""Its values. A failover sets the second one first, on the copies of an earlier snapshot: it proves
+that the replica accepts the property, and nothing else."""
 
 
 def all_records(

@@ -201,6 +201,17 @@ class UnreadableJournalFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class StrayFence:
+    """A fence whose guest is not defined on this host."""
+
+    uuid: str
+    domain: str
+    """The name that the guest had."""
+    namesake: str = ""
+    """The UUID of another guest that has this name; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class HostFacts:
     """All facts about a host."""
 
@@ -241,6 +252,8 @@ class HostFacts:
     """Directories that a power loss empties, and the type of their file system."""
     start_hook_problem: StartHookProblem | None = None
     """Why libvirt might start a guest on its overlays."""
+    stray_fences: tuple[StrayFence, ...] = ()
+    """Fences that hold no guest of this host."""
     jobs: int = 4
     """How many guests the pre hook freezes at the same time."""
     capture: CaptureMode | None = None

@@ -23,6 +23,7 @@ from snaporch.check.facts import (
     OverlayFacts,
     PageStoreFacts,
     StoreFacts,
+    StrayFence,
     UnreadableJournalFacts,
 )
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
@@ -129,6 +130,7 @@ def gather(
         runs=runs,
         unreadable_journals=unreadable,
         start_hook_problem=context.hypervisor.start_hook_problem(),
+        stray_fences=_stray_fences(context),
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
         volatile=_volatile(context.resolver, context.config.paths),
@@ -139,6 +141,16 @@ def gather(
         policies_wait=_policies_wait(context),
         other_configurations=_other_configurations(files.unit_directories, config_file),
         unknown_names=unknown_names(context.config, context.hypervisor.domains()),
+    )
+
+
+def _stray_fences(context: Context) -> tuple[StrayFence, ...]:
+    names = {each.name: each.uuid for each in context.hypervisor.domains()}
+    here = {*names.values()}
+    return tuple(
+        StrayFence(each.uuid, each.domain, names.get(each.domain, ""))
+        for each in context.fences.all()
+        if each.uuid not in here
     )
 
 

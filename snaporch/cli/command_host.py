@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from snaporch.check.host_files import HostFiles
     from snaporch.config import Config, ResticReplica
     from snaporch.context import Context
+    from snaporch.fence import Fences
     from snaporch.hypervisor import Hypervisor
     from snaporch.interrupt import Interrupt
     from snaporch.progress import Progress
@@ -70,6 +71,12 @@ class CommandHost:
         from snaporch.pull.pull import open_pull
 
         return open_pull(context, name)
+
+    def fences(self) -> Fences:
+        """The fences of this host, for a command without a context."""
+        from snaporch.fence import HOST
+
+        return HOST
 
     def host_files(self) -> HostFiles:
         """The host's files that ``check`` reads, and ``render sanoid``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,22 +27,25 @@ def failover_command(
     quiet: QuietOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Move a running guest to the host of its replica.
+    """Move a guest to the host of its replica.
 
     Copies the guest while it runs, pauses it, takes a last snapshot with RAM, fences the guest,
     ends it and copies that snapshot. It prints the command that resumes the guest on the other
     host. A fenced guest does not start here. Before the fence each failure lets the guest run on
-    here. After an interruption the same command goes on.
+    here. After an interruption the same command goes on. A guest that is off is moved without RAM.
     """
     from snaporch.cli.confirm import confirm
     from snaporch.cli.session import session
     from snaporch.failover.fail_over import fail_over
+    from snaporch.model import Level
     from snaporch.output.terminal import print_error, print_json, print_result
 
     def ask(guest: Domain) -> None:
         if not yes:
-            print_error(f"{guest.name} is ended here, and does not start here again until it comes")
-            print_error(f"back; its downtime is the time to copy its RAM to {to} and to rebuild it")
+            how = "is ended here, and does" if guest.active else "is off; it does"
+            print_error(f"{guest.name} {how} not start here again until it comes back")
+            if guest.active:
+                print_error(f"its downtime is the time to copy its RAM to {to} and to rebuild it")
             confirm(guest.name)
 
     with session(context, config, quiet=quiet or json) as opened:
@@ -50,7 +54,8 @@ def failover_command(
         print_json(done.as_json())
         return 0
     print_result(f"{done.record.full_name}  ended and fenced here; replica {to} has all of it")
-    print_result(f"{done.record.domain}  resume it on the replica's host: {done.command}")
+    goes_on = "resume it" if done.record.level is Level.RAM else "bring it back, off,"
+    print_result(f"{done.record.domain}  {goes_on} on the replica's host: {done.command}")
     return 0
 
 
@@ -92,7 +97,8 @@ def fence_command(
     print_result(f"{fence.domain}  its fence is removed: it starts again")
     if fence.run:
         last = f"{fence.domain}@{fence.snapshot}"
-        print_result(f"{last}  takes it back here, RAM included: snaporch restore {last}")
+        words = shlex.join(["snaporch", "restore", last])
+        print_result(f"{last}  takes it back here, RAM included: {words}")
         there = fence.replica or "the replica"
         print_result(f"{last}  {there} may have it: never resume it there, destroy it there")
     return 0

@@ -79,17 +79,24 @@ def uninstall_command(
 ) -> int:
     """Stop the units; remove installed files that were not edited.
 
-    Refuses if a run was interrupted or is under way, because its guest may be on overlays.
+    Refuses if a run was interrupted or is under way, because its guest may be on overlays; and if a
+    guest is fenced, because libvirt would start it.
     Snapshots and bundles stay, and files of the Debian package too.
     """
+    from snaporch.fence import HOST
     from snaporch.install_files import Change, package_of, stop_units, uninstall
     from snaporch.output.terminal import print_error
-    from snaporch.recovery.package_removal import check_no_run, read_configuration
+    from snaporch.recovery.package_removal import (
+        check_no_fence,
+        check_no_run,
+        read_configuration,
+    )
 
     if root == Path("/"):
         path = config_path(context, config)
         journals = read_configuration(path, context.obj.load_config).paths.journal
         check_no_run(journals)
+        check_no_fence(HOST)
         stop_units()
         check_no_run(journals)
         done = _print_steps(uninstall(root, package_of))

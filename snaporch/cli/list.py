@@ -14,6 +14,7 @@ from snaporch.model import BundleState, Level, PoolSnapshot, SnapshotRecord
 
 if TYPE_CHECKING:
     from snaporch.bundle.store import BundleStore
+    from snaporch.fence import Fences
 
 
 def list_command(
@@ -91,6 +92,7 @@ def list_command(
     elif chosen:
         _print_table(chosen, used_bytes(pool, everything, chosen) if wide else {}, wide=wide)
         _print_missing(chosen)
+        _print_fences(host.fences(), chosen)
         _print_undo(store, domain, everything)
     elif records:
         print_error(f"no snapshots match; without options there are {len(records)}")
@@ -116,6 +118,15 @@ def _print_missing(records: Sequence[SnapshotRecord]) -> None:
     if count:
         step = "to put a bundle back from a replica: see docs/how-to/verify.md"
         print_error(f"{count} of these snapshots have no bundle on this host; {step}")
+
+
+def _print_fences(fences: Fences, records: Sequence[SnapshotRecord]) -> None:
+    """Print which of these guests do not start here, and why."""
+    from snaporch.output.terminal import print_error
+
+    for uuid, name in {each.uuid: each.domain for each in records}.items():
+        if (fence := fences.find(uuid)) is not None:
+            print_error(f"{name} {fence.reason}")
 
 
 def _print_undo(store: BundleStore, domain: str | None, present: Sequence[PoolSnapshot]) -> None:

@@ -34,7 +34,7 @@ def plan_command(
     json: JsonOption = False,
     config: ConfigOption = None,
 ) -> int:
-    """Preview the next snapshots and deletions of policies, and the next pulls.
+    """Preview the next snapshots, deletions and pulls.
 
     Changes nothing.
     """

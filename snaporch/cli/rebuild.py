@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -177,6 +176,7 @@ class Rebuild:
 
     def _one(self, copies: Copies, domain: str) -> None:
         """Rebuild one guest, and print its result."""
+        from snaporch.catalog.records import by_dataset
         from snaporch.errors import RefusedError
         from snaporch.output.terminal import print_result
         from snaporch.rebuild.bring_back import policies_of
@@ -188,10 +188,11 @@ class Rebuild:
 
         context, source, options = self._context, self._source, self._options
         history = options.history
-        make_plan = partial(
-            plan_guest, context, source, self._local, copies, domain, history=history
-        )
-        plan = make_plan()
+
+        def make_plan(copies: Copies) -> RebuildPlan:
+            return plan_guest(context, source, self._local, copies, domain, history=history)
+
+        plan = make_plan(copies)
         for note in plan.notes(history=history):
             context.progress.note(plan.thing, note)
         is_closed = plan.sent is not None and self._identity is None
@@ -225,7 +226,7 @@ class Rebuild:
             surroundings,
             [] if is_closed else runs_to_fetch(source, copies, plan, history=history),
             policies,
-            plan_again=make_plan,
+            plan_again=lambda: make_plan(by_dataset(source.snapshots())),
             cold=options.cold,
             restores=options.restores,
             identity=self._identity,
@@ -249,6 +250,7 @@ class Rebuild:
             again = ["snaporch", "rebuild", "--from", self._source.name, plan.thing]
             fenced = self._context.fences.find(plan.manifest.uuid) is not None
             words = shlex.join(again if fenced else ["snaporch", "restore", plan.thing])
+            words += " --identity FILE" if fenced and plan.sent is not None else ""
             line = f"{plan.thing}  came back; {words} starts it"
             if is_closed:
                 words = shlex.join([*again, "--identity"])

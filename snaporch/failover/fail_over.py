@@ -3,9 +3,12 @@
 What prevents it is decided by :mod:`snaporch.failover.refusal`.
 
 The order: a replication while the guest runs, so that little is left to send; a snapshot whose RAM
-is saved live, after which the guest stays paused; the bundle is sealed; the fence; the end of QEMU;
+is saved live, after which the guest stays paused; the bundle is sealed; a look at the room on the
+replica; the fence; the end of QEMU; a look at the disks, which must not have been written to since;
 the replication of that snapshot. Before the fence exists, each failure releases the guest. From
 then on the guest never runs here, and the same command goes on.
+
+A guest that is off is moved in the same way, without RAM.
 """
 
 from __future__ import annotations
@@ -15,20 +18,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from snaporch.catalog.note import check_note
-from snaporch.catalog.records import ENDED
+from snaporch.catalog.records import ENDED, ENDED_HERE, NOT_ENDED
 from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
 from snaporch.failover.last_snapshot import last_record, members_of
-from snaporch.failover.own_changes import discard_own_changes
-from snaporch.failover.refusal import FailoverFacts, other_move, refusal
+from snaporch.failover.own_changes import discard_own_changes, written_since
+from snaporch.failover.refusal import FailoverFacts, late_writes, other_move, refusal
+from snaporch.failover.room import lack_of_room
 from snaporch.fence import Fence
+from snaporch.journal import other_journals_of
 from snaporch.model import Domain, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import host_lock
+from snaporch.restore.start_bar import has_bar
 from snaporch.schedule.replicate_domains import ReplicationTarget, replicate_domains
-from snaporch.snapshot.group import group_of
+from snaporch.snapshot.group import group_of, members_of_group
 from snaporch.snapshot.locate_disks import datasets_of
 from snaporch.snapshot.plan import make_plan
 from snaporch.snapshot.request import SnapshotRequest
@@ -48,7 +54,7 @@ class FailedOver:
     record: SnapshotRecord
     replica: str
     command: str
-    """What starts the guest, on the host that has the replica."""
+    """What resumes the guest, or brings it back off, on the host that has the replica."""
 
     def as_json(self) -> dict[str, object]:
         """The documented JSON object (``docs/reference/json.md``)."""
@@ -86,13 +92,16 @@ def fail_over(
     section = find_replica(context.config, replica)
     recover_leftovers(context)
     domain = context.hypervisor.domain(name)
-    if context.fences.find(domain.uuid) is None:
-        forced = _forced(context, domain)
-        _check(forced, domain, section.engine)
+    is_new = context.fences.find(domain.uuid) is None
+    if is_new:
+        _check(_forced(context, domain), domain, replica)
         confirm(domain)
     # Nothing of it may run at low priority while the guest is paused.
     with host_lock(replace(context, lower_priority=lambda _work: None)):
-        fence = context.fences.find(domain.uuid) or _end(context, domain, replica, opened)
+        fence = context.fences.find(domain.uuid)
+        if fence is None and not is_new:  # the admin was not asked
+            raise RefusedError(domain.name, "its fence was removed meanwhile", "try again")
+        fence = fence or _end(context, domain, replica, opened)
         if (found := other_move(fence, replica)) is not None:
             raise RefusedError(domain.name, *found)
         context.fences.put(fence)  # once more: an error may have left it on no stable storage
@@ -119,14 +128,20 @@ def _forced(context: Context, domain: Domain) -> Context:
     return replace(context, config=config.model_copy(update={"domain": sections}))
 
 
-def _check(context: Context, domain: Domain, engine: str) -> None:
+def _check(context: Context, domain: Domain, replica: str) -> None:
+    journal, group = context.config.paths.journal, group_of(context.config, domain)
     facts = FailoverFacts(
         domain.state,
+        uuid=domain.uuid,
+        replica=replica,
         is_persistent=domain.inactive_xml is not None,
-        group=group_of(context.config, domain),
+        has_saved_ram=domain.managed_save,
+        is_half_restored=bool(other_journals_of(journal, domain.uuid)) or has_bar(journal, domain),
+        group=group,
+        members=tuple(e.name for e in members_of_group(context, group)) if group else (),
         left_out=(),
         shared_with=(),
-        engine=engine,
+        engine=context.config.replica[replica].engine,
         hook_problem=context.hypervisor.start_hook_problem(),
     )
     found = refusal(facts)
@@ -153,26 +168,32 @@ def _end(
     """Take the last snapshot, fence the guest and end it; the fence.
 
     Raises:
-        SnaporchError: the guest runs.
+        SnaporchError: the guest runs, or is off, as before.
     """
-    take_snapshot(context, domain, SnapshotRequest(level="crash", note=_NOTE))
+    first = take_snapshot(context, domain, SnapshotRequest(level="crash", note=_NOTE))
     _replicate(context, domain, replica, opened)
+    there = opened(context, replica)
+    before = [each.full_name for each in members_of(context, first)]
+    there.mark({name: {ENDED: NOT_ENDED} for name in before})  # it will accept the last one's
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
-    _check(forced, now, context.config.replica[replica].engine)  # that may have taken hours
+    _check(forced, now, replica)  # that may have taken hours
 
     def end(record: SnapshotRecord, check_paused: Callable[[], None]) -> None:
+        written = sum(context.pool.written_since(each) for each in before)
+        lack = lack_of_room(record.stored_bytes or 0, written, there.free_bytes())
+        if lack is not None:
+            raise RefusedError(replica, *lack)
         at = context.clock.now().isoformat()  # to the microsecond: it is compared
-        context.fences.put(
-            Fence(record.uuid, record.domain, at, record.run, record.snapshot, replica)
-        )
+        fence = Fence(record.uuid, record.domain, at, record.run, record.snapshot, replica)
+        context.fences.put(fence)
         try:  # it may have been resumed while the fence was written
             check_paused()
         except BaseException:
             context.fences.remove(record.uuid)
             raise
-        context.progress.step(record.domain, "fenced; ending it")
-        context.hypervisor.destroy(record.uuid)
-        discard_own_changes(context, now, record, members_of(context, record))
+        if now.active:
+            context.progress.step(record.domain, "fenced; ending it")
+            context.hypervisor.destroy(record.uuid)
 
     try:
         take_snapshot(forced, now, _LAST, end=end)
@@ -196,16 +217,23 @@ def _ship(
 ) -> FailedOver:
     """Copy the last snapshot to the replica, marked as the last one."""
     record = _record(context, domain, fence)
-    members = [each.full_name for each in members_of(context, record)]
-    context.pool.set_properties(members, {PREFIX + ENDED: "yes"})
-    _replicate(context, domain, replica, opened)
+    snapshots = members_of(context, record)
+    members = [each.full_name for each in snapshots]
+    if written := written_since(context, domain, snapshots):
+        sizes = {each.full_name: context.pool.written_since(each.full_name) for each in written}
+        raise AttentionError(record.full_name, *late_writes(record.uuid, sizes))
+    discard_own_changes(context, domain, record, snapshots)
+    context.pool.set_properties(members, {PREFIX + ENDED: ENDED_HERE})
+    try:
+        _replicate(context, domain, replica, opened)
+    finally:  # no other replica gets it
+        context.pool.clear_properties(members, [PREFIX + ENDED])
     record = _record(context, domain, fence)
     if replica not in record.replicated:
         step = "run this command again"
         raise AttentionError(record.full_name, f"replica {replica} does not have all of it", step)
     now = context.fences.find(domain.uuid)
     if now is None or now.run != fence.run or context.hypervisor.domain(domain.uuid).active:
-        context.pool.clear_properties(members, [PREFIX + ENDED])
         reason = f"its fence was removed, or it was started: never resume what {replica} has"
         raise AttentionError(record.full_name, reason, f"destroy @{record.snapshot} there")
     words = ["snaporch", "rebuild", "--from", replica, record.full_name]

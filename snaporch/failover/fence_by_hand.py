@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from uuid import UUID
 
@@ -12,9 +13,11 @@ from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
 from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.fence import Fence
 from snaporch.locks import domain_lock
-from snaporch.model import Domain
+from snaporch.model import Domain, PoolSnapshot
+from snaporch.rebuild.stages import Stage
 from snaporch.replication.replicate import host_lock
-from snaporch.zfs import PREFIX
+from snaporch.snapshot.locate_disks import datasets_of
+from snaporch.zfs import PREFIX, REBUILD_PROPERTY
 
 
 def make_fence(context: Context, name: str) -> Fence:
@@ -38,10 +41,11 @@ def make_fence(context: Context, name: str) -> Fence:
         if (problem := context.hypervisor.start_hook_problem()) is not None:
             reason = f"libvirt would start it in spite of a fence: {problem.reason}"
             raise RefusedError(domain.name, reason, f"run: {problem.step}")
+        _refuse_active(domain)
         if (found := context.fences.find(domain.uuid)) is not None:
             return found
-        _refuse_active(domain)
-        fence = Fence(domain.uuid, domain.name, context.clock.now().isoformat())
+        at, guids = context.clock.now().isoformat(), _newest(context, domain)
+        fence = Fence(domain.uuid, domain.name, at, guids=",".join(guids))
         context.fences.put(fence)
         try:  # it may have been started while nothing prevented that
             _refuse_active(context.hypervisor.domain(domain.uuid))
@@ -54,7 +58,13 @@ def make_fence(context: Context, name: str) -> Fence:
 def _refuse_active(domain: Domain) -> None:
     if domain.active:
         step = f"if its copy runs elsewhere, end it: virsh destroy {domain.uuid}"
-        raise RefusedError(domain.name, "runs, and was not fenced", step)
+        raise RefusedError(domain.name, "runs, and no fence ends it", step)
+
+
+def _newest(context: Context, domain: Domain) -> list[str]:
+    """The GUIDs of the newest snapshots of a guest's datasets."""
+    found = context.pool.snapshots(sorted(datasets_of(context.resolver, domain)))
+    return [str(guid) for guid in {each.dataset: each.guid for each in found}.values()]
 
 
 def find_fence(context: Context, name: str) -> Fence:
@@ -81,6 +91,7 @@ def remove_fence(context: Context, fence: Fence) -> None:
 
     Raises:
         BusyError: a run of it has not ended, or a replication of this host.
+        RefusedError: a rebuild of it has received some of its datasets.
     """
     quick = replace(context, lower_priority=lambda _work: None)
     with (
@@ -94,9 +105,28 @@ def remove_fence(context: Context, fence: Fence) -> None:
             interrupt=context.interrupt,
         ),
     ):
+        _refuse_half_rebuilt(context, fence)
         if fence.run:
             _withdraw_end(context, fence)
         context.fences.remove(fence.uuid)
+
+
+def _refuse_half_rebuilt(context: Context, fence: Fence) -> None:
+    found = context.pool.local_properties([REBUILD_PROPERTY])
+    begun = [name for name, each in found.items() if each.get(REBUILD_PROPERTY) == Stage.TRANSFER]
+    own = [e for e in context.pool.snapshots(begun) if e.properties.get("uuid") == fence.uuid]
+    if own:
+        then = [each for each in own if fence.has_seen(each)]
+        back = "; ".join(_way_back(each) for each in then) or "see docs/how-to/failover.md"
+        reason = "a rebuild of it has not ended, and its datasets may be of two instants"
+        raise RefusedError(fence.domain, reason, f"run the rebuild again; or go back: {back}")
+
+
+def _way_back(then: PoolSnapshot) -> str:
+    """The commands that discard what a rebuild has received into a dataset."""
+    keys = ("canmount", "volmode", REBUILD_PROPERTY)
+    inherit = [["zfs", "inherit", key, then.dataset] for key in keys]
+    return "; ".join(map(shlex.join, [["zfs", "rollback", "-r", then.full_name], *inherit]))
 
 
 def _withdraw_end(context: Context, fence: Fence) -> None:

@@ -1,7 +1,9 @@
-"""What libvirt changes of a guest's images when the guest ends: their owner and its labels.
+"""What has changed of a guest's datasets since its last snapshot, when the guest has ended.
 
-These changes come after the last snapshot. ZFS counts them as changes of the dataset, so that no
-increment could be received into it later. The guest itself was paused, and wrote nothing.
+libvirt changes the owner and the labels of the images. ZFS counts that as changes of the dataset,
+so that no increment could be received into it later: it is rolled back. The guest wrote nothing, if
+it was paused until its end. What it wrote all the same is found here, and never discarded: another
+program may have resumed it between the last look at its pause and its end.
 """
 
 from __future__ import annotations
@@ -11,8 +13,38 @@ from collections.abc import Sequence
 from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.model import DatasetKind, Domain, PoolSnapshot, SnapshotRecord
-from snaporch.restore.other_files import changed_other_files
+from snaporch.restore.other_files import changed_other_files, changed_own_files
 from snaporch.restore.shared_dataset_checks import check_alone
+
+
+def written_since(
+    context: Context, domain: Domain, members: Sequence[PoolSnapshot]
+) -> list[PoolSnapshot]:
+    """The snapshots of those datasets in which the guest's disks were written to since then.
+
+    An image counts by its size and modification time, which no change of its owner changes; an
+    image that cannot be examined counts as written.
+
+    Args:
+        context: of this host.
+        domain: the guest, which is off, and nobody has its volumes open.
+        members: the ZFS snapshots of its last snapshot.
+
+    Raises:
+        PoolError: ZFS does not answer.
+    """
+    disks = [each.source for each in domain.disks if each.source]
+    kinds = {each.name: each.kind for each in context.pool.datasets()}
+    context.pool.sync([each.dataset for each in members])
+    return [
+        each
+        for each in members
+        if (
+            changed_own_files(context, each, disks)
+            if kinds.get(each.dataset) is DatasetKind.FILESYSTEM
+            else context.pool.is_volume_modified(each.full_name)
+        )
+    ]
 
 
 def discard_own_changes(
@@ -21,11 +53,12 @@ def discard_own_changes(
     """Roll the file systems back to the last snapshot, if only the guest's own files have changed.
 
     Nothing fails: a dataset with changes of others stays as it is, with a note. ZFS is not asked
-    whether a file system has changed: it would not know what it has yet to write to the pool.
+    whether a file system has changed: it would not know what it has yet to write to the pool. The
+    caller has checked by :func:`written_since` that the guest has written nothing.
 
     Args:
         context: of this host.
-        domain: as it was before it ended.
+        domain: the guest.
         record: its last snapshot.
         members: the ZFS snapshots of that.
     """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from snaporch.fence import Fence
@@ -13,10 +15,19 @@ class FailoverFacts(NamedTuple):
     """What decides whether a guest can be failed over."""
 
     state: DomainState
+    uuid: str
+    replica: str
+    """Its name in the configuration."""
     is_persistent: bool
     """libvirt has its definition also when it is off."""
+    has_saved_ram: bool
+    """libvirt has saved its RAM (``virsh managedsave``)."""
+    is_half_restored: bool
+    """A restore or undo of it was interrupted."""
     group: str | None
     """Its consistency group."""
+    members: tuple[str, ...]
+    """The names of that group's guests."""
     left_out: tuple[str, ...]
     """Its writable disks that no snapshot has."""
     shared_with: tuple[str, ...]
@@ -32,7 +43,6 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
 
     Its snapshot itself may be refused besides that: see :mod:`snaporch.snapshot.plan`.
     """
-    page = "see docs/how-to/failover.md"
     if facts.engine != "zfs":
         reason = f"the replica is a repository of {facts.engine}, and no host starts from one"
         return reason, "name a replica on a pool: --to NAME"
@@ -41,10 +51,17 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
         return reason, f"run: {facts.hook_problem.step}"
     if facts.group is not None:
         reason = f"is in the group {facts.group}, and a failover moves one guest"
-        return reason, page
-    if facts.state is not DomainState.RUNNING:
-        reason = f"is {facts.state}, and only a running guest is failed over"
-        return reason, f"for a guest that is off, {page}"
+        each = "; ".join(_command(name, facts.replica) for name in facts.members)
+        return reason, f"take its guests out of [group.{facts.group}], then: {each}"
+    if facts.is_half_restored:
+        return "a restore of it was interrupted", f"run: snaporch recover {facts.uuid}"
+    if facts.has_saved_ram:
+        reason = "libvirt has saved its RAM, which no snapshot has"
+        start, discard = f"virsh start {facts.uuid}", f"virsh managedsave-remove {facts.uuid}"
+        return reason, f"to keep it: {start}; to discard it: {discard}"
+    if facts.state not in (DomainState.RUNNING, DomainState.OFF):
+        reason = f"is {facts.state}, and only a guest that runs or is off is failed over"
+        return reason, "resume it, or shut it down"
     if not facts.is_persistent:
         return "is not defined: libvirt forgets it when it ends", "define it: virsh define FILE"
     if facts.left_out:
@@ -56,6 +73,10 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
         )
         return reason, "give each guest a dataset of its own"
     return None
+
+
+def _command(name: str, replica: str) -> str:
+    return shlex.join(["snaporch", "failover", name, "--to", replica])
 
 
 def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
@@ -73,3 +94,19 @@ def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
     if fence.replica not in ("", replica):
         return f"is being failed over to {fence.replica}", fence.rerun
     return None
+
+
+def late_writes(uuid: str, written: Mapping[str, int]) -> tuple[str, str]:
+    """Why a last snapshot is not copied, and what to do: to keep what it lacks, or to discard it.
+
+    Args:
+        uuid: of the guest.
+        written: by its ZFS snapshots, the bytes that were written to their datasets since then.
+    """
+    where = ", ".join(f"{name.partition('@')[0]} ({size} bytes)" for name, size in written.items())
+    causes = "its guest was resumed, or another program wrote"
+    remove = shlex.join(["snaporch", "fence", "--remove", uuid])
+    keep = f"to keep that: {remove}; virsh start {uuid}; then fail over again"
+    back = "; ".join(shlex.join(["zfs", "rollback", name]) for name in written)
+    reason = f"{where} was written to after it: {causes}; the replica got nothing"
+    return reason, f"{keep}; to discard it: {back}; then run this command again"

@@ -3,7 +3,8 @@
 Order: all datasets, then the properties of their snapshots, then the bundles, then mounting. Until
 a snapshot has its properties, neither retention nor ``prune`` knows it, and then ``copy`` protects
 it. Nothing here destroys or overwrites data on this host. Only a file system whose data is that of
-its newest snapshot is rolled back to it, before an increment.
+its newest snapshot is rolled back to it, before an increment. That all file systems can get
+their increments is checked before the first one comes: else the datasets were of two instants.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from snaporch import default_paths
 from snaporch.bundle.age import Identity
 from snaporch.bundle.store import MARKER
-from snaporch.catalog.records import COPY, check_store
+from snaporch.catalog.records import COPY, ENDED, check_store
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError
 from snaporch.locks import REPLICATION, domain_lock
@@ -94,6 +95,8 @@ def bring_back(
             for each in plan.incoming
         }
         for each in plan.incoming:
+            _check_unwritten(context, source, local, each)
+        for each in plan.incoming:
             _receive(context, source, local, each)
         for each in plan.incoming:
             _mark(context, source, each)
@@ -119,6 +122,27 @@ def _mount(context: Context, local: Local, each: Incoming, place: str) -> None:
         context.progress.note(each.dataset, error.explanation)
 
 
+def _check_unwritten(context: Context, source: Source, local: Local, each: Incoming) -> None:
+    """Refuse a dataset that was written to since the snapshot on which its increment begins.
+
+    Of a file system that cannot be compared, only the receive knows.
+
+    Raises:
+        RefusedError: with the commands that discard the writes, or keep them.
+    """
+    state = local.state(each.dataset)
+    if not each.base or state.token != NO_TOKEN or not remaining(each, state, source.name):
+        return
+    newest = state.snapshots[-1]
+    if each.kind is DatasetKind.FILESYSTEM:
+        modified = bool(discard_all_but_data(context, newest))
+    else:
+        modified = context.pool.is_volume_modified(newest.full_name)
+    if modified:
+        reason = f"has been modified since @{newest.name}"
+        raise RefusedError(each.dataset, reason, way_back(each, newest.full_name))
+
+
 def _receive(context: Context, source: Source, local: Local, each: Incoming) -> None:
     """Receive the snapshots of a dataset that have yet to come."""
     for snapshot, base in remaining(each, local.state(each.dataset), source.name):
@@ -129,8 +153,6 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
         local.make_parents(each.dataset)
         state = local.state(each.dataset)
         token = state.token
-        if each.base and token == NO_TOKEN and each.kind is DatasetKind.FILESYSTEM:
-            discard_all_but_data(context, state.snapshots[-1])
         receiver = local.receiver(each.dataset, snapshot.name, each.kind, resumable=source.resumes)
         try:
             source.receive(snapshot, base, token, receiver, raw=each.raw)
@@ -165,7 +187,7 @@ def _mark(context: Context, source: Source, each: Incoming) -> None:
 
 def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
     """The properties that a snapshot gets: those of its copy that are possible."""
-    keys = (*COPIED, *OF_PAGES)
+    keys = {*COPIED, *OF_PAGES} - {ENDED}  # here it is not its last one
     found = {k: v for k, v in snapshot.properties.items() if k in keys and is_mark(k, v)}
     return {**found, COPY: replica} if found else {}
 

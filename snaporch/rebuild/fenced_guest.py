@@ -11,7 +11,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-from snaporch.catalog.records import ENDED
+from snaporch.catalog.records import ENDED, ENDED_HERE
 from snaporch.errors import RefusedError
 from snaporch.fence import Fence
 from snaporch.rebuild.local_checks import move_away
@@ -51,7 +51,7 @@ def doubt(plan: RebuildPlan, copies: Copies, fence: Fence) -> str:
         newest = copies[each.copy][-1]
         if each.is_pages:
             continue
-        if ENDED not in last.properties:
+        if last.properties.get(ENDED) != ENDED_HERE:
             return f"@{plan.name} is not its last snapshot there: fail it over there"
         if newest.guid != last.guid:
             return f"{each.copy}@{newest.name} on the replica is newer than @{plan.name}"
@@ -74,10 +74,12 @@ def _on_base(local: Local, each: Incoming, copies: Copies, fence: Fence) -> Inco
     wanted = each.snapshots[-1]
     before = [e for e in state.snapshots if e.guid != wanted.guid]
     has_come = len(before) < len(state.snapshots)
-    # Also if the clocks of both hosts differ: what came back came after the fence's snapshot.
-    here = [e.name for e in state.snapshots if e.guid == wanted.guid or e.name == fence.snapshot]
-    if has_come and fence.snapshot in here and here[-1] == fence.snapshot:
-        reason = f"@{wanted.name} is not newer here than @{fence.snapshot}, its fence's"
+    # Also if the clocks of both hosts differ: what came back came after the fence.
+    seen = [number for number, e in enumerate(state.snapshots) if fence.has_seen(e)]
+    since = state.snapshots[seen[-1] + 1 :] if seen else state.snapshots
+    if has_come and wanted.guid not in {e.guid for e in since}:
+        then = state.snapshots[seen[-1]].name
+        reason = f"@{wanted.name} is not newer here than @{then}, its fence's"
         raise RefusedError(each.dataset, reason, fence.step)
     again = _all_of_it(each)
     if not before:

@@ -2,8 +2,9 @@
 
 What prevents it is checked by :mod:`snaporch.rebuild.plan_guest`.
 
-The fence of a guest that comes back is removed when all of its data is here, before its restore
-starts it.
+The fence of a guest that comes back is removed when all of its data is here and the restore's own
+bar holds: at no moment can anything but the restore start it. Directly before, the replica is asked
+once more whether the guest has ended there.
 
 The guest's lock is held for all of it. What is set afterwards may fail without the guest: then the
 same command sets it.
@@ -12,10 +13,11 @@ same command sets it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from snaporch.bundle.age import Identity
+from snaporch.catalog.records import ENDED
 from snaporch.context import Context
 from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.rebuild.bring_back import bring_back, guest_lock, policies_of, set_policies
@@ -26,6 +28,7 @@ from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.rebuild.surroundings import Surroundings, attempt, define_objects, set_autostart
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
 from snaporch.restore.run import Restored
+from snaporch.zfs import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,8 @@ def rebuild_guest(
         surroundings: what of its surroundings comes back.
         runs: those whose bundles come.
         policies: of the datasets, as they were shown.
-        plan_again: makes the plan under the lock: since it was shown, the guest may have come back.
+        plan_again: makes the plan under the lock, of what the replica has by then: since it was
+            shown, the guest may have come back, or may run there again.
         cold: the guest boots from its disks.
         restores: otherwise only data comes back, and nothing is defined.
         identity: decrypts bundles.
@@ -83,16 +87,34 @@ def rebuild_guest(
             set_stage(context, plan, None)
             return Rebuilt(None, (*notes, *_not_defined(surroundings)))
         failures = define_objects(context, surroundings)
-        context.fences.remove(plan.manifest.uuid)  # the plan proves that it has ended there
         request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=cold)
+        fences = replace(context.fences, lifted=plan.manifest.uuid)
+        lift = partial(_lift_fence, context, plan, plan_again)
         try:
-            restored = restore_under_lock(context, request, plan.manifest.run)
+            restored = restore_under_lock(
+                replace(context, fences=fences), request, plan.manifest.run, lift
+            )
         except InterruptedRunError:
             raise
         except SnaporchError as error:
             return Rebuilt(None, notes, [*failures, error])
         set_stage(context, plan, Stage.FINISH)
         return Rebuilt(restored, notes, [*failures, *_finish(context, plan, policies)])
+
+
+def _lift_fence(context: Context, plan: RebuildPlan, plan_again: Callable[[], RebuildPlan]) -> None:
+    """Remove the fence of a guest that cannot be started, and the marks of its former ends here.
+
+    Raises:
+        RefusedError: it may run where the copies come from.
+    """
+    if context.fences.find(plan.manifest.uuid) is None:
+        return
+    plan_again()
+    own = context.pool.snapshots([each.dataset for each in plan.incoming])
+    ended = [each.full_name for each in own if ENDED in each.properties]
+    context.pool.clear_properties(ended, [PREFIX + ENDED])
+    context.fences.remove(plan.manifest.uuid)
 
 
 def finish(context: Context, source: Source, plan: RebuildPlan) -> list[SnaporchError]:

@@ -1,8 +1,11 @@
-"""Whether the package may be removed: not while a run is unfinished.
+"""Whether the package may be removed: not while a run is unfinished, or a guest fenced.
 
 The Debian package asks ``python3 -m snaporch.recovery.package_removal``, which answers by its exit
 code. An unfinished run may have left its guest on overlays, and without snaporch nothing brings it
-back. Overlays are removed by :mod:`snaporch.recovery.overlay_removal`.
+back. A fenced guest would start again, for nothing else asks for fences. The other flavour of the
+package goes on asking for them: so ``in-favour`` is an argument.
+
+Overlays are removed by :mod:`snaporch.recovery.overlay_removal`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from pathlib import Path
 
 from snaporch.config import Config, load_config
 from snaporch.errors import ConfigError, RefusedError, SnaporchError
+from snaporch.fence import HOST, Fences
 from snaporch.journal import UnreadableJournal, list_journals
 from snaporch.systemd.configurations_in_units import DIRECTORIES, unit_configurations
 
@@ -38,6 +42,22 @@ def check_no_run(journals: Path) -> None:
         )
 
 
+def check_no_fence(fences: Fences) -> None:
+    """Check that no guest of this host is fenced; needs neither libvirt nor ZFS.
+
+    Raises:
+        RefusedError: a guest is fenced.
+        UnavailableError: the fences cannot be read.
+    """
+    if found := fences.all():
+        remove = "; ".join(f"snaporch fence --remove {each.uuid}" for each in found)
+        raise RefusedError(
+            ", ".join(sorted(each.domain for each in found)),
+            "is fenced, and libvirt starts it again without snaporch's hook",
+            f"undefine it here if a copy of it runs elsewhere; then run: {remove}",
+        )
+
+
 def read_configuration(
     path: Path | None, load: Callable[[Path | None], Config] = load_config
 ) -> Config:
@@ -57,6 +77,7 @@ def main(
     config: Path | None,
     output: Callable[[str], object],
     unit_directories: Iterable[Path] = DIRECTORIES,
+    fences: Fences | None = None,
 ) -> int:
     """Print what stays, or why snaporch must not be removed; the process's exit code.
 
@@ -64,6 +85,7 @@ def main(
         config: the configuration file; ``None`` for the default. Those that units name count, too,
             if they exist.
         unit_directories: where units are.
+        fences: those of this host; None if its hook stays.
     """
     named = unit_configurations(unit_directories)
     try:
@@ -71,6 +93,8 @@ def main(
         used = [read_configuration(each).paths for each in files]
         for paths in used:
             check_no_run(paths.journal)
+        if fences is not None:
+            check_no_fence(fences)
     except SnaporchError as error:
         output(f"snaporch: {error.line()}\n")
         return error.exit_code
@@ -84,4 +108,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(main(None, sys.stderr.write))
+    sys.exit(main(None, sys.stderr.write, fences=None if "in-favour" in sys.argv else HOST))

@@ -194,6 +194,12 @@ class AppendOnlyDestination:
         """See :class:`~snaporch.replication.interface.Destination`: it is not asked about that."""
         return False
 
+    def free_bytes(self) -> list[int]:
+        """See :class:`~snaporch.replication.interface.Destination`."""
+        found = self._receiving.check()
+        with readable(self._name, self._host.label):
+            return [int(each) for each in list(found["free"])]
+
     def receiver(self, dataset: str) -> list[str]:
         """See :class:`~snaporch.replication.stream_sender.Copies`."""
         return self._host.words(request_command(Verb.RECEIVE, {"copy": copy_name(dataset)}))

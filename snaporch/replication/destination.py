@@ -134,6 +134,14 @@ class ReplicaDestination:
         """See :class:`Destination`."""
         return has_encrypted_bundles(self._replica, self._host)
 
+    def free_bytes(self) -> list[int]:
+        """See :class:`Destination`."""
+        root, bundles = self._replica.dataset, str(self._replica.bundles)
+        available = self._host.run("zfs", "get", "-Hp", "-o", "value", "available", root)
+        place = self._host.run("df", "--output=avail", "-B1", bundles)
+        with readable(self._name, self._host.label):
+            return [int(available), int(place.split()[-1])]
+
     def receiver(self, dataset: str) -> list[str]:
         """See :class:`~snaporch.replication.stream_sender.Copies`."""
         options = ("-s", "-u", "-o", "readonly=on")

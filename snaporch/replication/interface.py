@@ -85,6 +85,15 @@ class Destination(Protocol):
     def has_encrypted_bundles(self) -> bool:
         """Whether the bundles are on an encrypted dataset; False if that is not known."""
 
+    def free_bytes(self) -> list[int]:
+        """The bytes that are free where the copies are, and where the bundles are.
+
+        Empty if the replica has no such number.
+
+        Raises:
+            SnaporchError: it does not answer.
+        """
+
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """Set ``snaporch:policy`` on copies, so that it comes back with them.
 

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from snaporch.bundle.store import COPY_NAME, RUN_NAME, UUID_NAME
-from snaporch.catalog.records import ENDED
+from snaporch.catalog.records import ENDED, ENDED_HERE, NOT_ENDED
 from snaporch.errors import RefusedError
 from snaporch.model import Level
 from snaporch.replication.marks import MARKS
@@ -173,7 +173,7 @@ def _value_rules() -> dict[str, Callable[[str], object]]:
         "ram": reference,
         "level": levels.__contains__,
         "torn": "yes".__eq__,
-        ENDED: "yes".__eq__,
+        ENDED: (ENDED_HERE, NOT_ENDED).__contains__,
     }
 
 

@@ -67,6 +67,12 @@ class ReceivedBundles:
                 step = f"on the replica: chown USER {self._root}"
                 raise UnavailableError(str(self._root), "the receiving user cannot write", step)
 
+    def free_bytes(self) -> int:
+        """The bytes that are free for bundles."""
+        with self._opened() as root:
+            found = os.fstatvfs(root)
+        return found.f_bavail * found.f_frsize
+
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """The bundles of a domain, by run.
 

@@ -128,7 +128,7 @@ class Receiver:
         return name
 
     def _check(self, _request: Request) -> dict[str, object]:
-        found = self._zfs.values(self._dataset, [*INHERITED, "encryption"])
+        found = self._zfs.values(self._dataset, [*INHERITED, "encryption", "available"])
         wrong = {key: value for key, value in INHERITED.items() if found.get(key) != value}
         if wrong:
             settings = " ".join(f"{key}={value}" for key, value in wrong.items())
@@ -138,12 +138,14 @@ class Receiver:
                 f"as root on the replica: zfs set {settings} {self._dataset}",
             )
         self._bundles.check()
+        free = [int(found["available"]), self._bundles.free_bytes()]
         return {
             "dataset": self._dataset,
             "release": self._zfs.kernel_release(),
             "permissions": sorted(self._zfs.permissions(self._dataset)),
             "root": os.geteuid() == 0,
             "encrypted": found["encryption"] not in ("off", "-"),
+            "free": free,
         }
 
     def _snapshots(self, request: Request) -> dict[str, object]:

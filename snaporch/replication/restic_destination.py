@@ -205,6 +205,10 @@ class ResticDestination:
         """Whether bundles are stored encrypted: restic does that."""
         return True
 
+    def free_bytes(self) -> list[int]:
+        """Nothing: restic does not say how much its repository can still store."""
+        return []
+
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""
         there = self._repository.contents().policies

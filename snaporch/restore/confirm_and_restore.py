@@ -159,13 +159,16 @@ def run_restore(
         return _carry_out(context, request, current, longest)
 
 
-def restore_under_lock(context: Context, request: RestoreRequest, run: str) -> Restored:
+def restore_under_lock(
+    context: Context, request: RestoreRequest, run: str, on_barred: Callable[[], None]
+) -> Restored:
     """Restore one domain whose lock the caller holds, without a question.
 
     Args:
         context: of this host.
         request: the options.
         run: the snapshot's, as the user was shown it.
+        on_barred: see :func:`~snaporch.restore.run.restore`.
 
     Raises:
         SnaporchError: as :func:`run_restore`.
@@ -180,7 +183,7 @@ def restore_under_lock(context: Context, request: RestoreRequest, run: str) -> R
     plan = _plan_under_lock(context, request, record, chosen)
     _note_group(context, plan)
     wait = context.config.settings(record.domain, record.uuid).wait
-    return _carry_out(context, request, plan, wait)
+    return _carry_out(context, request, plan, wait, on_barred)
 
 
 def _plan_under_lock(
@@ -193,9 +196,20 @@ def _plan_under_lock(
     return check_bundle(context, plan, despite_damage=request.despite_damage)
 
 
-def _carry_out(context: Context, request: RestoreRequest, plan: RestorePlan, wait: int) -> Restored:
+def _carry_out(
+    context: Context,
+    request: RestoreRequest,
+    plan: RestorePlan,
+    wait: int,
+    on_barred: Callable[[], None] = lambda: None,
+) -> Restored:
     return restore(
-        context, plan, safety=request.safety, keep_running=request.keep_running, wait=wait
+        context,
+        plan,
+        safety=request.safety,
+        keep_running=request.keep_running,
+        wait=wait,
+        on_barred=on_barred,
     )
 
 

@@ -245,6 +245,32 @@ def changed_other_files(
     return {dataset: others for dataset, others in found.items() if others}
 
 
+def changed_own_files(context: Context, member: PoolSnapshot, paths: Iterable[str]) -> list[str]:
+    """Return which of these files in a file system differ from its snapshot, by size or time.
+
+    If it or the snapshot cannot be examined, that is ``?``.
+
+    Args:
+        member: the snapshot.
+        paths: of the guest's images.
+    """
+    resolver = context.resolver
+    try:
+        own = own_files(resolver, paths, ())
+        root = resolver.mount_point_of(member.dataset)
+        covered = frozenset(mount.mount_point for mount in resolver.mounts())
+        images = [e for e in walk(root, covered) if (e.device, e.state.inode) in own]
+        with context.pool.mounted_snapshot(member.full_name) as then:
+            before = {_content(each) for each in walk(then, frozenset(), linked=True)}
+    except (NotOnZfsError, TooManyError, OSError, PoolError):
+        return ["?"]
+    return [each.path for each in images if _content(each) not in before]
+
+
+def _content(file: OtherFile) -> tuple[str, int, int]:
+    return file.path, file.state.bytes, file.state.mtime_ns
+
+
 def guest_files(resolver: Resolver, domains: Iterable[Domain]) -> set[tuple[int, int]]:
     """Return device and inode of each file of these guests."""
     found: set[tuple[int, int]] = set()

@@ -5,6 +5,7 @@ recovered by :mod:`snaporch.recovery.recover_runs`.
 
 Before the first rollback, a guest that still runs is left alone and the restore is undone; if the
 guest was stopped already, the restore is finished. After the first rollback it is always finished.
+The restore of a guest with a fence is left as it is: its datasets may have received what is newer.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def recover_restore(context: Context, journal: OtherJournal, *, dry_run: bool) -
         if not dry_run:
             forget_restore(context, old.path, facts)
         return [f"forget the {facts.what}: a later one has replaced it"]
+    if (fence := context.fences.find(facts.uuid)) is not None:
+        return [f"the {facts.what} stays interrupted: it {fence.reason}"]
     if not dry_run:
         _await_libvirt(context, facts.uuid)
     action = choose_action(context, old, dry_run=dry_run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,6 +109,7 @@ def restore(
     safety: bool,
     keep_running: bool = False,
     wait: int = 0,
+    on_barred: Callable[[], None] = lambda: None,
 ) -> Restored:
     """Carry out the plan. The caller holds the domain's lock, and the user has agreed.
 
@@ -118,6 +120,8 @@ def restore(
         safety: keep a safety copy of the data that is discarded.
         keep_running: keep the RAM of a running guest in the safety copy.
         wait: seconds to wait for processes that clone, verify or copy a snapshot of the guest.
+        on_barred: is called when the guest is off and its definition cannot be started, before the
+            first rollback; what it raises undoes the restore.
 
     Raises:
         BusyError: such a process did not end in time.
@@ -135,10 +139,17 @@ def restore(
         interrupt=context.interrupt,
         can_wait=True,
     ):
-        return _restore(context, plan, safety=safety, keep_running=keep_running)
+        return _restore(context, plan, on_barred, safety=safety, keep_running=keep_running)
 
 
-def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool) -> Restored:
+def _restore(
+    context: Context,
+    plan: RestorePlan,
+    on_barred: Callable[[], None],
+    *,
+    safety: bool,
+    keep_running: bool,
+) -> Restored:
     record = plan.record
     context.interrupt.check(record.domain)
     plan, run = _with_ram_image(context, plan)
@@ -150,7 +161,7 @@ def _restore(context: Context, plan: RestorePlan, *, safety: bool, keep_running:
         raise
     journal = RestoreJournal(context.config.paths.journal, facts)
     steps = RestoreSteps(context, facts, journal)
-    _prepare(context, plan, facts, journal, steps)
+    _prepare(context, plan, facts, journal, steps, on_barred)
     for old in older:
         forget_restore(context, old.path, old.facts)
     try:
@@ -191,6 +202,7 @@ def _prepare(
     facts: RestoreFacts,
     journal: RestoreJournal,
     steps: RestoreSteps,
+    on_barred: Callable[[], None],
 ) -> None:
     """Do the steps before the first rollback; undo them on any failure.
 
@@ -206,6 +218,7 @@ def _prepare(
         with journal.step(RestoreStep.STOP):
             stopping = True
             steps.stop()
+        on_barred()
     except BaseException as error:
         journal.close(settled=False)
         text = cancel_restore(context, facts, journal.path)

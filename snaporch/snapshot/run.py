@@ -259,7 +259,7 @@ class _Run:
             self._freezing = self._touched = True
             with journal.step(Step.FREEZE):
                 strategy.freeze()
-            if self._end is not None:
+            if self._end is not None and plan.domain.active:
                 self._paused_by = self._context.hypervisor.paused_by(plan.domain.uuid)
             self._context.interrupt.check(plan.domain.name)
             self._freezing = False
@@ -308,27 +308,31 @@ class _Run:
         """
         self._context.interrupt.check(self._domain.name)
         journal.note(Note.ENDING)  # before the mark is looked for: see guardian.py
-        is_whole = record.level is Level.RAM and record.state is BundleState.COMPLETE
+        level = Level.RAM if self._domain.active else Level.OFF
+        is_whole = record.level is level and record.state is BundleState.COMPLETE
         if not is_whole or strategy.held or release_mark(journal.path).exists():
             raise self._not_ended()
         self._check_paused(strategy)
         end(record, lambda: self._check_paused(strategy))
 
     def _check_paused(self, strategy: FreezeStrategy) -> None:
-        """Check that no other program resumed the guest since its RAM was saved.
+        """Check that no other program resumed the guest since its RAM was saved, or started it.
 
         libvirt has another reason (``user``) for a guest that was resumed and paused again.
 
         Raises:
             ChangedError, RunFailedError: it may have run.
         """
-        strategy.check_unchanged(state=False)
+        strategy.check_unchanged(state=False)  # another boot, too
+        if not self._domain.active:
+            return
         now = self._context.hypervisor.paused_by(self._domain.uuid)
         if now is None or now != self._paused_by:
             raise self._not_ended()
 
     def _not_ended(self) -> RunFailedError:
-        reason = "it did not stay paused until its snapshot was complete, so it was not ended"
+        how = "paused" if self._domain.active else "off"
+        reason = f"it did not stay {how} until its snapshot was complete, so it was not ended"
         return RunFailedError(self._domain.name, reason, "try again")
 
     def _reached(self, strategy: FreezeStrategy) -> Level:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from snaporch import default_paths
 from snaporch.bundle.encrypted_bundles import ENCRYPTED_NAME
@@ -163,9 +164,7 @@ def _test_restores(context: Context) -> tuple[RestoreResult, ...]:
     return tuple(restore_results(context.config, context.pool.snapshots()))
 
 
-def _fenced(
-    context: Context, forecasts: Sequence[Forecast]
-) -> dict[str, tuple[tuple[str, str], ...]]:
+def _fenced(context: Context, forecasts: Sequence[Forecast]) -> dict[str, Any]:
     """The fields about fences: of the guests, and which of them have no effect, or no copy yet."""
     found = ((each.domain, context.fences.find(each.domain.uuid)) for each in forecasts)
     fenced = [(domain, fence) for domain, fence in found if fence]
@@ -178,6 +177,7 @@ def _fenced(
     runs = "is fenced, and runs here all the same; if a copy runs elsewhere: virsh destroy"
     off = [(domain.name, fence) for domain, fence in fenced if not domain.active]
     return {
+        "fences": tuple((domain.name, fence) for domain, fence in fenced),
         "fenced_guests": tuple((e.name, f"{fence.reason}; {fence.step}") for e, fence in fenced),
         "open_fences": tuple((e.name, f"{runs} {e.uuid}") for e, _ in fenced if e.active)
         + tuple((e.name, why) for e, _ in fenced if why),

@@ -79,6 +79,18 @@ def families(status: Status, problems: Sequence[Problem]) -> Iterator[GaugeMetri
     yield _one(
         "guests_barred", "Guests barred until an undo is finished.", len(status.barred_guests)
     )
+    yield _many(
+        "fence_timestamp_seconds",
+        "When a guest was fenced, which does not start on this host; 0 if not known.",
+        ("domain", "replica"),
+        [
+            (
+                {"domain": name, "replica": fence.replica},
+                fence.made.timestamp() if fence.made else 0,
+            )
+            for name, fence in status.fences
+        ],
+    )
     yield _one(
         "windows_open", "Guests frozen or on overlays.", sum(r.in_window for r in status.runs)
     )

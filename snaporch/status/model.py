@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from snaporch.config.transfer_window import ALWAYS, Windows
+from snaporch.fence import Fence
 from snaporch.locks import DAEMON, LockHolder
 from snaporch.model import Level, SnapshotRecord, iso, parse_iso
 from snaporch.pull.record import PullRecord
@@ -237,6 +238,8 @@ class Status:
     """Pairs of a guest that must not start until an undo is finished, and the explanation."""
     fenced_guests: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that does not start here because of its fence, and the explanation."""
+    fences: tuple[tuple[str, Fence], ...] = ()
+    """Pairs of such a guest, and its fence."""
     open_fences: tuple[tuple[str, str], ...] = ()
     """Pairs of a guest that runs or would start in spite of its fence, and the explanation."""
     unfinished_failovers: tuple[tuple[str, str], ...] = ()
@@ -287,6 +290,17 @@ class Status:
             "quarantined": list(self.quarantined),
             "barred": [name for name, _ in self.barred_guests],
             "fenced": [name for name, _ in self.fenced_guests],
+            "fences": [
+                {
+                    "domain": name,
+                    "uuid": fence.uuid,
+                    "since": iso(fence.made) if fence.made else None,
+                    "snapshot": fence.snapshot or None,
+                    "replica": fence.replica or None,
+                    "delivered": bool(fence.delivered),
+                }
+                for name, fence in self.fences
+            ],
             "mounted": [
                 {"snapshot": each.name, "by": each.program} for each in self.mounted_snapshots
             ],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -35,6 +36,7 @@ from snaporch.zfs.interface import (
 )
 from snaporch.zfs.mount_users import BlockingMount, blocking_mounts
 from snaporch.zfs.property_listing import COLUMNS, Listing
+from snaporch.zfs.send_stream import END, second_record
 from snaporch.zfs.snapshot_mount import mounted_snapshot
 
 PROPERTIES = (
@@ -69,6 +71,8 @@ _ARG_BYTES = 100_000
 
 _SYNC_SECONDS = 60.0
 _HOLD_COLUMNS = 3
+_VOLUME_OPEN_SECONDS = 10
+"""How long udev may have a volume open that was written to, to read what is on it."""
 _TICK_SECONDS = 0.2
 _MAX_KEYS = 200
 """Property names, which can be long, are passed as one argument (execve(2), MAX_ARG_STRLEN)."""
@@ -432,6 +436,37 @@ class ZfsCommand:
             reason = f"ZFS gives no number for {dataset}; does the snapshot still exist?"
             raise PoolError(f"zfs get written@{name}", reason)
         return int(answer)
+
+    def is_volume_modified(self, snapshot: str) -> bool:
+        if self.written_since(snapshot) == 0:
+            return False
+        dataset, _, name = snapshot.partition("@")
+        words = ["send", "-w", "-i", f"@{name}", dataset]
+        until = time.monotonic() + _VOLUME_OPEN_SECONDS
+        while True:
+            kind, errors = self._second_record(words)
+            if kind is not None:
+                return kind != END
+            if time.monotonic() > until:
+                raise PoolError(f"zfs send {dataset}", errors)
+            time.sleep(0.2)
+
+    def _second_record(self, words: list[str]) -> tuple[int | None, str]:
+        with LoggedCommand("zfs", *words) as command:
+            with subprocess.Popen(
+                [self._zfs, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                process_group=0,
+            ) as process:
+                assert process.stdout is not None
+                assert process.stderr is not None
+                kind = second_record(process.stdout)
+                process.kill()  # it may have terabytes to say
+                errors = process.stderr.read().decode("utf-8", "replace")
+            command.exited(0 if kind is not None else process.returncode)
+        return kind, errors
 
     def receive(self, dataset: str, path: Path) -> None:
         words = ["receive", "-F", dataset]

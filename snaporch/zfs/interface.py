@@ -266,6 +266,17 @@ class Pool(Protocol):
             PoolError: ZFS gives no number, as for a snapshot that does not exist.
         """
 
+    def is_volume_modified(self, snapshot: str) -> bool:
+        """Whether the volume of a snapshot, which nobody has open, has other data than that.
+
+        An import of the pool writes to a volume (``written@…``), but changes no data: ``zfs
+        receive`` ignores that, too (OpenZFS: ``dsl_dataset_modified_since_snap``). An increment to
+        the volume itself tells: without changes it has no record between the first and the last.
+
+        Raises:
+            PoolError: the volume is open, or its snapshot does not exist.
+        """
+
     def receive(self, dataset: str, path: Path) -> None:
         """Receive a stream of :meth:`send_increment` into a dataset, and discard later changes.
 

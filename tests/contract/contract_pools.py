@@ -50,6 +50,14 @@ class FakeScratch:
         self.fake.write(dataset, bytes(8 << 20))
         self.fake.reserve(dataset, 32 << 20, room=room)
 
+    def write_volume(self, dataset: str, content: bytes) -> None:
+        """Write to the beginning of a volume."""
+        self.fake.write(dataset, content)
+
+    def import_again(self, pool: str) -> None:
+        """Export and import a pool."""
+        self.fake.import_again(pool)
+
     def rename_snapshot(self, snapshot: str, name: str) -> None:
         """``zfs rename`` of a snapshot."""
         self.fake.rename_snapshot(snapshot, name)
@@ -107,10 +115,20 @@ class ZfsScratch:
         _run("zfs", "create", "-V", "32m", dataset)
         kept = int(_run("zfs", "get", "-Hpo", "value", "refreservation", dataset))
         _run("zfs", "set", f"quota={kept + room + (1 << 20)}", dataset.rpartition("/")[0])
+        self.write_volume(dataset, os.urandom(8 << 20))
+
+    def write_volume(self, dataset: str, content: bytes) -> None:
+        """Write to the beginning of a volume, on stable storage."""
         with HOST.volume_node(dataset).open("r+b") as node:
-            node.write(os.urandom(8 << 20))
+            node.write(content)
             os.fsync(node.fileno())
         _run("zpool", "sync", dataset.split("/", maxsplit=1)[0])
+
+    def import_again(self, pool: str) -> None:
+        """Export and import a pool of the lab."""
+        _run("zpool", "export", pool)
+        _run("zpool", "import", "-d", "/dev/lab", pool)
+        _run("udevadm", "settle")
 
     def rename_snapshot(self, snapshot: str, name: str) -> None:
         """``zfs rename`` of a snapshot."""

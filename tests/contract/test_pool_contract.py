@@ -518,6 +518,19 @@ class TestPoolContract:
         with pytest.raises(PoolError):
             pool.written_since(f"{root}@gone")
 
+    def test_an_import_is_no_write_to_a_volume(self, scratch, pool):
+        volume = f"{scratch.other}/thick/volume"
+        scratch.create_thick(volume, 64 << 20)
+        pool.snapshot([f"{volume}@a"], {})
+        assert not pool.is_volume_modified(f"{volume}@a")
+        scratch.import_again("flash")
+        assert pool.written_since(f"{volume}@a") > 0
+        assert not pool.is_volume_modified(f"{volume}@a")
+        scratch.write_volume(volume, b"x" * 512)
+        assert pool.is_volume_modified(f"{volume}@a")
+        with pytest.raises(PoolError):
+            pool.is_volume_modified(f"{volume}@gone")
+
     def test_a_snapshot_is_read_by_a_private_mount(self, scratch, pool, root):
         scratch.write(root, b"then")
         pool.snapshot([f"{root}@a"], {})

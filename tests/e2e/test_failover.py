@@ -1,7 +1,9 @@
 """A guest goes to the host of its replica and comes back, and never runs on both."""
 
+import json
 import os
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 from guests.disks import Disk
@@ -19,6 +21,7 @@ from support import (
 )
 from two_hosts import STATE, two_hosts
 
+TPM_STATES = Path("/var/lib/libvirt/swtpm")
 DISKS = [Disk("file", "tank/plain"), Disk("zvol", "flash/plain")]
 
 
@@ -28,9 +31,17 @@ def hosts(tmp_path_factory):
         yield made
 
 
+def add_tpm(domain):
+    tpm = ET.SubElement(domain.find("devices"), "tpm", model="tpm-tis")
+    ET.SubElement(tpm, "backend", type="emulator", version="2.0")
+
+
+UEFI = {"firmware": "uefi", "mutate": add_tpm}
+
+
 @pytest.fixture
-def guest(hosts):
-    made = Guest.create("plain", disks=DISKS)
+def guest(hosts, request):
+    made = Guest.create("plain", disks=DISKS, **getattr(request, "param", {}))
     made.uuid = must("virsh", "domuuid", "plain").strip()
     yield made
     hosts.reset()
@@ -89,6 +100,9 @@ def assert_fenced(guest):
     assert (STATE / "fences" / guest.uuid).exists()
 
 
+@pytest.mark.parametrize(
+    "guest", [{"firmware": "uefi", "mutate": add_tpm}], indirect=True, ids=[""]
+)
 def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     done = fail_over("offsite")
     expected, datasets = guest.snapshot_count(done["snapshot"]), guids()
@@ -106,6 +120,7 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     hosts.change()
     assert guest.state() == "undefined"
     rebuild(guest, "offsite", expected)
+    assert list(TPM_STATES.glob(f"{guest.uuid}/tpm2/*.permall"))
     back = fail_over("home")
     assert_fenced(guest)
     expected = guest.snapshot_count(back["snapshot"])
@@ -121,12 +136,14 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     assert not (STATE / "fences" / guest.uuid).exists()
     assert snaporch("snapshot", "plain").status == 0
 
-    # once more: what is there already is not sent again
+    # once more, off: without RAM, and what is there already is not sent again
+    must("virsh", "destroy", "plain")
     third = fail_over("offsite")
-    expected = guest.snapshot_count(third["snapshot"])
     hosts.change()
-    document = rebuild(guest, "offsite", expected)
-    assert document["snapshot"] == third["snapshot"]
+    outcome = snaporch("rebuild", "plain", "--from", "offsite", "--yes", "--json")
+    assert (outcome.status, guest.state()) == (0, "shut off"), outcome.err
+    assert outcome.json[0]["snapshot"] == third["snapshot"]
+    guest.start()
 
 
 def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
@@ -154,6 +171,21 @@ def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
     rebuild(guest, "home", expected)
 
 
+def assert_late_writes_stop_it(words, last):
+    """Each kind of disk is looked at, and one that is unchanged does not count as written."""
+    places = {"flash/plain": "/dev/zvol/flash/plain", "tank/plain": "/tank/plain/plain-0.raw"}
+    for dataset, place in places.items():
+        must("dd", "if=/dev/urandom", f"of={place}", "bs=512", "count=1", "conv=notrunc,fsync")
+        back = f"zfs rollback {dataset}@{last}"
+        one_line_error(snaporch(*words), 9, f"{dataset} (", "got nothing", back)
+        must(*back.split())
+    # ZFS counts an import as a write to a volume, which is none
+    must("zpool", "export", "flash")
+    must("zpool", "import", "-d", "/dev/lab", "flash")
+    must("udevadm", "settle")
+    assert int(must("zfs", "get", "-Hpo", "value", f"written@{last}", "flash/plain"))
+
+
 def test_what_is_killed_before_the_fence_runs_on_and_afterwards_has_ended(hosts, guest):
     words = ("failover", "plain", "--to", "offsite", "--yes", "--quiet")
     fence = STATE / "fences" / guest.uuid
@@ -177,6 +209,8 @@ def test_what_is_killed_before_the_fence_runs_on_and_afterwards_has_ended(hosts,
     wait_for(lambda: guest.state() == "shut off", "it ends")
     wait_for(lambda: not list(JOURNAL.glob("*.jsonl")), "the guardian recovers the run")
     assert_fenced(guest)
+    found = json.loads(fence.read_text())
+    assert_late_writes_stop_it(words, found["snapshot"])
     done = fail_over("offsite")
     assert guest.snapshot_count(done["snapshot"])
     copies = must("zfs", "get", "-H", "-o", "value", "-r", "snaporch:ended", "backup/offsite")

@@ -64,7 +64,7 @@ class Hosts:
         away.mkdir()
         for name in must("virsh", "list", "--all", "--name").split():
             (away / f"{name}.xml").write_text(must("virsh", "dumpxml", "--inactive", name))
-            must("virsh", "undefine", name)
+            must("virsh", "undefine", "--nvram", name)
         shutil.copytree(STATE, away / "snaporch")
         for path in STATE.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()

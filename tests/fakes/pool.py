@@ -48,6 +48,8 @@ class _Dataset:
     reserved: int = 0
     room: int = 0
     """For a snapshot, if anything is reserved."""
+    imports: int = 0
+    """Bytes that an import of the pool wrote, which are no data."""
 
     @property
     def is_mounted(self) -> bool:
@@ -100,6 +102,12 @@ class FakePool:
     def write(self, dataset: str, content: bytes) -> None:
         """Replace the content of the dataset."""
         self._dataset(dataset).content = content
+
+    def import_again(self, pool: str) -> None:
+        """``zpool export`` and ``zpool import``: ZFS writes to each volume."""
+        for each in self._datasets.values():
+            if each.name.startswith(f"{pool}/") and each.kind is DatasetKind.VOLUME:
+                each.imports += 8192
 
     def read(self, dataset: str) -> bytes:
         """The content of the dataset."""
@@ -510,7 +518,13 @@ class FakePool:
         """See the protocol."""
         self.hooks.reach("pool.written_since")
         dataset, found = self._find(snapshot)
-        return 0 if dataset.content == found.content else len(dataset.content)
+        return (0 if dataset.content == found.content else len(dataset.content)) + dataset.imports
+
+    def is_volume_modified(self, snapshot: str) -> bool:
+        """See the protocol."""
+        self.hooks.reach("pool.is_volume_modified")
+        dataset, found = self._find(snapshot)
+        return dataset.content != found.content
 
     def receive(self, dataset: str, path: Path) -> None:
         """See the protocol; properties do not travel."""

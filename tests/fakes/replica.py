@@ -32,6 +32,7 @@ class FakeReplica:
         """What :meth:`mark` returns."""
         self.encrypts = self.has_vault = False
         """The dataset of the copies is encrypted; the directory of the bundles is."""
+        self.room = [1 << 40, 1 << 40]
         self.is_there = False
         """Its pool is imported, and has the dataset of the copies."""
 
@@ -105,6 +106,11 @@ class FakeReplica:
         """See the protocol."""
         self.hooks.reach("replica.has_encrypted_bundles")
         return self.has_vault
+
+    def free_bytes(self) -> list[int]:
+        """See the protocol."""
+        self.hooks.reach("replica.free_bytes")
+        return self.room
 
     def set_policies(self, policies: Mapping[str, str]) -> None:
         """See the protocol."""

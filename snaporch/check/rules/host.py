@@ -198,6 +198,29 @@ def unguarded_start(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
+def stray_fence(facts: HostFacts) -> Iterator[Finding]:
+    """A fence holds no guest of this host: the guest is gone, or is defined with another UUID."""
+    for each in facts.stray_fences:
+        remove = shlex.join(["snaporch", "fence", "--remove", each.uuid])
+        if each.namesake:
+            yield warning(
+                each.domain,
+                f"is defined with another UUID than the guest of this name that is fenced "
+                f"({each.uuid})",
+                "the fence does not hold it: if it is the same guest, it may run on two hosts",
+                "if its copy runs elsewhere, fence this one, too",
+                (shlex.join(["snaporch", "fence", each.namesake]),),
+            )
+        else:
+            yield hint(
+                each.domain,
+                f"is fenced, and not defined here any more ({each.uuid})",
+                "the fence prevents that a rebuild brings back an older state of it",
+                "if it never comes back",
+                (remove,),
+            )
+
+
 def unknown_name(facts: HostFacts) -> Iterator[Finding]:
     """A name in the configuration matches no guest."""
     for where, names in facts.unknown_names.items():

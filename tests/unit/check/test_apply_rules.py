@@ -17,6 +17,7 @@ from snaporch.check.facts import (
     SanoidFacts,
     SourceFacts,
     StoreFacts,
+    StrayFence,
     UnmetPolicy,
 )
 from snaporch.check.findings import Severity
@@ -616,6 +617,19 @@ def test_a_libvirt_that_starts_guests_on_overlays(facts):
     finding = only(facts(start_hook_problem=StartHookProblem("no hook", "snaporch install")))
     assert (finding.code, finding.severity) == ("unguarded-start", Severity.WARNING)
     assert (finding.what, finding.lines) == ("no hook", ("snaporch install",))
+
+
+@pytest.mark.parametrize(
+    ("namesake", "severity", "command"),
+    [
+        ("", Severity.HINT, "snaporch fence --remove u1"),
+        ("u2", Severity.WARNING, "snaporch fence u2"),
+    ],
+)
+def test_a_fence_that_holds_no_guest_of_this_host(facts, namesake, severity, command):
+    finding = only(facts(stray_fences=(StrayFence("u1", "web", namesake),)))
+    assert (finding.code, finding.severity) == ("stray-fence", severity)
+    assert (finding.subject, finding.lines) == ("web", (command,))
 
 
 def test_the_worst_comes_first(facts):

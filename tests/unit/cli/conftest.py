@@ -73,6 +73,7 @@ def host(world, command_host, tmp_path):
     command_host.load_config = partial(load_config, default=world.config_file)
     command_host.open_pool = lambda **_: world.pool
     command_host.open_hypervisor = lambda _uri: world.hypervisor
+    command_host.fences = lambda: world.fences
     command_host.has_libvirt = lambda _uri: True
     fakes = (
         *("resolver", "fences", "clock", "libvirt_times", "ram_times", "overlay_images"),

@@ -11,6 +11,7 @@ from fakes.hypervisor import Agent
 from snaporch import default_paths
 from snaporch.cli import main
 from snaporch.errors import ExitCode, UnavailableError
+from snaporch.fence import Fence
 from snaporch.hypervisor import HypervisorError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import domain_lock, readers_lock
@@ -1018,6 +1019,12 @@ def test_an_undo_of_a_restore_that_had_rolled_back_nothing(taken, snaporch, monk
             None,
         )
     assert taken.is_as_it_was()
+
+
+def test_the_list_names_the_guests_that_are_fenced(restored, snaporch):
+    assert "is fenced" not in snaporch("list").err
+    restored.fences.put(Fence(restored.hypervisor.domain("web").uuid, "web"))
+    assert "web is fenced: a copy of it may run on another host" in snaporch("list").err
 
 
 def test_the_list_names_the_restore_that_can_be_undone(restored, snaporch):

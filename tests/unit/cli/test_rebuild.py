@@ -549,6 +549,17 @@ def test_the_disks_come_back_without_it_and_the_rest_later(closed, snaporch, age
     assert (answer.code, answer.json[0]["resumed"]) == (0, True), answer.err
 
 
+def test_the_data_alone_of_a_fenced_guest_is_started_with_the_key(closed, snaporch, age):
+    at = "2000-01-01T00:00:00+00:00"
+    closed.context.fences.put(Fence(closed.lost_uuid, "web", at, "an earlier run", "s0"))
+    (last,) = closed.there.snapshots(["tank/web"])
+    closed.there.put([replace(last, properties={**last.properties, ENDED: "yes"})])
+    words = ("web", "--yes", "--no-restore", "--quiet", "--identity", str(age.right))
+    answer = rebuild(snaporch, *words)
+    started = "snaporch rebuild --from nas web@s1 --identity FILE starts it"
+    assert answer.out == f"web@s1  came back; {started}\n"
+
+
 def test_a_changed_byte_is_found_before_the_guest_is_defined(closed, snaporch, age):
     path = files_there(closed)["ram.save.age"]
     content = bytearray(path.read_bytes())

@@ -60,7 +60,7 @@ def test_json(policies, snaporch):
     assert answer.code == ExitCode.WARNINGS
     assert set(answer.json) == {
         "at", "scheduler", "domains", "runs", "unknown_overlays", "quarantined", "barred",
-        "fenced",
+        "fenced", "fences",
         "mounted", "store", "problems", "copies", "sources", "test_restores",
     }  # fmt: skip
     (web,) = answer.json["domains"]

@@ -1,7 +1,9 @@
 """A guest is failed over: it runs here, or it has ended here and the replica has all of it."""
 
 import errno
+import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +25,9 @@ from snaporch.errors import (
 from snaporch.failover.fail_over import fail_over
 from snaporch.failover.fence_by_hand import remove_fence
 from snaporch.failover.refusal import FailoverFacts, refusal
-from snaporch.fence import Fence
+from snaporch.fence import Fence, Fences
 from snaporch.hypervisor import HypervisorError, StartHookProblem
-from snaporch.journal import release_mark
+from snaporch.journal import FORMAT, release_mark
 from snaporch.model import DomainState, Level
 from snaporch.recovery.recover_domains import RecoverRequest, recover_domain
 from snaporch.recovery.recover_runs import recover_leftovers
@@ -33,6 +35,10 @@ from snaporch.recovery.result import Effect
 from snaporch.replication.interface import ReplicaError
 from snaporch.schedule.policy_assignment import assign
 from snaporch.snapshot.run import take_snapshot
+from snaporch.zfs import PREFIX, REBUILD_PROPERTY
+
+LATE = r"tank/web \(\d+ bytes\) was written to after it"
+MARK = {PREFIX + ENDED: "yes"}
 
 
 class Pair:
@@ -41,6 +47,7 @@ class Pair:
     def __init__(self, world):
         self.world = world
         world.pool.create("tank"), world.pool.create("flash")
+        world.pool.snapshotted = self.snapshotted
         self.domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
         self.context = world.context
         nas = {"host": "nas", "dataset": "backup/kvm", "bundles": "/backup/nas"}
@@ -49,6 +56,27 @@ class Pair:
         self.context.config = Config.model_validate(document)
         self.replica = FakeReplica(world.pool, world.root / "there", world.hooks)
         self.asked = 0
+
+    def snapshotted(self, dataset, snapshot):
+        """A snapshot of a file system has its files, with their times."""
+        root = self.world.root / "zfs" / dataset
+        there = self.world.snapshot_files(dataset, snapshot)
+        there.mkdir(parents=True)
+        for each in root.iterdir():
+            if each.is_file():
+                shutil.copy2(each, there)
+
+    def write(self):
+        """The guest writes to its first disk."""
+        self.world.pool.write("tank/web", b"after the last instant")
+        image = self.world.image("tank/web", "web-vda.img")
+        image.write_bytes(b"after the last instant")
+
+    def roll_back(self, name):
+        """``zfs rollback`` of its first disk."""
+        self.world.pool.rollback(f"tank/web@{name}")
+        there = self.world.snapshot_files("tank/web", name) / "web-vda.img"
+        shutil.copy2(there, self.world.image("tank/web", "web-vda.img"))
 
     def confirm(self, _domain):
         self.asked += 1
@@ -93,6 +121,8 @@ def test_the_replica_has_the_last_instant_and_the_guest_stays_off(pair):
     copies = pair.replica.snapshots(["tank/web", "flash/web"])
     ended = {each.name for each in copies if each.properties.get(ENDED) == "yes"}
     assert ended == {done.record.snapshot}
+    # here it has no mark that another replica could get
+    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
 
 
 def test_the_guest_is_paused_from_its_snapshot_to_its_end(pair):
@@ -388,12 +418,149 @@ def test_a_guest_without_its_fence_is_not_handed_over(pair):
     assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
 
 
+def test_a_failover_that_did_not_reach_its_replica_leaves_no_mark(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.send": failing_once(ReplicaError("nas", "no route to host"))}
+    )
+    with pytest.raises(ReplicaError):
+        pair.move()
+    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+
+
 def test_a_removed_fence_withdraws_the_proof_of_its_end(pair):
-    pair.move()
-    assert any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.send": pair.world.hooks.kill}
+    )
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.pool.set_properties([pair.last().full_name.replace("web@", "tank/web@")], MARK)
     remove_fence(pair.context, pair.fence)
     assert pair.fence is None
     assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+
+
+# -- between the last look at its pause, and its end ----------------------------------------------
+
+
+def test_what_it_wrote_after_its_last_snapshot_is_never_left_behind(pair):
+    """A program resumed it between the last look at its pause and its end."""
+    pair.world.hooks.at["hypervisor.destroy"] = pair.write
+    for _ in range(2):  # also when the same command is run again
+        with pytest.raises(AttentionError, match=LATE) as raised:
+            pair.move()
+        assert f"snaporch fence --remove {pair.domain.uuid}" in raised.value.step
+    assert pair.has_ended()
+    assert pair.world.pool.read("tank/web") == b"after the last instant"
+    name = pair.last().snapshot
+    assert f"to discard it: zfs rollback tank/web@{name}; then" in raised.value.step
+    assert name not in {each.partition("@")[2] for each in pair.replica.names()}
+    assert not any(e.properties.get(ENDED) == "yes" for e in pair.world.pool.snapshots())
+    pair.roll_back(name)  # as the error says
+    assert pair.move().record.replicated == ("nas",)
+
+
+def test_what_a_recovery_ended_is_looked_at_too(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.kill_guardians()
+    pair.world.hooks.at["hypervisor.destroy"] = pair.write
+    with pytest.raises(AttentionError, match=LATE):
+        pair.move()
+    assert pair.has_ended()
+
+
+# -- the replica, before the guest ends ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_without_room_on_the_replica_it_runs_on(pair, place):
+    pair.replica.room[place] = 1 << 20
+    with pytest.raises(SnaporchError, match="1 MiB free, and its last snapshot needs 64 MiB"):
+        pair.move()
+    assert pair.runs()
+    pair.replica.room[place] = 1 << 30
+    pair.move()
+    assert pair.has_ended()
+
+
+def test_a_replica_that_refuses_the_mark_of_its_end_gets_it_before_it_is_paused(pair):
+    def refuse():
+        if pair.replica.names():
+            copies = pair.replica.snapshots(["tank/web"])
+            if all("run" in each.properties for each in copies):
+                raise ReplicaError("nas", "'ended' is no mark of a copy")
+
+    pair.world.hooks.at["replica.mark"] = refuse
+    with pytest.raises(ReplicaError, match="is no mark"):
+        pair.move()
+    assert pair.runs()
+    assert "hypervisor.capture" not in pair.world.hooks.acts()
+
+
+def test_the_trial_of_the_mark_is_no_proof_of_an_end(pair):
+    pair.move()
+    first, last = pair.replica.snapshots(["tank/web"])
+    assert (first.properties[ENDED], last.properties[ENDED]) == ("no", "yes")
+
+
+# -- a guest that is off -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def off(pair):
+    pair.world.hypervisor.destroy(pair.domain.uuid)
+    pair.world.hooks.log.clear()
+    return pair
+
+
+def test_a_guest_that_is_off_is_moved_without_ram(off):
+    done = off.move()
+    assert off.has_ended()
+    assert (done.record.level, done.record.replicated) == (Level.OFF, ("nas",))
+    assert off.fence.run == done.record.run
+    assert "hypervisor.destroy" not in off.world.hooks.acts()
+    assert off.world.leftovers() == []
+    (_, last) = off.replica.snapshots(["tank/web"])
+    assert last.properties[ENDED] == "yes"
+
+
+def test_one_that_is_started_meanwhile_is_not_fenced(off):
+    def start():
+        if off.fence is not None or "sealing the bundle" in off.world.heard.steps[-1:]:
+            off.world.hypervisor.start(off.domain.uuid, paused=False)
+
+    taken = []
+    off.world.heard.at["sealing the bundle"] = lambda: (
+        taken.append(1) or (len(taken) == 2 and start())
+    )
+    with pytest.raises(SnaporchError, match="was started or stopped meanwhile"):
+        off.move()
+    assert off.fence is None
+    assert off.guest.state is DomainState.RUNNING
+
+
+def test_what_it_wrote_while_it_ran_for_a_moment_is_not_left_behind(off):
+    taken = []
+    off.world.heard.at["sealing the bundle"] = lambda: (
+        taken.append(1) or (len(taken) == 2 and off.write())
+    )
+    with pytest.raises(AttentionError, match=LATE):
+        off.move()
+    assert off.world.pool.read("tank/web") == b"after the last instant"
+
+
+def test_one_whose_restore_was_interrupted_is_refused(off):
+    journal = off.world.paths.journal / "20260101T000000Z-00000000.jsonl"
+    facts = {"uuid": off.domain.uuid, "domain": "web"}
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    journal.write_text(json.dumps({"format": FORMAT, "kind": "restore", "facts": facts}) + "\n")
+    with pytest.raises(RefusedError, match="a restore of it was interrupted"):
+        off.move()
+    assert off.fence is None
 
 
 # -- a guest with a fence --------------------------------------------------------------------------
@@ -403,6 +570,23 @@ def test_a_removed_fence_withdraws_the_proof_of_its_end(pair):
 def fenced(pair):
     pair.move()
     return pair
+
+
+class RemovedFences(Fences):
+    """Another process removes a fence when it has been looked at."""
+
+    def find(self, uuid):
+        found = super().find(uuid)
+        self.remove(uuid)
+        return found
+
+
+def test_a_guest_whose_fence_is_removed_meanwhile_is_not_ended_again_unasked(fenced):
+    fenced.asked = 0
+    fenced.context.fences = RemovedFences(fenced.world.fences.directory)
+    with pytest.raises(RefusedError, match="its fence was removed meanwhile"):
+        fenced.move()
+    assert (fenced.asked, len(fenced.world.pool.snapshots(["tank/web"]))) == (0, 2)
 
 
 def test_no_snapshot_of_it_is_taken(fenced):
@@ -427,12 +611,34 @@ def test_one_that_was_fenced_by_hand_is_not_failed_over(pair):
         pair.move()
 
 
+@pytest.mark.parametrize("stage", ["transfer", "restore"])
+def test_a_guest_that_is_half_rebuilt_does_not_lose_its_fence(fenced, stage):
+    """Its datasets are of two instants."""
+    name, pool = fenced.fence.snapshot, fenced.world.pool
+    pool.set_properties(["tank/web"], {REBUILD_PROPERTY: stage})
+    if stage == "restore":
+        remove_fence(fenced.context, fenced.fence)
+        assert fenced.fence is None
+        return
+    with pytest.raises(RefusedError, match="may be of two instants") as raised:
+        remove_fence(fenced.context, fenced.fence)
+    assert fenced.fence is not None
+    back = f"zfs rollback -r tank/web@{name}; zfs inherit canmount tank/web"
+    assert back in raised.value.step
+    assert "flash/web" not in raised.value.step
+
+
 # -- refusals --------------------------------------------------------------------------------------
 
 FACTS = FailoverFacts(
     DomainState.RUNNING,
+    uuid="u1",
+    replica="nas",
     is_persistent=True,
+    has_saved_ram=False,
+    is_half_restored=False,
     group=None,
+    members=(),
     left_out=(),
     shared_with=(),
     engine="zfs",
@@ -440,17 +646,19 @@ FACTS = FailoverFacts(
 )
 
 
-def test_a_running_guest_on_zfs_is_failed_over():
-    assert refusal(FACTS) is None
+@pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])
+def test_a_guest_on_zfs_is_failed_over(state):
+    assert refusal(FACTS._replace(state=state)) is None
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"state": DomainState.OFF}, "is off"),
         ({"state": DomainState.PAUSED}, "is paused"),
         ({"is_persistent": False}, "is not defined"),
-        ({"group": "shop"}, "is in the group shop"),
+        ({"group": "shop", "members": ("a", "b c")}, "is in the group shop"),
+        ({"has_saved_ram": True}, "has saved its RAM"),
+        ({"is_half_restored": True}, "a restore of it was interrupted"),
         ({"left_out": ("vdb: not on ZFS",)}, "vdb: not on ZFS"),
         ({"shared_with": ("mail",)}, "shares a dataset with mail"),
         ({"engine": "restic"}, "repository of restic"),
@@ -461,6 +669,20 @@ def test_what_cannot_be_failed_over_is_refused(change, reason):
     text, step = refusal(FACTS._replace(**change))
     assert reason in text
     assert step
+
+
+def test_a_group_is_refused_with_the_commands_for_its_guests():
+    _, step = refusal(FACTS._replace(group="shop", members=("a", "b c")))
+    each = "snaporch failover a --to nas; snaporch failover 'b c' --to nas"
+    assert step == f"take its guests out of [group.shop], then: {each}"
+
+
+def test_a_guest_in_a_group_is_not_touched(pair):
+    document = pair.context.config.model_dump() | {"group": {"shop": {"domains": ["web"]}}}
+    pair.context = replace(pair.context, config=Config.model_validate(document))
+    with pytest.raises(RefusedError, match="is in the group shop"):
+        pair.move()
+    assert pair.runs()
 
 
 def test_without_the_hook_it_is_refused_untouched(pair):

@@ -68,9 +68,13 @@ def test_a_guest_that_is_off_is_fenced_and_comes_free(world):
 
 def test_a_guest_that_runs_is_not_fenced(world):
     domain = world.add_guest()
-    with pytest.raises(RefusedError, match="runs, and was not fenced"):
+    with pytest.raises(RefusedError, match="runs, and no fence ends it"):
         make_fence(world.context, "web")
     assert world.fences.find(domain.uuid) is None
+    world.fences.put(Fence(domain.uuid, "web"))
+    with pytest.raises(RefusedError, match="runs, and no fence ends it"):
+        make_fence(world.context, "web")
+    assert world.fences.find(domain.uuid) is not None
 
 
 def test_a_fence_that_libvirt_would_not_see_is_not_made(world):

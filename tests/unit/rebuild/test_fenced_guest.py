@@ -12,7 +12,9 @@ from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import ENDED, all_records, by_dataset
 from snaporch.config import Config
 from snaporch.errors import RefusedError
+from snaporch.failover.fence_by_hand import make_fence
 from snaporch.fence import Fence
+from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
 from snaporch.rebuild.bring_back import bring_back
 from snaporch.rebuild.fenced_guest import doubt
@@ -23,6 +25,7 @@ from snaporch.rebuild.rebuild_guest import rebuild_guest
 from snaporch.rebuild.surroundings import plan_surroundings
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
+from snaporch.restore.start_bar import has_bar
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX
@@ -139,6 +142,65 @@ def test_its_fence_is_there_until_its_data_is(back):
     assert back.world.guest().state is DomainState.RUNNING
 
 
+def test_its_fence_is_there_until_the_bar_of_its_restore_is(back):
+    """At no moment can anything but the restore start it."""
+    seen = []
+
+    def look():
+        barred = has_bar(back.world.paths.journal, back.world.hypervisor.domain("web"))
+        seen.append((back.fence is not None, barred))
+
+    back.world.hooks.at["hypervisor.define"] = look
+    back.world.hooks.at["pool.rollback"] = look
+    back.world.hooks.at["hypervisor.restore"] = look
+    rebuild(back)
+    assert (False, False) not in seen
+    assert (False, True) in seen
+    assert back.fence is None
+
+
+def test_a_restore_that_is_refused_leaves_the_fence(back):
+    back.world.hooks.at["pool.rollback"] = back.world.hooks.at["hypervisor.define"] = failing(
+        HypervisorError("web", "out of order")
+    )
+    rebuilt = rebuild(back)
+    assert rebuilt.failures
+    assert back.fence is not None
+
+
+def test_a_guest_that_runs_again_there_meanwhile_does_not_come_back(back):
+    """The replica is asked again directly before the fence is removed."""
+
+    def cancel():
+        for dataset in DATASETS:
+            first, last = back.replica.snapshots([dataset])
+            marks = {k: v for k, v in last.properties.items() if k != ENDED}
+            back.replica.put([first, replace(last, properties=marks)])
+        back.world.hooks.at.pop("local.mount")
+
+    back.world.hooks.at["local.mount"] = cancel
+    rebuilt = rebuild(back)
+    assert "is not its last snapshot there" in str(rebuilt.failures[0])
+    assert back.fence is not None
+    assert back.world.guest().state is DomainState.OFF
+
+
+def test_what_came_back_has_no_mark_of_its_end(back):
+    back.world.pool.set_properties(["tank/web@s1"], {PREFIX + ENDED: "yes"})
+    rebuild(back)
+    assert not any(ENDED in each.properties for each in back.world.pool.snapshots(DATASETS))
+
+
+def test_what_this_host_had_when_it_was_fenced_by_hand_is_no_proof(back):
+    """Whatever the clock was: it may have had no time from the network yet."""
+    rebuild(back)
+    back.world.hypervisor.destroy(back.uuid)
+    made = make_fence(back.context, "web")
+    back.world.fences.put(replace(made, at="2001-01-01T00:00:00+00:00"))
+    with pytest.raises(RefusedError, match="@s2 is not newer here than @s2"):
+        back.plan()
+
+
 def test_without_a_restore_its_fence_stays(back):
     rebuild(back, restores=False)
     assert back.fence is not None
@@ -161,10 +223,15 @@ def test_a_guest_that_may_run_there_does_not_come_back(back):
 
 def test_what_was_written_here_since_is_not_lost(back):
     back.world.pool.write("tank/web", b"new")
+    (back.world.root / "zfs/tank/web/new").touch()
+    back.world.snapshot_files("tank/web", "s1").mkdir(parents=True, exist_ok=True)
     with pytest.raises(RefusedError, match="has been modified since") as raised:
         rebuild(back)
     assert back.fence is not None
     assert back.world.pool.read("tank/web") == b"new"
+    # flash/web would come first: both stay as they were
+    assert "source.receive" not in back.world.hooks.acts()
+    assert {e.name for e in back.world.pool.snapshots([*DATASETS])} == {"s1"}
     assert "zfs rollback -r tank/web@s1" in raised.value.step
     away = "zfs set canmount=noauto tank/web; zfs unmount tank/web; zfs rename tank/web"
     assert f"{away} tank/web-before" in raised.value.step
@@ -173,9 +240,13 @@ def test_what_was_written_here_since_is_not_lost(back):
 @pytest.mark.parametrize("reason", ["no route to host", "has been modified"])
 def test_another_error_of_the_transfer_never_proposes_a_rollback(back, reason):
     """A replica may write any error; only ZFS here knows whether the dataset was written to."""
-    if reason == "no route to host":
-        back.world.pool.write("flash/web", b"new")
-    back.world.hooks.at["source.receive"] = failing(ReplicaError("nas", reason, "try again"))
+
+    def fail():
+        if reason == "no route to host":
+            back.world.pool.write("flash/web", b"new")
+        raise ReplicaError("nas", reason, "try again")
+
+    back.world.hooks.at["source.receive"] = fail
     with pytest.raises(ReplicaError, match=reason) as raised:
         rebuild(back)
     assert raised.value.step == "try again"

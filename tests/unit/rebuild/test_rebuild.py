@@ -356,7 +356,7 @@ def test_a_snapshot_of_another_run_than_was_shown_is_not_restored(loss):
     request = RestoreRequest(f"{loss.uuid}@{plan.name}")
     loss.world.hooks.log.clear()
     with pytest.raises(RefusedError, match=f"is of run {plan.manifest.run}, and not of other"):
-        restore_under_lock(loss.context, request, "other")
+        restore_under_lock(loss.context, request, "other", lambda: None)
     assert loss.world.hooks.log == []
 
 

@@ -87,6 +87,17 @@ def test_a_byte_is_seen_under_the_former_modification_time(trees):
     assert not trees.same()
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_changes_while_bytes_are_compared_is_seen(trees, change):
+    def check():
+        trees.checked += 1
+        if trees.checked == 4:  # the last mebibyte
+            change(trees.now)
+
+    trees.check = check
+    assert not trees.same()
+
+
 def test_links_are_not_followed_and_count_as_changed(trees):
     for each in (trees.now, trees.then):
         (each / "link").symlink_to("web.raw")

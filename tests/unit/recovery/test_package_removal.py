@@ -3,6 +3,7 @@ import json
 import pytest
 
 from snaporch.errors import ExitCode
+from snaporch.fence import Fence, Fences
 from snaporch.install_files import render_units
 from snaporch.journal import FORMAT
 from snaporch.recovery.package_removal import main
@@ -98,3 +99,18 @@ def test_journals_of_the_configuration_that_units_name_count(ask, tmp_path):
     assert code == ExitCode.REFUSED
     assert text.startswith("snaporch: web: a run has not ended")
     assert text.count("\n") == 1
+
+
+def test_a_fenced_guest_would_start_without_the_hook(tmp_path):
+    config, said = tmp_path / "snaporch.toml", []
+    config.write_text(f"[paths]\njournal = '{tmp_path}/absent'\n")
+    fences = Fences(tmp_path / "fences")
+    assert main(config, said.append, (), fences) == 0
+    uuid = "4678f48e-9e6e-53d3-9c13-dbd66056a5d1"
+    fences.put(Fence(uuid, "web"))
+    said.clear()
+    assert main(config, said.append, (), fences) == ExitCode.REFUSED
+    (line,) = said
+    assert line.startswith("snaporch: web: is fenced, and libvirt starts it again without")
+    assert line.endswith(f"; then run: snaporch fence --remove {uuid}\n")
+    assert main(config, said.append, ()) == 0  # the other flavour has the hook

@@ -25,7 +25,7 @@ class Zfs:
 
     def __init__(self):
         self.done, self.found = [], []
-        self.properties = {ROOT: dict(GOOD)}
+        self.properties = {ROOT: GOOD | {"available": str(5 << 30)}}
         self.policy = {}
         self.denied = ""
 
@@ -95,7 +95,11 @@ def header(name="tank/a@s1", version=1, *, guid=7, created=int(NOW)):
 
 
 def test_the_replica_describes_itself(ask):
-    assert ask("check") == {
+    found = ask("check")
+    copies, bundles = found.pop("free")
+    assert copies == 5 << 30
+    assert 0 < bundles < 1 << 60
+    assert found == {
         "dataset": ROOT,
         "release": "2.3.9-1",
         "permissions": ["create", "userprop"],

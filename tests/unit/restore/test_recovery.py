@@ -11,6 +11,7 @@ from fakes.hooks import failing
 from snaporch.config import Config
 from snaporch.context import Context
 from snaporch.errors import AttentionError, BusyError, RefusedError, SnaporchError
+from snaporch.fence import Fence
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import JournalError
 from snaporch.model import DatasetKind, DomainState
@@ -213,6 +214,33 @@ def test_killed_after_the_guest_was_destroyed_and_before_the_copy_was_complete(s
     streams = sorted(path.name for path in directory.glob("*.zfs"))
     assert len(streams) == 4
     assert all(f"< {name}\n" in script for name in streams)
+
+
+@pytest.mark.parametrize(
+    ("moment", "place"),
+    [("after", RestoreStep.STOP), ("after", DATASETS[0]), ("before", RestoreStep.RESUME)],
+)
+def test_the_restore_of_a_fenced_guest_stays_as_it_is_until_the_fence_is_gone(
+    story, world, kill, moment, place
+):
+    """It may run elsewhere, and its datasets here may have received what is newer."""
+    with kill(moment, place):
+        put_back(world)
+    world.fences.put(Fence(story.domain.uuid, "web"))
+    for each in DATASETS:
+        world.pool.snapshot([f"{each}@received"], {})
+    world.hooks.log.clear()
+    (left,) = recover(world.context, story.domain.uuid)
+    assert "stays interrupted: it is fenced" in str(left)
+    assert not {"pool.rollback", "hypervisor.restore", "hypervisor.define"} & {*world.hooks.acts()}
+    assert {f"{each}@received" for each in DATASETS} <= {*world.pool.names()}
+    assert cannot_be_started(world, story.domain.uuid)
+    with pytest.raises(RefusedError, match="is fenced"):
+        take_snapshot(world.context, world.hypervisor.domain("web"))
+    world.fences.remove(story.domain.uuid)
+    recover(world.context, story.domain.uuid)
+    assert world.guest().state is DomainState.RUNNING
+    assert unfinished(world.paths.journal, story.domain.uuid) == []
 
 
 def test_the_next_snapshot_of_the_domain_finishes_it_first(story, world, kill):

@@ -627,7 +627,17 @@ def test_a_fence_is_shown_and_that_libvirt_would_not_see_it(scheduled, standing)
     status = standing()
     ((name, text),) = status.fenced_guests
     assert name == "web"
-    assert "is fenced: it was failed over at @s1" in text
+    assert "is fenced: it was failed over at @s1 to nas" in text
+    assert status.as_json()["fences"] == [
+        {
+            "domain": "web",
+            "uuid": domain.uuid,
+            "since": None,
+            "snapshot": "s1",
+            "replica": "nas",
+            "delivered": True,
+        }
+    ]
     assert f"snaporch fence --remove {domain.uuid}" in text
     assert status.open_fences == status.unfinished_failovers == ()
     assert [policy for each in status.domains for policy in each.policies] == []

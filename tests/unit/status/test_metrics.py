@@ -6,6 +6,7 @@ from fakes.status_example import NOW, RUN, TAKEN, WELL, with_domain, with_policy
 from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
+from snaporch.fence import Fence
 from snaporch.pull.record import PullRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
@@ -29,7 +30,11 @@ def samples(status, problems=()):
 
 def test_metrics_as_prometheus_reads_them():
     runs = (RUN, replace(RUN, locked=False))
-    found = samples(replace(WELL, runs=runs, barred_guests=(("db", "why"),)), [PROBLEM])
+    fences = (("db", Fence("u1", "db", "2026-01-01T00:00:00+00:00", replica="nas")),)
+    found = samples(
+        replace(WELL, runs=runs, barred_guests=(("db", "why"),), fences=fences), [PROBLEM]
+    )
+    assert found["snaporch_fence_timestamp_seconds", "db", "nas"] == 1767225600
     assert found["snaporch_info", __version__] == 1
     assert found["snaporch_status_timestamp_seconds",] == NOW.timestamp()
     assert found["snaporch_scheduler_active",] == 1
