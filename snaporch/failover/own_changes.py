@@ -27,7 +27,7 @@ def written_since(
 
     Args:
         context: of this host.
-        domain: the guest, which is off, and nobody has its volumes open.
+        domain: the guest, which is off, and no process has its volumes open.
         members: the ZFS snapshots of its last snapshot.
 
     Raises:

@@ -267,11 +267,11 @@ class Pool(Protocol):
         """
 
     def is_volume_modified(self, snapshot: str) -> bool:
-        """Whether the volume of a snapshot, which nobody has open, has other data than that.
+        """Whether the volume of a snapshot, which no process has open, has other data than that.
 
         An import of the pool writes to a volume (``written@…``), but changes no data: ``zfs
         receive`` ignores that, too (OpenZFS: ``dsl_dataset_modified_since_snap``). An increment to
-        the volume itself tells: without changes it has no record between the first and the last.
+        the volume itself shows it: without changes it has no record between the first and the last.
 
         Raises:
             PoolError: the volume is open, or its snapshot does not exist.

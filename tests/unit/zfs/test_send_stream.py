@@ -1,4 +1,4 @@
-"""The second record of a stream tells whether anything has changed."""
+"""The second record of a stream shows whether anything has changed."""
 
 import io
 import struct
