@@ -31,6 +31,7 @@ from snaporch.extract.guestfish_text import quoted
 from snaporch.interrupt import Interrupt
 from snaporch.model import Owner
 from snaporch.private_files import private_directory
+from snaporch.process_group import has_members
 from snaporch.remote_host import check_installed, search_path
 
 MEMORY_BYTES = 768 << 20
@@ -369,17 +370,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     end = time.monotonic() + _END_SECONDS
-    while time.monotonic() < end and _has_members(process.pid):
+    while time.monotonic() < end and has_members(process.pid):
         time.sleep(_POLL_SECONDS)
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with suppress(OSError):
                 stream.close()
-
-
-def _has_members(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True

@@ -11,6 +11,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import IO
 
+from snaporch.process_group import has_members
 from snaporch.remote_host import search_path
 
 POLL_SECONDS = 0.2
@@ -92,14 +93,6 @@ class Pipeline:
                 os.killpg(self.pid, signum)
             end = time.monotonic() + seconds
             while time.monotonic() < end:
-                if self.poll() is not None and not _has_members(self.pid):
+                if self.poll() is not None and not has_members(self.pid):
                     return
                 time.sleep(POLL_SECONDS)
-
-
-def _has_members(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
