@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import stat
 from contextlib import suppress
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from snaporch.default_paths import FENCES
 from snaporch.errors import RefusedError
-from snaporch.model import PoolSnapshot
+from snaporch.model import UUID_FORM, PoolSnapshot
 from snaporch.private_files import (
     private_directory,
     replace_private,
@@ -28,8 +27,6 @@ from snaporch.private_files import (
 )
 
 _LIMIT = 1 << 16
-UUID_FORM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""Other files in the directory are no fences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,7 @@ class Fences:
         return self._read(uuid)
 
     def all(self) -> list[Fence]:
-        """All fences, by UUID.
+        """All fences, by UUID; other files in the directory are none.
 
         Raises:
             UnavailableError: the directory cannot be read.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +24,7 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError, BusyError, NotFoundError, SnaporchError
 from snaporch.hypervisor.domain_xml import tpm_directory
 from snaporch.locks import domain_lock, held_by
+from snaporch.model import UUID_FORM
 from snaporch.private_files import private_directory, store_errors, sync_directory, write_private
 from snaporch.zfs import PREFIX, MountedError, PoolError
 
@@ -34,7 +34,6 @@ OF_PROPERTY = f"{PREFIX}clone-of"
 _TRAVERSABLE = 0o711
 """The emulator runs as another user; libvirt gives it access to the files it needs."""
 _BUSY_SECONDS = 60
-_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _POLL_SECONDS = 0.2
 
 
@@ -80,7 +79,7 @@ def find_artifacts(context: Context) -> list[CloneArtifacts]:
     for dataset, properties in sorted(local.items()):
         for mark, purpose in marks.items():
             uuid = properties.get(mark, "")
-            if _UUID.fullmatch(uuid):
+            if UUID_FORM.fullmatch(uuid):
                 known = found.get(uuid)
                 datasets = (*(known.datasets if known else ()), dataset)
                 name = properties.get(NAME_PROPERTY, "")
@@ -94,7 +93,7 @@ def _directories(clones: Path) -> list[Path]:
     if not clones.is_dir():
         return []
     with store_errors(clones):
-        return sorted(path for path in clones.iterdir() if _UUID.fullmatch(path.name))
+        return sorted(path for path in clones.iterdir() if UUID_FORM.fullmatch(path.name))
 
 
 def clones_at_work(context: Context) -> frozenset[str]:
