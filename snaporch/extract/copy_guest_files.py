@@ -177,7 +177,7 @@ class Copy:
     def _file(self, done: Copied, path: bytes, entry: Entry, name: bytes, parent: int) -> None:
         descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=parent)
         try:
-            if entry.size > _free(descriptor):
+            if entry.size > shutil.disk_usage(descriptor).free:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             left = entry.size
 
@@ -207,11 +207,6 @@ class Copy:
             os.fchown(descriptor, entry.uid, entry.gid)
         os.fchmod(descriptor, stat.S_IMODE(entry.mode) & _PERMISSIONS)
         os.utime(descriptor, ns=(entry.mtime_ns, entry.mtime_ns))
-
-
-def _free(descriptor: int) -> int:
-    found = os.fstatvfs(descriptor)
-    return found.f_bavail * found.f_frsize
 
 
 def rename_complete(partial: str, name: str, parent: int) -> None:

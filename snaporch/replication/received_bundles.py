@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -70,8 +71,7 @@ class ReceivedBundles:
     def free_bytes(self) -> int:
         """The bytes that are free for bundles."""
         with self._opened() as root:
-            found = os.fstatvfs(root)
-        return found.f_bavail * found.f_frsize
+            return shutil.disk_usage(root).free
 
     def bundles(self, uuid: str) -> dict[str, BundleCopy]:
         """The bundles of a domain, by run.
