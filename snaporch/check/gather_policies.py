@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
+from snaporch.bundle.manifest import Role
 from snaporch.check.facts import GuestFacts, UnmetPolicy
 from snaporch.check.gather_commits import with_commits
 from snaporch.config import Config, Policy
@@ -13,6 +14,7 @@ from snaporch.context import Context
 from snaporch.errors import SnaporchError
 from snaporch.model import Domain
 from snaporch.replication.members import nesting_reason
+from snaporch.replication.ram_in_clear import secret_parts
 from snaporch.schedule.forecast import replicas_of
 from snaporch.schedule.policy_assignment import Assignment, assign
 from snaporch.snapshot.plan import make_plan
@@ -61,8 +63,8 @@ def _may_save_ram(policy: Policy) -> bool:
 
 
 def _firmware(domain: Domain) -> tuple[str, ...]:
-    state = {"TPM state": domain.tpm_state, "UEFI variables": domain.nvram}
-    return tuple(text for text, path in state.items() if path is not None)
+    state = {Role.TPM: domain.tpm_state, Role.NVRAM: domain.nvram}
+    return tuple(secret_parts([role for role, path in state.items() if path is not None]))
 
 
 def _unmet(context: Context, domain: Domain, policy: str) -> UnmetPolicy | None:

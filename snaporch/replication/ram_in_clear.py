@@ -5,7 +5,7 @@ It is asked, and a bundle is refused, by :mod:`snaporch.replication.replicate`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from snaporch.bundle.manifest import Manifest, Role
 from snaporch.context import Context
@@ -21,7 +21,11 @@ _SECRET = {Role.RAM: "RAM", Role.TPM: "TPM state", Role.NVRAM: "UEFI variables"}
 
 def secrets_in(manifest: Manifest) -> list[str]:
     """The parts of a bundle that are as secret as encrypted disks, for a message."""
-    roles = {part.role for part in manifest.parts}
+    return secret_parts({part.role for part in manifest.parts})
+
+
+def secret_parts(roles: Collection[Role]) -> list[str]:
+    """Those of these parts that are as secret as encrypted disks, for a message."""
     return [text for role, text in _SECRET.items() if role in roles]
 
 
