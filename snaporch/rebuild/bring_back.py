@@ -3,8 +3,8 @@
 Order: all datasets, then the properties of their snapshots, then the bundles, then mounting. Until
 a snapshot has its properties, neither retention nor ``prune`` knows it, and then ``copy`` protects
 it. Nothing here destroys or overwrites data on this host. Only a file system whose data is that of
-its newest snapshot is rolled back to it, before an increment. That all file systems can get
-their increments is checked before the first one comes: else the datasets were of two instants.
+its newest snapshot is rolled back to it, before an increment. That all datasets can get
+their increments is checked before the first one comes: else they were of two instants.
 """
 
 from __future__ import annotations

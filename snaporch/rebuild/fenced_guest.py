@@ -63,7 +63,8 @@ def doubt(plan: RebuildPlan, copies: Copies, fence: Fence) -> str:
 def _on_base(local: Local, each: Incoming, copies: Copies, fence: Fence) -> Incoming:
     """The dataset with the snapshot of this host on which its increment begins, if it exists.
 
-    Whether the dataset was written to since then is checked by ZFS itself, when it receives.
+    Whether the dataset was written to since then is checked by :mod:`snaporch.rebuild.bring_back`,
+    before anything is received.
 
     Raises:
         RefusedError: the increment is not possible.
