@@ -15,7 +15,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -195,6 +195,8 @@ class RunFacts:
     """The emulator's limit before, which is restored, in ms."""
     emulator: Owner | None = None
     """The user and group that the emulator runs as, if libvirt reports them."""
+    vcpu_quotas: Mapping[str, str] = field(default_factory=dict)
+    """The quotas of its vCPUs before, by control group; empty if the run leaves them unchanged."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunFacts:

@@ -207,6 +207,14 @@ class DomainSettings(_Section):
         description="When a budget is used up: `abort` the run, or `suspend` the guest until its "
         "RAM is saved, which ends without RAM after `freeze_deadline`.",
     )
+    vcpu_floor: int = Field(
+        default=10,
+        ge=10,
+        le=100,
+        description="Least share, in percent, of its CPU time that a guest keeps while it dirties "
+        "RAM faster than it is saved: before a budget is used up, its vCPUs are slowed down "
+        "in steps, until its RAM is saved. `100` never slows it down.",
+    )
     commit_patience: Annotated[int, Seconds("1s", "1d")] = Field(
         default=60,
         description="How long a commit may chase a guest that writes faster before the guest is "

@@ -254,6 +254,18 @@ class Hypervisor(Protocol):
         The emulator keeps the limit. A hypervisor without such a limit ignores the call.
         """
 
+    def vcpu_quotas(self, uuid: str) -> dict[str, str]:
+        """The CPU time that each vCPU of a running guest may use, by control group.
+
+        Empty if the vCPUs have no control groups of their own, or the guest does not run.
+        """
+
+    def set_vcpu_quotas(self, quotas: Mapping[str, str]) -> None:
+        """Set the CPU time of vCPUs, also while libvirt saves RAM.
+
+        A vCPU that is gone is no error.
+        """
+
     def abort_job(self, uuid: str) -> None:
         """Request that libvirt aborts the job on the domain. It is no error if there is none."""
 
@@ -354,6 +366,12 @@ class Hypervisor(Protocol):
 
     def ram_in_use(self, uuid: str) -> int:
         """Bytes of RAM that a running guest has touched, at most its total memory."""
+
+    def resident_bytes(self, uuid: str) -> int:
+        """Bytes of memory that the emulator of a guest holds, without asking libvirt; 0 if unknown.
+
+        Huge pages are not counted.
+        """
 
     def blockers(self, domain: Domain) -> list[Blocker]:
         """What prevents which strategies for the domain."""

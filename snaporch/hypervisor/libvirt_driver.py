@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import libvirt
 
 from snaporch.errors import NotFoundError
-from snaporch.hypervisor import agent, domain_xml
+from snaporch.hypervisor import agent, domain_xml, vcpu_quota
 from snaporch.hypervisor.block_commit import commit_overlays
 from snaporch.hypervisor.commit_timeouts import CommitTimeouts
 from snaporch.hypervisor.events import DomainEvents
@@ -58,6 +58,9 @@ class LibvirtHypervisor(LibvirtQueries):
     def limit_downtime(self, uuid: str, milliseconds: int) -> None:
         with contextlib.suppress(libvirt.libvirtError, HypervisorError, NotFoundError):
             self._handle(uuid).migrateSetMaxDowntime(milliseconds, 0)
+
+    def set_vcpu_quotas(self, quotas: Mapping[str, str]) -> None:
+        vcpu_quota.write_quotas(quotas)
 
     def abort_job(self, uuid: str) -> None:
         with contextlib.suppress(libvirt.libvirtError, NotFoundError):

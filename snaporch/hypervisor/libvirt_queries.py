@@ -12,7 +12,7 @@ import libvirt
 
 from snaporch import __version__
 from snaporch.errors import NoSuchDomainError, NotFoundError
-from snaporch.hypervisor import agent, apparmor, domain_xml
+from snaporch.hypervisor import agent, apparmor, domain_xml, vcpu_quota
 from snaporch.hypervisor.definition_blockers import find_domain_blockers
 from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.hypervisor.host_compat import emulators_in, find_incompatibility, guest_cpu
@@ -27,7 +27,7 @@ from snaporch.hypervisor.interface import (
     Vitals,
 )
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN, LibvirtConnection
-from snaporch.hypervisor.open_files import open_files_of
+from snaporch.hypervisor.open_files import open_files_of, resident_bytes_of
 from snaporch.hypervisor.screenshot import take_screenshot
 from snaporch.hypervisor.start_hook_check import find_hook_problem
 from snaporch.known_faults import Component
@@ -161,6 +161,12 @@ class LibvirtQueries(LibvirtConnection):
         except (libvirt.libvirtError, HypervisorError, NotFoundError):
             return None
         return None if found is None else int(found)  # libvirt before 3.7, or no emulator
+
+    def vcpu_quotas(self, uuid: str) -> dict[str, str]:
+        return vcpu_quota.read_quotas(uuid)
+
+    def resident_bytes(self, uuid: str) -> int:
+        return resident_bytes_of(uuid)
 
     def ram_in_use(self, uuid: str) -> int:
         with self._explained(uuid, "asking for its memory"):

@@ -1,4 +1,4 @@
-"""The files that an emulator has open, from the kernel (proc(5))."""
+"""What the kernel knows about an emulator: its open files and its memory (proc(5))."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
         UnavailableError: there is no such process on this host, or it cannot be inspected.
     """
     try:
-        process = _emulator(uuid, proc)
+        process = emulator_process(uuid, proc)
         return [
             each
             for number in os.listdir(process / "fd")
@@ -33,8 +33,21 @@ def open_files_of(uuid: str, proc: Path = _PROC) -> list[OpenFile]:
         ) from error
 
 
-def _emulator(uuid: str, proc: Path) -> Path:
-    """Find the process: libvirt starts QEMU with ``-uuid UUID``."""
+def resident_bytes_of(uuid: str, proc: Path = _PROC) -> int:
+    """The resident memory of a domain's emulator in bytes; 0 if it is not on this host."""
+    with suppress(OSError, UnavailableError):
+        pages = (emulator_process(uuid, proc) / "statm").read_text().split()[1]
+        return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def emulator_process(uuid: str, proc: Path) -> Path:
+    """Find the emulator's directory in ``/proc``: libvirt starts QEMU with ``-uuid UUID``.
+
+    Raises:
+        UnavailableError: there is no such process on this host.
+        OSError: a process cannot be inspected.
+    """
     argument = f"\0-uuid\0{uuid}\0".encode()
     for process in proc.glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):

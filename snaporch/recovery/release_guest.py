@@ -25,6 +25,7 @@ from tenacity import (
 from snaporch.context import Context
 from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
+from snaporch.hypervisor.vcpu_quota import left_reduced
 from snaporch.journal import Note, RunFacts, append_note, explains_no_pause
 from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.recovery.result import Effect, RecoveryResult
@@ -103,6 +104,7 @@ def _release_active(
         )
     done += resume_if_ours(context, facts, notes)
     _restore_downtime_limit(context, facts)
+    _restore_vcpu_quotas(context, facts)
     return done
 
 
@@ -320,3 +322,9 @@ def _restore_downtime_limit(context: Context, facts: RunFacts) -> None:
     """Set the emulator's own downtime limit, if the run's is still set."""
     if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
         context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
+
+
+def _restore_vcpu_quotas(context: Context, facts: RunFacts) -> None:
+    """Give the guest's vCPUs the CPU time back that the run took, if it has not done so."""
+    now = context.hypervisor.vcpu_quotas(facts.uuid) if facts.vcpu_quotas else {}
+    context.hypervisor.set_vcpu_quotas(left_reduced(facts.vcpu_quotas, now))

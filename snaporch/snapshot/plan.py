@@ -45,6 +45,7 @@ _SAME_ROOM = 64 << 20
 
 _FREEZING = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
 """Strategies that keep the guest paused or quiesced until the ZFS snapshots exist."""
+_ALL_CPU_TIME = 100
 _MARGIN_SECONDS = 2
 
 
@@ -202,6 +203,7 @@ def make_plan(
         window_seconds=awaited or 0,
         group=group.mark if group else "",
         **_downtime(context, domain, choice.strategy, settings),
+        vcpu_quotas=_vcpu_quotas(context, domain, choice.strategy, settings),
     )
     return Plan(
         domain,
@@ -288,6 +290,15 @@ def _downtime(
     own = context.hypervisor.downtime_limit(domain.uuid)
     limit = settings.downtime_limit // timedelta(milliseconds=1)
     return {"downtime_ms": limit, "own_downtime_ms": own} if own else {}
+
+
+def _vcpu_quotas(
+    context: Context, domain: Domain, strategy: Strategy, settings: DomainSettings
+) -> dict[str, str]:
+    """The quotas of vCPUs that the run may reduce."""
+    if settings.vcpu_floor == _ALL_CPU_TIME or strategy.level is not Level.RAM:
+        return {}
+    return context.hypervisor.vcpu_quotas(domain.uuid)
 
 
 def _compressing(

@@ -25,6 +25,7 @@ from snaporch.hypervisor import (
 )
 from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, make_clone_xml
 from snaporch.hypervisor.commit_timeouts import CommitTimeouts
+from snaporch.hypervisor.vcpu_quota import reduced
 from snaporch.model import DomainState, Strategy
 
 OTHER = "11111111-2222-3333-4444-555555555555"
@@ -158,6 +159,27 @@ class TestHypervisorContract:
         hypervisor.limit_downtime(host.uuid, own)
         assert hypervisor.downtime_limit(ABSENT) is None
         hypervisor.limit_downtime(ABSENT, own)
+
+    def test_quotas_of_vcpus_are_set_and_read_also_while_ram_is_saved(self, host, hypervisor):
+        own = hypervisor.vcpu_quotas(host.uuid)
+        assert set(own.values()) == {"max 100000"}
+        seen = []
+
+        def slow_down():
+            hypervisor.set_vcpu_quotas(reduced(own, 50))
+            seen.append(set(hypervisor.vcpu_quotas(host.uuid).values()))
+
+        hypervisor.capture(request_for(host, manual=("vda",)), slow_down)
+        hypervisor.resume(host.uuid)
+        assert seen[0] == {"5000 10000"}
+        hypervisor.set_vcpu_quotas(own)
+        assert hypervisor.vcpu_quotas(host.uuid) == own
+        assert hypervisor.vcpu_quotas(ABSENT) == {}
+        hypervisor.set_vcpu_quotas({"/absent/vcpu0": "max 100000"})
+
+    def test_the_memory_that_an_emulator_holds(self, host, hypervisor):
+        assert hypervisor.resident_bytes(host.uuid) > 1 << 20
+        assert hypervisor.resident_bytes(ABSENT) == 0
 
     def test_an_aborted_capture_leaves_the_guest_on_its_base(self, host, hypervisor):
         """Even if the host saves RAM fast: no process reads the pipe."""

@@ -110,6 +110,9 @@ class FakeGuest:
     vcpu_ns: int = 0
     downtime_limit: int = 300
     """In milliseconds; by default QEMU's own."""
+    resident_bytes: int = 2 << 20
+    vcpu_quotas: dict[str, str] = field(default_factory=lambda: {"/machine/vcpu0": "max 100000"})
+    """By control group."""
     hangs: bool = False
     """It is running, but its CPUs do nothing."""
     screen: bytes | None = None
@@ -351,6 +354,21 @@ class FakeHypervisor:
         guest = self.guests.get(uuid)
         if guest is not None and guest.live is not None:
             guest.downtime_limit = milliseconds
+
+    def vcpu_quotas(self, uuid: str) -> dict[str, str]:
+        """See the protocol."""
+        guest = self.guests.get(uuid)
+        return {} if guest is None or guest.live is None else dict(guest.vcpu_quotas)
+
+    def set_vcpu_quotas(self, quotas: Mapping[str, str]) -> None:
+        """See the protocol."""
+        for guest in self.guests.values():
+            guest.vcpu_quotas |= {key: quotas[key] for key in quotas if key in guest.vcpu_quotas}
+
+    def resident_bytes(self, uuid: str) -> int:
+        """See the protocol."""
+        guest = self.guests.get(uuid)
+        return 0 if guest is None or guest.live is None else guest.resident_bytes
 
     def abort_job(self, uuid: str) -> None:
         """See the protocol."""

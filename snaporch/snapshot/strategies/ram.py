@@ -22,6 +22,7 @@ from snaporch.snapshot.strategies.ram_limits import (
     SealingWatch,
     effective_rate,
 )
+from snaporch.snapshot.strategies.vcpu_brake import VcpuBrake
 
 
 class RamStrategy(FreezeStrategy):
@@ -38,7 +39,8 @@ class RamStrategy(FreezeStrategy):
             work.context.ram_times,
         )
         self._downtime = DowntimeLimit(work)
-        self._budget = RamBudget(work, self._capture, self._downtime, 0)
+        self._brake = VcpuBrake(work)
+        self._budget = RamBudget(work, self._capture, self._downtime, self._brake, 0)
 
     def prepare(self) -> None:
         """Make the overlays, if any, and the pipe with its reader."""
@@ -59,7 +61,7 @@ class RamStrategy(FreezeStrategy):
             seconds = settings.ram_time_budget
             self.work.warn(f"saving RAM at {rate:.0f} MiB/s: its budget is {seconds} s")
         self._capture.limit(rate)
-        self._budget = RamBudget(self.work, self._capture, self._downtime, expected)
+        self._budget = RamBudget(self.work, self._capture, self._downtime, self._brake, expected)
 
     def make_overlays(self) -> None:
         """Make the overlays, if the strategy uses them."""
@@ -129,6 +131,8 @@ class RamStrategy(FreezeStrategy):
             if self._capture.failure is not None:  # the cause of libvirt's "broken pipe"
                 raise self._capture.failure from None
             raise
+        finally:
+            self._brake.release()
 
     def _note_resumed(self) -> None:
         """Note that libvirt has resumed a guest on its overlays that the budget had suspended."""

@@ -2,7 +2,9 @@
 
 A guest can change RAM faster than it is saved, by itself or because of two limits: the rate, and
 the downtime into which the rest of RAM must fit. Both limits are lifted when twice the guest's RAM
-was saved. When a budget is used up, the guest is suspended, or the run aborted.
+was saved. After that its vCPUs are slowed down
+(:mod:`snaporch.snapshot.strategies.vcpu_brake`). When a budget is used up, the guest is suspended,
+or the run aborted.
 
 How long RAM may not arrive, or not be stored, is set by ``RamTimes`` in
 :mod:`snaporch.waiting_times`; the budgets and the rate are options, in
@@ -22,6 +24,7 @@ from snaporch.journal import Note
 from snaporch.recovery.release_guest import suspend
 from snaporch.snapshot.ram_capture import RamCapture
 from snaporch.snapshot.strategies.base import RunMaterial
+from snaporch.snapshot.strategies.vcpu_brake import VcpuBrake
 from snaporch.waiting_times import RamTimes
 
 _REPORT_SECONDS = 0.5
@@ -75,11 +78,17 @@ class RamBudget:
     """
 
     def __init__(
-        self, work: RunMaterial, capture: RamCapture, downtime: DowntimeLimit, expected: int
+        self,
+        work: RunMaterial,
+        capture: RamCapture,
+        downtime: DowntimeLimit,
+        brake: VcpuBrake,
+        expected: int,
     ) -> None:
         self._work = work
         self._capture = capture
         self._downtime = downtime
+        self._brake = brake
         self._expected = expected
         self._began = self._moved = work.clock.monotonic()
         self._arrived = 0
@@ -110,6 +119,7 @@ class RamBudget:
             self._work.context.progress.amount(self._work.domain.name, arrived, total)
         if not self._limits_lifted and arrived > _PASSES * self._expected:
             self._lift_limits()
+        self._brake.follow(arrived, self._expected)
         excess = self._excess(now - self._began)
         if excess and not self._suspended:
             self._overrun(excess)

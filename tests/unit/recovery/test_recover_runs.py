@@ -125,6 +125,21 @@ def test_the_emulator_gets_its_own_downtime_limit_back(world, found, then):
 
 
 @pytest.mark.parametrize(
+    ("found", "then"),
+    [
+        ("1000 10000", "max 100000"),
+        ("max 100000", "max 100000"),
+        ("30000 100000", "30000 100000"),  # the admin has set it since
+    ],
+)
+def test_vcpus_that_the_run_slowed_down_get_their_cpu_time_back(world, found, then):
+    run = Killed(world)
+    run.guest.vcpu_quotas = {"/machine/vcpu0": found}
+    run.settle()
+    assert run.guest.vcpu_quotas == {"/machine/vcpu0": then}
+
+
+@pytest.mark.parametrize(
     ("level", "settings"),
     [("paused", {"downtime_limit": "40ms"}), ("ram", {"downtime_limit": "0ms"})],
 )

@@ -1281,6 +1281,79 @@ def test_the_rate_is_lifted_if_ram_changes_faster(world, prepare):
     assert world.guest().downtime_limit == 300
 
 
+QUOTAS = {"/machine/vcpu0": "max 100000"}
+
+
+def observe_slowing(world, strategy, end=lambda: None):
+    """Have RAM arrive more than four times over; the quotas seen after each check, in order."""
+    guest, seen, arrived = world.guest(), [], threading.Event()
+    write = strategy._capture._writer.write
+
+    def counted(data):
+        write(data)
+        if strategy._capture.arrived_bytes > 4:
+            arrived.set()
+
+    def observe():
+        assert arrived.wait(30)
+        for _ in range(4):
+            strategy._budget.check()
+            seen.append(guest.vcpu_quotas["/machine/vcpu0"])
+        end()
+
+    strategy._capture._writer.write = counted
+    world.hooks.at["capture.writing"] = observe
+    return seen
+
+
+def fast_guest(world, prepare, **settings):
+    prepare("overlay", ram_capture="stream", **settings)
+    world.guest().ram_bytes, world.guest().resident_bytes = 1, 0
+
+
+@pytest.mark.parametrize(
+    ("floor", "quotas"),
+    [
+        (10, ["5000 10000", "2500 10000", "1000 10000"]),
+        (30, ["5000 10000", "3000 10000"]),
+        (100, ["max 100000"]),
+    ],
+)
+def test_a_guest_that_changes_ram_faster_is_slowed_down_in_steps(world, prepare, floor, quotas):
+    fast_guest(world, prepare, vcpu_floor=floor)
+    with strategy_of(world) as strategy:
+        seen = observe_slowing(world, strategy)
+        strategy.freeze()
+        assert world.guest().vcpu_quotas == QUOTAS
+        strategy.release()
+        strategy.ram_part()
+    assert list(dict.fromkeys(seen)) == quotas
+    told = [text for text in world.heard.notes if "slowing its vCPUs down" in text]
+    assert len(told) == (0 if floor == 100 else 1)
+
+
+def test_a_guest_that_uses_more_ram_than_at_first_is_not_slowed_down(world, prepare):
+    fast_guest(world, prepare)
+    world.guest().resident_bytes = 1 << 30
+    with strategy_of(world) as strategy:
+        seen = observe_slowing(world, strategy)
+        strategy.freeze()
+        strategy.release()
+        strategy.ram_part()
+    assert set(seen) == {"max 100000"}
+
+
+def test_a_guest_that_was_slowed_down_gets_its_cpu_time_back_after_an_error(world, prepare):
+    fast_guest(world, prepare)
+    with strategy_of(world) as strategy:
+        fail = failing(HypervisorError("web", "odd thing"))
+        seen = observe_slowing(world, strategy, fail)
+        with pytest.raises(HypervisorError, match="odd thing"):
+            strategy.freeze()
+    assert seen[-1] == "1000 10000"
+    assert world.guest().vcpu_quotas == QUOTAS
+
+
 # -- a lower level instead ----------------------------------------------------------------------
 
 
