@@ -178,9 +178,46 @@ def test_checking():
         assert "[tank/vm/web]" in Path("/etc/sanoid/sanoid.conf").read_text()
 
 
+def test_records_of_another_size():
+    """An image is rewritten, and a volume copied, but not those of a guest that runs."""
+    page = "docs/how-to/check.md"
+    _, _, image, volume, *_ = RUN[page]
+    disks = [Disk("file", "tank/vm/web", file_name="disk.raw"), Disk("zvol", "tank/vm/data")]
+    web = Guest.create("web", disks=disks)
+    path, old, new = (
+        Path(each)
+        for each in (
+            "/tank/vm/web/disk.raw",
+            "/dev/zvol/tank/vm/data",
+            "/dev/zvol/tank/vm/data-16k",
+        )
+    )
+    try:
+        before = path.stat()
+        for first in (image, volume):
+            done = run("bash", "-euc", block(page, first).text)
+            assert done.status != 0
+            assert "lock" in done.err
+        assert path.stat().st_ino == before.st_ino
+        must("zfs", "destroy", "tank/vm/data-16k")
+        web.destroy()
+        for first in (image, volume):
+            bash(block(page, first).text)
+        after = path.stat()
+        assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+        assert (before.st_blksize, after.st_blksize) == (128 << 10, 16 << 10)
+        assert must("zfs", "get", "-Hpo", "value", "volblocksize", "tank/vm/data-16k") == "16384\n"
+        assert old.read_bytes() == new.read_bytes()
+        web.start()
+        assert web.state() == "running"
+    finally:
+        web.remove()
+        run("zfs", "destroy", "tank/vm/data-16k")
+
+
 def test_what_findings_about_directories_advise(tmp_path):
     page = "docs/how-to/check.md"
-    _, _, *looks, store, writable, pages = RUN[page]
+    _, _, _, _, *looks, store, writable, pages = RUN[page]
     settings = '[defaults]\nram_strategy = "overlay"\n'
     with guests(web=WEB) as (web,), config(tmp_path, settings) as environment:
         taken = snaporch("snapshot", web.name, "--json", env=environment).json
