@@ -336,7 +336,7 @@ class TestPoolContract:
             pool.local_properties(["snaporch:clone"], [f"{root}/never"])
 
     def test_a_file_system_and_a_volume_have_properties_of_their_own(self, scratch, pool, root):
-        volume = f"{root}/thick"
+        volume = f"{root}/parent/thick"
         scratch.create_thick(volume, room=0)
         pool.set_properties([root], {"recordsize": "32768", "logbias": "throughput"})
         keys = ("recordsize", "volblocksize", "volsize", "refreservation", "logbias", "available")
