@@ -87,10 +87,11 @@ bench: ## measure natively against the rivals (installs libvirtd; BENCH="--round
 	@tests/bench/native/run $(BENCH)
 
 .PHONY: bench-lab
-bench-lab: lab ## in the lab: strategies and the way back as ratios, bytes of copies, fairness
+bench-lab: lab ## in the lab: strategies and the way back as ratios, bytes of copies and of records, fairness
 	@$(IN_LAB) tests/bench/strategies.py
 	@$(IN_LAB) tests/bench/way_back.py
 	@$(IN_LAB) tests/bench/copies.py
+	@$(IN_LAB) tests/bench/storage.py
 	@tests/lab/run --systemd tests/bench/fairness.py
 
 .PHONY: deb

@@ -13,10 +13,10 @@ from types import ModuleType
 
 from snaporch.check.facts import HostFacts
 from snaporch.check.findings import Finding, Severity
-from snaporch.check.rules import guests, host, sanoid, sanoid_sections, sources, storage
+from snaporch.check.rules import disks, guests, host, sanoid, sanoid_sections, sources, storage
 from snaporch.check.sections_of_guests import covered_sections
 
-HOST_RULES = (sanoid, host, storage, sources)
+HOST_RULES = (sanoid, host, storage, sources, disks)
 """Modules whose rules take :class:`HostFacts`."""
 SECTION_RULES = sanoid_sections
 """Its rules also take one section of ``sanoid.conf``."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from snaporch.check.disk_facts import DiskFacts, RecordFacts
 from snaporch.hypervisor import StartHookProblem
 from snaporch.known_faults import Component, FaultCondition
 from snaporch.sanoid.config.resolve import SanoidConfig
@@ -266,3 +267,7 @@ class HostFacts:
     """Other configuration files than the checked one, each with the units that use it."""
     unknown_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """By the place in the configuration: names, patterns and disks that match no guest."""
+    disks: tuple[DiskFacts, ...] = ()
+    """The disks of the guests that are on ZFS."""
+    records: Mapping[str, RecordFacts] = field(default_factory=dict)
+    """How the datasets of these disks store data."""

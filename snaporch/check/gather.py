@@ -26,6 +26,7 @@ from snaporch.check.facts import (
     StrayFence,
     UnreadableJournalFacts,
 )
+from snaporch.check.gather_disks import gather_disks, gather_records
 from snaporch.check.gather_policies import takes_snapshots, unknown_names, with_policies
 from snaporch.check.gather_sanoid import gather_sanoid, own_command
 from snaporch.check.gather_sources import gather_sources
@@ -110,6 +111,7 @@ def gather(
     runs, unreadable = _runs(context)
     releases = _releases(context, files.zfs_module)
     replicas = _replicas(context)
+    disks = gather_disks(context, domains, {guest.name for guest in guests if guest.busy})
     return HostFacts(
         version=__version__,
         command=own_command(files.path),
@@ -141,6 +143,8 @@ def gather(
         policies_wait=_policies_wait(context),
         other_configurations=_other_configurations(files.unit_directories, config_file),
         unknown_names=unknown_names(context.config, context.hypervisor.domains()),
+        disks=disks,
+        records=gather_records(context, disks),
     )
 
 

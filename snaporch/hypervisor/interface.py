@@ -133,6 +133,14 @@ class Vitals:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskWrites:
+    """What a guest has written to a disk since its emulator started."""
+
+    requests: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class OpenFile:
     """A file that an emulator has open."""
 
@@ -226,6 +234,12 @@ class Hypervisor(Protocol):
 
     def disk_capacity(self, uuid: str, target: str) -> int:
         """The virtual size of a disk in bytes."""
+
+    def disk_writes(self, uuid: str) -> dict[str, DiskWrites]:
+        """What an active domain has written to each disk, by target.
+
+        Empty if the emulator cannot be asked at once, as during a job.
+        """
 
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         """The path of every disk by target: in the live XML and in the inactive XML."""

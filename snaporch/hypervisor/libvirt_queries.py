@@ -19,6 +19,7 @@ from snaporch.hypervisor.host_compat import emulators_in, find_incompatibility, 
 from snaporch.hypervisor.interface import (
     BackingImage,
     Blocker,
+    DiskWrites,
     HostObject,
     HypervisorError,
     OpenFile,
@@ -86,6 +87,24 @@ class LibvirtQueries(LibvirtConnection):
         values = statistics[0][1] if statistics else {}
         used = [value for key, value in values.items() if _VCPU_TIME.fullmatch(key)]
         return Vitals(self.state(uuid), sum(used))
+
+    def disk_writes(self, uuid: str) -> dict[str, DiskWrites]:
+        handle = self._handle(uuid)
+        with self._explained(uuid, "asking for its disks"):
+            statistics = self._conn().domainListGetStats(
+                [handle],
+                libvirt.VIR_DOMAIN_STATS_BLOCK,
+                libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT,
+            )
+        values = statistics[0][1] if statistics else {}
+        return {
+            values[f"{disk}.name"]: DiskWrites(
+                values[f"{disk}.wr.reqs"], values[f"{disk}.wr.bytes"]
+            )
+            for disk in (f"block.{number}" for number in range(values.get("block.count", 0)))
+            if f"{disk}.name" in values and f"{disk}.wr.reqs" in values
+            if f"{disk}.wr.bytes" in values
+        }
 
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         found = self.find(uuid)

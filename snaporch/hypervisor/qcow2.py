@@ -52,6 +52,8 @@ class Qcow2Header:
     data_file: str | None
     """Empty if there is one whose name is not in the header."""
     encrypted: bool
+    cluster: int
+    """Bytes of a cluster."""
 
 
 def is_qcow2(descriptor: int) -> bool:
@@ -76,7 +78,8 @@ def read_qcow2(descriptor: int) -> Qcow2Header:
     features, begin = 0, _LENGTH_2
     if version == 3:  # noqa: PLR2004 - the format's own
         features, _, _, _, begin = _FEATURES.unpack_from(head, _LENGTH_2)
-    end = offset or 1 << min(cluster_bits, _MAX_CLUSTER_BITS)
+    cluster = 1 << min(cluster_bits, _MAX_CLUSTER_BITS)
+    end = offset or cluster
     room = max(min(end - begin, _MAX_EXTENSIONS), 0)
     extensions = _extensions(os.pread(descriptor, room, begin))
     return Qcow2Header(
@@ -85,6 +88,7 @@ def read_qcow2(descriptor: int) -> Qcow2Header:
         backing_format=extensions.get(_BACKING_FORMAT),
         data_file=extensions.get(_DATA_FILE, "") if features & _HAS_DATA_FILE else None,
         encrypted=encryption != 0,
+        cluster=cluster,
     )
 
 

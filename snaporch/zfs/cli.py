@@ -69,6 +69,8 @@ _ARG_BYTES = 100_000
 """Keeps a command line well below the kernel's limit (execve(2), ARG_MAX)."""
 
 
+_MAX_ASHIFT = 16
+"""OpenZFS's (``ASHIFT_MAX``)."""
 _SYNC_SECONDS = 60.0
 _HOLD_COLUMNS = 3
 _VOLUME_OPEN_SECONDS = 10
@@ -111,6 +113,10 @@ class ZfsCommand:
             raise UnavailableError(str(device), "permission denied", "run snaporch as root")
         return cls(executable)
 
+    @property
+    def _zpool(self) -> str:
+        return os.path.join(os.path.dirname(self._zfs), "zpool")
+
     def _run(self, *arguments: str) -> str:
         return self._call(self._zfs, arguments)
 
@@ -143,8 +149,7 @@ class ZfsCommand:
 
     def sync(self, datasets: Collection[str]) -> None:
         pools = sorted({dataset.partition("/")[0] for dataset in datasets})
-        program = os.path.join(os.path.dirname(self._zfs), "zpool")
-        self._call(program, ["sync", *pools], _SYNC_SECONDS)
+        self._call(self._zpool, ["sync", *pools], _SYNC_SECONDS)
 
     def datasets(self) -> list[Dataset]:
         lines = self._run("list", "-Hp", "-t", "filesystem,volume", "-o", "name,type").splitlines()
@@ -314,6 +319,23 @@ class ZfsCommand:
         listing, kinds = Listing((), names), ("-t", "filesystem,volume")
         found = self._listed(listing, *kinds, names=datasets, sources=("local",))
         return {name: values for name, values in found if values}
+
+    def native_properties(
+        self, names: Sequence[str], datasets: Sequence[str]
+    ) -> dict[str, dict[str, str]]:
+        listing, found = Listing(names, ()), dict[str, dict[str, str]]()
+        for chunk in _chunks(datasets):
+            found |= dict(self._listed(listing, names=chunk))
+        return found
+
+    def sector_bytes(self, pool: str) -> int:
+        words = ("get", "-Hp", "-o", "value", "ashift", pool, "all-vdevs")
+        try:
+            values = self._call(self._zpool, words).split()
+        except PoolError:
+            return 0
+        shifts = [int(each) for each in values if each.isdecimal()]
+        return 1 << max(shifts) if any(shifts) and max(shifts) <= _MAX_ASHIFT else 0
 
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         listing = Listing((), [POLICY_PROPERTY])

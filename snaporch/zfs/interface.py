@@ -163,6 +163,23 @@ class Pool(Protocol):
             datasets: only of these, which must exist; of all if empty.
         """
 
+    def native_properties(
+        self, names: Sequence[str], datasets: Sequence[str]
+    ) -> dict[str, dict[str, str]]:
+        """The values of ZFS's own properties, inherited or not, by dataset; numbers are exact.
+
+        A property that a dataset does not have is left out.
+
+        Raises:
+            PoolError: a dataset does not exist.
+        """
+
+    def sector_bytes(self, pool: str) -> int:
+        """The sector size (``ashift``) of the pool's devices, the largest; 0 if it is not known.
+
+        OpenZFS before 2.2 does not report it.
+        """
+
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         """The ``snaporch:policy`` of each of these datasets that has or inherits one."""
 

@@ -114,6 +114,15 @@ class TestHypervisorContract:
         with pytest.raises(HypervisorError):
             hypervisor.disk_capacity(host.uuid, "vdz")
 
+    def test_writes_to_a_disk_are_counted(self, host, hypervisor):
+        found = hypervisor.disk_writes(host.uuid)
+        assert "vda" in found
+        for each in found.values():
+            assert each.requests * 512 <= each.bytes
+            assert bool(each.requests) == bool(each.bytes)
+        with pytest.raises(NotFoundError):
+            hypervisor.disk_writes(ABSENT)
+
     def test_an_idle_guest_is_neither_busy_nor_paused(self, host, hypervisor):
         assert hypervisor.busy_with(host.uuid) is None
         assert hypervisor.paused_by(host.uuid) is None

@@ -335,6 +335,26 @@ class TestPoolContract:
         with pytest.raises(PoolError):
             pool.local_properties(["snaporch:clone"], [f"{root}/never"])
 
+    def test_a_file_system_and_a_volume_have_properties_of_their_own(self, scratch, pool, root):
+        volume = f"{root}/parent/thick"
+        scratch.create_thick(volume, room=0)
+        pool.set_properties([root], {"recordsize": "32768", "logbias": "throughput"})
+        keys = ("recordsize", "volblocksize", "volsize", "refreservation", "logbias", "available")
+        found = pool.native_properties(keys, [root, volume])
+        assert found[root].keys() == set(keys) - {"volblocksize", "volsize"}
+        assert found[volume].keys() == set(keys) - {"recordsize"}
+        assert (found[root]["recordsize"], found[root]["logbias"]) == ("32768", "throughput")
+        assert found[volume]["volsize"] == str(32 << 20)
+        assert int(found[volume]["refreservation"]) >= 32 << 20
+        assert int(found[root]["available"]) > 0
+        assert pool.native_properties(keys, []) == {}
+        with pytest.raises(PoolError):
+            pool.native_properties(keys, [f"{root}/absent"])
+
+    def test_the_sectors_of_a_pool_are_a_power_of_two(self, pool, root):
+        found = pool.sector_bytes(root.partition("/")[0])
+        assert found in {1 << each for each in range(9, 17)}
+
     def test_properties_of_zfs_are_set_on_datasets_and_own_ones_cleared(self, pool, root):
         own = {"recordsize": "16384", "quota": "1073741824", "snaporch:rebuild": "one"}
         pool.set_properties([root], own)

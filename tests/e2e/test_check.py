@@ -10,8 +10,10 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import config, must, one_line_error, run, snaporch
 
+from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 from snaporch.known_faults import Component, FaultCondition, known_faults
 from snaporch.sanoid.config.resolve import load_sanoid
+from snaporch.zfs.open_pool import open_pool
 
 SANOID = Path("/etc/sanoid")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
@@ -213,6 +215,33 @@ def test_libvirts_sparse_images(sanoid):
     QEMU_CONF.write_text(f'{before}\nsnapshot_image_format = "sparse"\n')
     assert codes("one") == (0, {"sparse-images"})
     QEMU_CONF.write_text(before)
+
+
+def test_volumes_that_can_grow_by_more_than_the_pool_has(sanoid):
+    before = must("zfs", "get", "-Hpo", "value", "volsize", "flash/pools").strip()
+    must("zfs", "set", "volsize=1T", "flash/pools")
+    try:
+        assert codes("pools") == (0, {"not-atomic", "thin-volumes"})
+        _, found = findings("pools")
+        assert "can grow by 1024.0 GiB" in found["thin-volumes", "flash"]["what"]
+    finally:
+        must("zfs", "set", f"volsize={before}", "flash/pools")
+
+
+def test_a_guest_that_writes_is_counted_and_gets_no_advice_yet(sanoid, guests):
+    """What libvirt and ZFS report, by which storage is advised on."""
+    hypervisor, pool = LibvirtHypervisor("qemu:///system"), open_pool(read_only=True)
+    uuid = guests[0].domain().UUIDString()
+    first = hypervisor.disk_writes(uuid)["vda"]
+    guests[0].wait_count(guests[0].wait_count() + 20)
+    more = hypervisor.disk_writes(uuid)["vda"]
+    requests, written = more.requests - first.requests, more.bytes - first.bytes
+    assert requests >= 20
+    assert 512 <= written / requests <= 4096
+    assert pool.sector_bytes("tank") == 1 << int(
+        must("zdb", "-C", "tank").partition("ashift: ")[2].split()[0]
+    )
+    assert codes("one") == (0, set())
 
 
 def test_monitoring(sanoid):

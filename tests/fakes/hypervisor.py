@@ -32,6 +32,7 @@ from snaporch.hypervisor.interface import (
     CancelledError,
     CaptureRequest,
     CommitStage,
+    DiskWrites,
     HostObject,
     HypervisorError,
     NotFrozenByUsError,
@@ -116,6 +117,8 @@ class FakeGuest:
     hangs: bool = False
     """It is running, but its CPUs do nothing."""
     screen: bytes | None = None
+    writes: dict[str, DiskWrites] = field(default_factory=dict)
+    """What it has written to its disks, by target; the others have been written nothing."""
     opened: list[str] = field(default_factory=list)
     """Files that its emulator has open for writing, besides its disks."""
 
@@ -245,6 +248,15 @@ class FakeHypervisor:
         if self.domain(uuid).disk(target) is None:
             raise HypervisorError(target, "invalid path: no such disk")
         return _CAPACITY
+
+    def disk_writes(self, uuid: str) -> dict[str, DiskWrites]:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.disk_writes")
+        guest = self._guest(uuid)
+        if guest.job:
+            return {}
+        targets = [disk.target for disk in self.domain(uuid).disks]
+        return {target: guest.writes.get(target, DiskWrites()) for target in targets}
 
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         """See the protocol."""

@@ -35,6 +35,15 @@ class _Snapshot:
     readers: int = 0
 
 
+_DEFAULTS = {
+    DatasetKind.FILESYSTEM: {"recordsize": str(128 << 10)},
+    DatasetKind.VOLUME: {"volblocksize": str(16 << 10), "volsize": str(32 << 20)},
+}
+"""The properties that one kind has and the other has not."""
+for _values in _DEFAULTS.values():
+    _values |= {"compression": "on", "primarycache": "all", "logbias": "latency"}
+
+
 @dataclass
 class _Dataset:
     name: str
@@ -74,6 +83,7 @@ class FakePool:
         self._datasets: dict[str, _Dataset] = {}
         self.exported: set[str] = set()
         self.room = 1 << 40
+        self.sector = 4096
         self.created_with: list[dict[str, str]] = []
         """The properties of each transaction of snapshots."""
         self.foreign: list[BlockingMount] = []
@@ -384,6 +394,24 @@ class FakePool:
             if own:
                 found[dataset.name] = own
         return found
+
+    def native_properties(
+        self, names: Sequence[str], datasets: Sequence[str]
+    ) -> dict[str, dict[str, str]]:
+        """See the protocol."""
+        self.hooks.reach("pool.native_properties")
+        found = {}
+        for dataset in map(self._dataset, datasets):
+            values = _DEFAULTS[dataset.kind] | {"referenced": str(len(dataset.content))}
+            values |= {"refreservation": str(dataset.reserved), "available": str(self.room)}
+            values |= dataset.properties
+            found[dataset.name] = {name: values[name] for name in names if name in values}
+        return found
+
+    def sector_bytes(self, pool: str) -> int:
+        """See the protocol."""
+        self.hooks.reach("pool.sector_bytes")
+        return self.sector
 
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         """See the protocol."""

@@ -14,7 +14,7 @@ from fakes.sanoid import DEFAULTS
 from snaporch import __version__
 from snaporch.check.host_files import HostFiles
 from snaporch.errors import ExitCode, UnavailableError
-from snaporch.hypervisor import HypervisorError, StartHookProblem
+from snaporch.hypervisor import DiskWrites, HypervisorError, StartHookProblem
 from snaporch.journal import FORMAT
 from snaporch.known_faults import Component
 from snaporch.locks import domain_lock
@@ -626,3 +626,19 @@ def test_names_in_the_configuration_that_match_no_guest(
     finding = found["unknown-name"]
     assert (finding["subject"], finding["severity"]) == (where, severity)
     assert finding["what"] == f"no guest has {name!r}"
+
+
+def test_advice_on_storage_is_a_hint(sound, snaporch, sanoid, check, monkeypatch):
+    writes = DiskWrites(200_000, 200_000 * 5000)
+    sound.guest().writes["vda"] = writes
+    status, found = check()
+    assert (status, set(found)) == (0, {"record-size", "disk-discard"})
+    assert {each["severity"] for each in found.values()} == {"hint"}
+    assert found["record-size"]["lines"] == ["zfs set recordsize=16K tank/web"]
+    monkeypatch.setenv("COLUMNS", "80")
+    answer = snaporch("check", "--configdir", str(sanoid.root))
+    assert max(map(len, answer.out.splitlines())) <= 80
+    assert "hint  tank/web  [record-size]\n" in answer.out
+    assert "1 guest checked: 2 hints\n" in answer.out
+    sound.hypervisor.guests[sound.guest().uuid].job = "save"
+    assert "record-size" not in check()[1]

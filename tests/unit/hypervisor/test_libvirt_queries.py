@@ -3,7 +3,7 @@ import pytest
 
 from snaporch.default_paths import HostPaths
 from snaporch.errors import NotFoundError
-from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor import DiskWrites, HypervisorError
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 
@@ -36,6 +36,54 @@ def test_all_ram_on_huge_pages_is_in_use(backing, used):
 
     hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection())
     assert hypervisor.ram_in_use("uuid") == used
+
+
+@pytest.mark.parametrize(
+    ("statistics", "writes"),
+    [
+        ([], {}),  # it is not active, or busy
+        ([("guest", {})], {}),
+        (
+            [
+                (
+                    "guest",
+                    {
+                        "block.count": 3,
+                        "block.0.name": "vda",
+                        "block.0.wr.reqs": 3,
+                        "block.0.wr.bytes": 12288,
+                        "block.1.name": "sda",  # an empty drive has no counters
+                        "block.2.wr.reqs": 4,
+                        "block.2.wr.bytes": 4,
+                    },
+                )
+            ],
+            {"vda": DiskWrites(3, 12288)},
+        ),
+    ],
+)
+def test_what_was_written_is_asked_without_waiting_for_an_emulator(statistics, writes):
+    class Guest:
+        pass
+
+    class Connection:
+        def setKeepAlive(self, _interval, _count):  # noqa: N802 - libvirt's
+            return 0
+
+        def isAlive(self):  # noqa: N802 - libvirt's
+            return 1
+
+        def lookupByUUIDString(self, _uuid):  # noqa: N802 - libvirt's
+            return Guest()
+
+        def domainListGetStats(self, handles, kinds, flags):  # noqa: N802 - libvirt's
+            assert [type(each).__name__ for each in handles] == ["Guest"]
+            assert kinds == libvirt.VIR_DOMAIN_STATS_BLOCK
+            assert flags == libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
+            return statistics
+
+    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection())
+    assert hypervisor.disk_writes("uuid") == writes
 
 
 def test_a_domain_without_an_emulator_has_no_downtime_limit():

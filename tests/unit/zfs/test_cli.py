@@ -483,3 +483,20 @@ def test_what_destroying_frees_is_asked_for_each_dataset_at_once(zfs):
     answers["destroy -nvp tank/c@x"] = "destroy\ttank/c@x\n"
     with pytest.raises(PoolError, match="gives no number"):
         pool.reclaimable(["tank/c@x"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "size"),
+    [
+        ("12\n0\n12\n13\n-\n", 8192),
+        ("0\n9\n", 512),
+        ("0\n-\n", 0),
+        ("64\n", 0),
+        ("", 0),
+        ((2, "bad property list: invalid property 'ashift'"), 0),  # OpenZFS before 2.2
+    ],
+)
+def test_the_largest_sector_of_a_pools_devices(zfs, printed, size):
+    pool, answers, _, _ = zfs
+    answers["get -Hp -o value ashift tank all-vdevs"] = printed
+    assert pool.sector_bytes("tank") == size
