@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -175,8 +176,8 @@ class LocalCopies:
                 full,
                 "the stream has another key, which all snapshots of the copy would get: the key "
                 "was changed on the source, or it is an attack",
-                f"if it was changed on purpose: zfs set {NEW_KEY}={digest} {name}; then pull "
-                "again: see docs/how-to/pull.md, 'When the key changes'",
+                f"if it was changed on purpose: zfs set {NEW_KEY}={digest} {shlex.quote(name)}; "
+                "then pull again: see docs/how-to/pull.md, 'When the key changes'",
             )
         return payload
 
