@@ -62,6 +62,8 @@ class SourceFacts:
     """Why its copies cannot be stored here."""
     free_mib: int | None = None
     """What can still be stored here, of snapshots or of bundles; ``None`` if it is not known."""
+    locked: tuple[str, ...] = ()
+    """Its copies that are encrypted here, if its bundles are in clear."""
 
 
 class BundlePrivacy(StrEnum):

@@ -50,13 +50,15 @@ def _source(context: Context, name: str, opened: Open, now: Callable[[], float])
         return SourceFacts(unreachable=error.line())
     no_place = _no_place(settings, copies)
     free = None if no_place else _free_mib(context, settings)
+    locked = () if no_place else _locked(context, settings, copies)
     try:
         answer, at = source.about(), now()
         has_shell = source.has_shell()
     except InterruptedRunError:
         raise
     except SnaporchError as error:
-        return SourceFacts(unreachable=error.line(), no_place=no_place, free_mib=free)
+        line = error.line()
+        return SourceFacts(unreachable=line, no_place=no_place, free_mib=free, locked=locked)
     _, unsent = choose_guests(answer.guests, settings.domains)
     return SourceFacts(
         has_shell=has_shell,
@@ -66,6 +68,7 @@ def _source(context: Context, name: str, opened: Open, now: Callable[[], float])
         ahead_seconds=0 if answer.time is None else answer.time - at,
         no_place=no_place,
         free_mib=free,
+        locked=locked,
     )
 
 
@@ -77,6 +80,16 @@ def _no_place(settings: Source, copies: LocalCopies) -> str:
     except SnaporchError as error:
         return error.line()
     return ""
+
+
+def _locked(context: Context, settings: Source, copies: LocalCopies) -> tuple[str, ...]:
+    """The copies that came encrypted, and so have a key of their own, if the bundles have none."""
+    if copies.is_encrypted(settings.bundles):
+        return ()
+    start = f"{settings.dataset}/"
+    names = sorted(name for name in context.pool.encrypted() if name.startswith(start))
+    roots = context.pool.encryption_roots(names) if names else {}
+    return tuple(name for name in names if roots.get(name) == name)
 
 
 def _free_mib(context: Context, settings: Source) -> int | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from snaporch.bundle.store import copy_name
@@ -19,9 +21,12 @@ from snaporch.replication.receiver import INHERITED, AppendableCopies
 from snaporch.replication.remote_output import AGAIN
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.stream_header import HEADER_BYTES, check_sent, sent_snapshot
+from snaporch.replication.stream_key import key_digest, key_in, payload_bytes, payload_of
 from snaporch.zfs import POLICY_PROPERTY, PREFIX
 from snaporch.zfs.pulled import Counts
 
+NEW_KEY = f"{PREFIX}new-key"
+"""On a copy: the digest of another key that the admin of this machine accepts for it."""
 _OPTIONS = {DatasetKind.FILESYSTEM: ("-o", "canmount=noauto"), DatasetKind.VOLUME: ()}
 """Of ``zfs receive``: no boot mounts a copy, also when its mount point is changed."""
 
@@ -37,6 +42,12 @@ class Pulled(AppendableCopies, Protocol):
 
     def counts(self, dataset: str) -> Counts:
         """How much is below the dataset of all copies."""
+
+    def beginning(self, snapshot: str) -> bytes:
+        """The first record of a raw stream of a snapshot, with its payload."""
+
+    def is_encrypted(self, place: str) -> bool:
+        """Whether a dataset, or the one that has a directory, is encrypted by ZFS."""
 
 
 class LocalCopies:
@@ -125,7 +136,7 @@ class LocalCopies:
             stream: what the source sends.
 
         Raises:
-            RefusedError: something else came, or there are too many snapshots.
+            RefusedError: something else came, with another key, or there are too many snapshots.
             ReplicaError: nothing came.
             PoolError: ZFS refused it, or the stream is incomplete.
         """
@@ -143,9 +154,36 @@ class LocalCopies:
         if sent.is_raw != dataset.raw:
             raise RefusedError(full, "the source did not say whether it is encrypted")
         check_sent(full, sent, there, self._now())
+        if sent.is_raw and there:
+            header += self._payload_with_known_key(full, header, there[-1].full_name, stream)
         # Before it: a stream that is cut has made the dataset, too.
         self._counts = Counts(self._counts.datasets + is_new, self._counts.snapshots + 1)
         self._zfs.append(full, header, stream, _OPTIONS[dataset.kind])
+
+    def _payload_with_known_key(
+        self, full: str, header: bytes, newest: str, stream: LimitedStream
+    ) -> bytes:
+        """Read the payload of the first record, whose key must be that of the copy.
+
+        Or the one that the admin has accepted for this dataset.
+        """
+        payload = stream.exactly(payload_bytes(header))
+        own = key_in(payload_of(self._zfs.beginning(newest)))
+        digest = key_digest(key_in(payload), own)
+        name = full.partition("@")[0]
+        if digest and self._zfs.values(name, [NEW_KEY])[NEW_KEY] != digest:
+            raise RefusedError(
+                full,
+                "the stream has another key, which all snapshots of the copy would get: the key "
+                "was changed on the source, or it is an attack",
+                f"if it was changed on purpose: zfs set {NEW_KEY}={digest} {shlex.quote(name)}; "
+                "then pull again: see docs/how-to/pull.md, 'When the key changes'",
+            )
+        return payload
+
+    def is_encrypted(self, place: Path | None = None) -> bool:
+        """Whether a directory is on an encrypted dataset; without it, whether all copies are."""
+        return self._zfs.is_encrypted(str(place or self._root))
 
     def _check_room(self, full: str, *, is_new: bool) -> None:
         """Check the limits of a source, which ``snapshot_limit`` does not set for root."""

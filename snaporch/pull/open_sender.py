@@ -42,9 +42,8 @@ def open_sender(
     offers = make_offers(snapshots, allowed, unfinished, domains, unmarked)
 
     def reading(offer: Offer) -> AbstractContextManager[None]:
-        runtime = context.config.paths.runtime
         return readers_lock(
-            runtime, offer.domain, offer.uuid, alone=False, interrupt=context.interrupt
+            default_paths.LOCKS, offer.domain, offer.uuid, alone=False, interrupt=context.interrupt
         )
 
     return Sender(name, offers, context.pool, context.store, ZfsSend(), reading, output)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -35,6 +35,7 @@ from snaporch.pull.source import PullSource
 from snaporch.pull.source_listing import MAX_DATASETS, OfferedDataset, OfferedGuest
 from snaporch.rebuild.plan import guids_of, members_of
 from snaporch.replication.interface import ReplicaError, readable
+from snaporch.replication.ram_in_clear import secrets_in
 from snaporch.replication.receive_request import SentFile, parse_request, request_command
 from snaporch.replication.receive_request import Verb as ReceiveVerb
 from snaporch.replication.received_bundles import ReceivedBundles
@@ -134,6 +135,7 @@ class GuestPull:
         for dataset in guest.datasets:
             with _collecting(result):
                 try:
+                    self._refuse_clear_pages(guest, dataset)
                     self._bring(guest.uuid, dataset)
                 finally:  # also after a signal: without its marks, a snapshot has no run
                     self._mark(dataset)
@@ -263,7 +265,7 @@ class GuestPull:
             had = run.run in had_bundles or not run.reference
             try:
                 if run.reference:
-                    self._bring_bundle(run, there, fetch=run.run not in whole)
+                    self._bring_bundle(guest, run, there, fetch=run.run not in whole)
                     whole.add(run.run)
             except InterruptedRunError:
                 raise
@@ -276,7 +278,12 @@ class GuestPull:
             result.newest = max(filter(None, (result.newest, run.created)))
 
     def _bring_bundle(
-        self, run: _Run, there: Mapping[str, Sequence[PoolSnapshot]], *, fetch: bool
+        self,
+        guest: OfferedGuest,
+        run: _Run,
+        there: Mapping[str, Sequence[PoolSnapshot]],
+        *,
+        fetch: bool,
     ) -> None:
         """Fetch a bundle, or read the manifest of the one that is here.
 
@@ -296,8 +303,42 @@ class GuestPull:
         if gone := _lacking(manifest, run.name, {**self._former(manifest, there), **there}):
             raise _not_here(thing, gone[0], there)
         if fetch:
+            self._refuse_clear(guest, manifest)
             self._progress.step(self._name, f"receiving the bundle of @{run.name}")
             self._fetch(thing, run.reference, manifest, text)
+
+    def _refuse_clear(self, guest: OfferedGuest, manifest: Manifest) -> None:
+        """Refuse to store in clear here what is as secret as disks that are encrypted.
+
+        Raises:
+            ReplicaError: with the way to store it.
+        """
+        locked, secrets = _locked_datasets(guest.datasets, manifest), secrets_in(manifest)
+        if secrets and locked and not self._copies.is_encrypted(self._directory):
+            raise ReplicaError(
+                f"{self._name}: {guest.domain}",
+                f"{locked[0]} is encrypted, and its {' and '.join(secrets)} would be here in "
+                "clear: the bundles are not pulled",
+                f"have the bundles of [source.{self._name}] on an encrypted dataset: "
+                "docs/how-to/pull.md, 'Encrypted guests'",
+            )
+
+    def _refuse_clear_pages(self, guest: OfferedGuest, dataset: OfferedDataset) -> None:
+        """Refuse pages of RAM in clear where the RAM in a bundle would be refused.
+
+        Raises:
+            ReplicaError: with the ways to store them.
+        """
+        has_pages = any("ram" in each.properties for each in dataset.snapshots)
+        if not has_pages or dataset.raw or not _locked_datasets(guest.datasets, None):
+            return
+        if not self._copies.is_encrypted():
+            raise ReplicaError(
+                f"{self._name}: {dataset.name}",
+                "its pages of RAM would be here in clear: the snapshots with them are not pulled",
+                "on the source: set ram_pages.dataset to one below an encrypted dataset, or "
+                "ram_store to image",
+            )
 
     def _former(
         self, manifest: Manifest, there: Mapping[str, Sequence[PoolSnapshot]]
@@ -336,6 +377,15 @@ class GuestPull:
         if size > (free := found.f_bavail * found.f_frsize):
             reason = f"needs {size} bytes, and {self._directory} has {free} free"
             raise UnavailableError(thing, reason, "make room there, and pull again")
+
+
+def _locked_datasets(
+    datasets: Iterable[OfferedDataset], manifest: Manifest | None
+) -> Sequence[str]:
+    """The encrypted datasets of a guest: as they are sent, or as its bundle has them."""
+    around = manifest.surroundings if manifest is not None else None
+    then = {e.dataset for e in around.datasets if e.encryption_root} if around else set()
+    return sorted(then | {each.name for each in datasets if each.raw})
 
 
 def _runs(guest: OfferedGuest) -> Iterator[_Run]:

@@ -281,7 +281,7 @@ class _Transfer:
         """Keep the domain's datasets from being rolled back: ZFS holds what it sends."""
         newest, context = self._records[-1], self._context
         return readers_lock(
-            context.config.paths.runtime,
+            default_paths.LOCKS,
             newest.domain,
             newest.uuid,
             alone=False,

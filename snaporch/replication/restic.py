@@ -38,8 +38,8 @@ _DELETE_SECONDS = 86_400
 """``restic prune`` may move most of a repository."""
 _FORGOTTEN_AT_ONCE = 500
 """IDs in a command line."""
-_LOCKED = "already locked"
-"""In the reason of restic if another one runs, or was killed."""
+_LOCKED = "repository is already locked"
+"""In what restic says if another one runs, or was killed."""
 _RECORD_FILE = "/record"
 _WRONG = "wrong password"
 """In the reason of restic for a password that opens nothing."""
@@ -88,7 +88,8 @@ class ResticRepository:
         self.replica = replica
         self.interrupt = interrupt
         self.progress = progress
-        self._cache = cache
+        self.cache = cache
+        """A directory for what can be read again."""
         self._contents: Contents | None = None
 
     @cached_property
@@ -116,7 +117,7 @@ class ResticRepository:
     def _environment(self) -> dict[str, str]:
         check_installed("restic")
         read_secret(self.replica.password_file)
-        variables = {"RESTIC_CACHE_DIR": str(self._cache)}
+        variables = {"RESTIC_CACHE_DIR": str(self.cache)}
         if path := self.replica.environment_file:
             variables |= read_variables(Path(path))
         if self.replica.repository:
@@ -207,7 +208,8 @@ class ResticRepository:
         self._contents = None
         if status != 0:
             reason = f"a record was not stored: {self.reason(lines)}"
-            raise ReplicaError(f"replica {self.name}", reason, f"try again; {SEE}")
+            step = self.step(reason, f"try again; {SEE}")
+            raise ReplicaError(f"replica {self.name}", reason, step)
 
     def forget(self, snapshots: Sequence[str]) -> None:
         """Forget restic snapshots; what only they had stays until :meth:`reclaim`.
@@ -241,12 +243,9 @@ class ResticRepository:
         try:
             self.host.run("restic", *words, limit=_DELETE_SECONDS)
         except CommandError as error:
-            reason, step = self.reason(text_lines(error.reason)), self.step(error.reason)
-            if _LOCKED in error.reason:
-                reason = "another restic has locked the repository"
-                step = f"if none runs: {self.by_hand('unlock')}"
+            reason = self.reason(text_lines(error.reason))
             raise ReplicaError(
-                f"replica {self.name}", f"restic {words[0]}: {reason}", step
+                f"replica {self.name}", f"restic {words[0]}: {reason}", self.step(reason)
             ) from error
 
     def reason(self, lines: Sequence[str], *, reads: bool = False) -> str:
@@ -256,11 +255,18 @@ class ResticRepository:
             found = found.replace(secret, "…")
         return found
 
-    def step(self, reason: str) -> str:
-        """The next step after a failure with this reason."""
+    def step(self, reason: str, otherwise: str = "") -> str:
+        """The next step after a failure with this reason.
+
+        Args:
+            reason: as :meth:`reason` gives it.
+            otherwise: the step for a reason that has none of its own; the default is a listing.
+        """
         if _WRONG in reason:
             return f"put the password of the repository into {self.replica.password_file}"
-        return f"try again, or see: {self.by_hand('snapshots')}; {SEE}"
+        if _LOCKED in reason:
+            return f"if no other restic uses it, remove the lock: {self.by_hand('unlock')}"
+        return otherwise or f"try again, or see: {self.by_hand('snapshots')}; {SEE}"
 
     @cached_property
     def _secrets(self) -> list[str]:
@@ -299,7 +305,8 @@ def restic_reason(lines: Sequence[str], *, reads: bool = False) -> str:
     said = [line.removeprefix("Fatal: ") for line in lines if line.startswith(_OF_RESTIC)]
     own = [reason_of_receiver([line]) for line in lines if line.startswith("snaporch: ")]
     found = [*said, *own] if reads else [*own, *said]
-    return [*found, *[*lines][-1:], "no output"][0]
+    locked = [line[line.index(_LOCKED) :].partition("\n")[0] for line in lines if _LOCKED in line]
+    return [*locked, *found, *[*lines][-1:], "no output"][0]
 
 
 def _plain(line: str) -> str:

@@ -138,7 +138,8 @@ class ResticDestination:
             )
             if status != 0:
                 reason = self._repository.reason(lines)
-                raise ReplicaError(f"{self._name}: {snapshot.full_name}", reason, _AGAIN)
+                step = self._repository.step(reason, _AGAIN)
+                raise ReplicaError(f"{self._name}: {snapshot.full_name}", reason, step)
             digest = read_report(counted)
         if not stream.base:
             self._read_full_stream(snapshot, upload, digest)
@@ -249,7 +250,8 @@ class ResticDestination:
             status, lines = transfers.run(words, through=0, size=size)
             if status != 0:
                 reason = self._repository.reason(lines)
-                raise ReplicaError(f"{self._name}: bundle {reference}", reason, _AGAIN)
+                step = self._repository.step(reason, _AGAIN)
+                raise ReplicaError(f"{self._name}: bundle {reference}", reason, step)
             if _state(directory, sums) != before:
                 return list(sums)
         files = {name: (before[name][0], digest) for name, digest in sums.items()}

@@ -13,7 +13,7 @@ from contextlib import suppress
 from snaporch.bundle.manifest import Role
 from snaporch.context import Context
 from snaporch.errors import RefusedError
-from snaporch.restore.newer_snapshot_checks import is_base_of_copies, needs_consent
+from snaporch.restore.newer_snapshot_checks import needs_consent
 from snaporch.restore.other_files import named
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.safety_catalog import bookmarks_since
@@ -49,10 +49,10 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
         with suppress(RefusedError):
             others = plan.others(context).items()
             lines += [f"in {name}: {named(files)}" for name, files in others]
-    lines += [f"{name}, which is newer" for name in needs_consent(plan.newer)]
+    lines += [f"{name}, which is newer" for name in needs_consent(plan)]
     lines += [
         f"{name}, where later copies begin: the next copy may be a full one"
-        for name in filter(is_base_of_copies, plan.newer)
+        for name in sorted(plan.bases)
     ]
     for snapshot in plan.snapshots:
         _, lost = bookmarks_since(context.pool, snapshot.full_name)

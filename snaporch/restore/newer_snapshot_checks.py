@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from snaporch.catalog.keep import KEEP_HOLD
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
@@ -13,9 +13,10 @@ from snaporch.errors import RefusedError
 from snaporch.model import PoolSnapshot
 from snaporch.restore.journal import HOLD
 from snaporch.restore.plan_model import RestorePlan
+from snaporch.zfs import Pool
 
 SAFETY_PREFIX = "snaporch-safety_"
-_OWN_BOOKMARK = re.compile(r"snaporch-.+-[0-9]+")
+_OWN_BOOKMARK = re.compile(r"snaporch-.+-([0-9]+)")
 """The names that ``replication/bookmarks.py`` and ``pull/sender.py`` give: a GUID at the end."""
 
 
@@ -24,22 +25,34 @@ def is_safety(name: str) -> bool:
     return f"@{SAFETY_PREFIX}" in name
 
 
-def is_base_of_copies(name: str) -> bool:
-    """Whether this is a bookmark that snaporch itself keeps for a replica or a pull.
+def bases_of_copies(pool: Pool, newer: Sequence[str]) -> frozenset[str]:
+    """Those of these names that are bookmarks which snaporch keeps for a replica or a pull.
 
-    It has no data. Without it the next copy may have to be a full one.
+    Their names end with the GUID that they have; one whose GUID is another is not snaporch's.
+    They have no data. Without them the next copy may have to be a full one.
+
+    Raises:
+        PoolError: the bookmarks cannot be listed.
     """
-    return _OWN_BOOKMARK.fullmatch(name.partition("#")[2]) is not None
+    datasets = {name.partition("#")[0] for name in newer if "#" in name}
+    marks = {name: mark for each in datasets for name, mark in pool.bookmarks(each).items()}
+    return frozenset(
+        name
+        for name in newer
+        if name in marks
+        and (own := _OWN_BOOKMARK.fullmatch(name.partition("#")[2]))
+        and int(own[1]) == marks[name].guid
+    )
 
 
-def needs_consent(newer: Iterable[str]) -> list[str]:
+def needs_consent(plan: RestorePlan) -> list[str]:
     """Those newer snapshots and bookmarks that a restore destroys only with ``--discard-newer``."""
-    return [name for name in newer if not is_safety(name) and not is_base_of_copies(name)]
+    return [name for name in plan.newer if not is_safety(name) and name not in plan.bases]
 
 
-def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> list[str]:
+def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> tuple[str, ...]:
     """Return the snapshots and bookmarks that are newer than these snapshots."""
-    return [name for member in members for name in context.pool.newer(member.full_name)]
+    return tuple(name for member in members for name in context.pool.newer(member.full_name))
 
 
 def check_newer(plan: RestorePlan, *, discard: bool) -> None:
@@ -51,7 +64,7 @@ def check_newer(plan: RestorePlan, *, discard: bool) -> None:
     Raises:
         RefusedError: with their names.
     """
-    precious = needs_consent(plan.newer)
+    precious = needs_consent(plan)
     if precious and not discard:
         raise RefusedError(
             plan.thing,

@@ -31,7 +31,12 @@ from snaporch.restore.disk_checks import (
 )
 from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.host_requirements import check_machine, check_memory
-from snaporch.restore.newer_snapshot_checks import check_destroyable, check_newer, newer_than
+from snaporch.restore.newer_snapshot_checks import (
+    bases_of_copies,
+    check_destroyable,
+    check_newer,
+    newer_than,
+)
 from snaporch.restore.plan_model import RestorePlan, readable_xml
 from snaporch.restore.ram_checks import check_one_instant, check_ram_whole
 from snaporch.restore.select import find_inside, find_outside
@@ -104,12 +109,14 @@ def make_restore_plan(
         start = shlex.join(["virsh", "start", record.domain])
         step = f"use --disks-only in place of --paused, and then: {start}"
         raise RefusedError(record.full_name, "has no RAM to resume from", step)
+    newer = newer_than(context, members)
     plan = RestorePlan(
         record=record,
         manifest=manifest,
         domain=domain,
         snapshots=members,
-        newer=tuple(newer_than(context, members)),
+        newer=newer,
+        bases=bases_of_copies(context.pool, newer),
         ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,

@@ -27,6 +27,8 @@ class RestorePlan:
     snapshots: tuple[PoolSnapshot, ...]
     newer: tuple[str, ...]
     """Newer snapshots and bookmarks, which the rollback destroys."""
+    bases: frozenset[str]
+    """Those of them that are bookmarks of snaporch's own, where later copies begin."""
     ram: Path | None
     """The image to resume from; ``None`` if the guest is booted or left off."""
     boot: bool

@@ -34,7 +34,7 @@ def _options(context: Context, facts: RestoreFacts) -> list[str]:
     disks_only = facts.ending is Ending.OFF and ending is not Ending.OFF
     paused = facts.ending is Ending.RESUME and bool(plain and plain.running) and not facts.running
     plan = _plan(context, facts, cold=cold, disks_only=disks_only)
-    discard_newer = bool(needs_consent(plan.newer))
+    discard_newer = bool(needs_consent(plan))
 
     def is_refused(*, also_roll_back: bool, despite_other_disks: bool) -> bool:
         try:

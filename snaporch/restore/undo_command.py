@@ -43,7 +43,7 @@ def _options(context: Context, copy: SafetyCopy, *, disks_only: bool) -> list[st
     plan = make_undo_plan(context, copy, disks_only=disks_only, refusals=suppress(SnaporchError))
     apart = plan.ram is not None and any(disk.is_apart for disk in copy.manifest.disks)
     disks_only = disks_only or apart
-    discard_newer = bool(needs_consent(plan.newer))
+    discard_newer = bool(needs_consent(plan))
 
     def is_refused(*, also_roll_back: bool) -> bool:
         try:

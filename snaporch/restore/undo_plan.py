@@ -19,7 +19,7 @@ from snaporch.errors import RefusedError
 from snaporch.model import BundleState, Domain, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.definition_checks import check_definition
 from snaporch.restore.journal import KeptDataset
-from snaporch.restore.newer_snapshot_checks import newer_than
+from snaporch.restore.newer_snapshot_checks import bases_of_copies, newer_than
 from snaporch.restore.plan import RAISED, check_plan
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
@@ -57,12 +57,14 @@ def make_undo_plan(
     ram = None if disks_only else copy.ram
     if ram is not None:
         _check_image(copy)
+    newer = newer_than(context, members)
     plan = RestorePlan(
         record=record,
         manifest=manifest,
         domain=_with_disks(context, domain, copy),
         snapshots=members,
-        newer=tuple(newer_than(context, members)),
+        newer=newer,
+        bases=bases_of_copies(context.pool, newer),
         ram=ram,
         boot=False,
         running=manifest.was_running,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from snaporch.bundle.manifest import Manifest, ManifestError, parse_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from snaporch.bundle.store import BundleStore
 from snaporch.config import Config, ResticReplica
 from snaporch.config.policy import Keep
@@ -41,6 +41,7 @@ from snaporch.replication.restic_records import (
     ordered,
 )
 from snaporch.replication.restic_stream import Wanted, command
+from snaporch.schedule.cached_manifests import CachedManifests
 from snaporch.schedule.chain_retention import (
     ChainDecision,
     RepositoryDecision,
@@ -119,6 +120,7 @@ class _Pruning:
         self._store = BundleStore(config.paths.bundles)
         self._manifests: dict[str, Manifest | None] = {}
         """Those in the repository that were read, by the uploads of their bundles."""
+        self._cached = CachedManifests(repository.cache / f"manifests-{repository.name}")
 
     def run(self, done: PruneResult, *, dry_run: bool) -> None:
         """Prune it; what happens to each chain is added to ``done``.
@@ -130,6 +132,7 @@ class _Pruning:
             path, reason = str(self._store.root), "there is no bundle in it; is it mounted?"
             raise UnavailableError(path, reason, "see paths.bundles in snaporch.toml")
         contents = self._repository.contents(again=True)
+        self._cached.only({_digest(each) for each in contents.bundles.values()})
         found = self._decide(contents)
         if not dry_run:
             found = self._readable(contents, found, done)
@@ -156,12 +159,20 @@ class _Pruning:
             return manifest
         if record.upload not in self._manifests:  # restic takes seconds for each
             self._interrupt.check(self._repository.name)
-            self._repository.progress.step(self._repository.name, f"reading bundle {reference}")
             self._manifests[record.upload] = None
             with suppress(ManifestError):
-                text = self._bundles.manifest(reference).encode()
+                text = self._read_manifest(reference, record)
                 self._manifests[record.upload] = parse_manifest(text, reference)
         return self._manifests[record.upload]
+
+    def _read_manifest(self, reference: str, record: BundleRecord) -> bytes:
+        digest = _digest(record)
+        if (known := self._cached.get(digest)) is not None:
+            return known
+        self._repository.progress.step(self._repository.name, f"reading bundle {reference}")
+        text = self._bundles.manifest(reference).encode("utf-8", "surrogateescape")
+        self._cached.put(digest, text)
+        return text
 
     def _continued(self, contents: Contents) -> set[tuple[str, int]]:
         """The snapshots at which this host's next streams begin."""
@@ -270,6 +281,11 @@ class _Pruning:
         action = PruneAction.DELETE if chain.delete else PruneAction.KEEP
         usual = not chain.delete and chain.reason not in (_CHANGED, _DAMAGED)
         return PruneDecision(item, action, chain.reason, usual)
+
+
+def _digest(record: BundleRecord) -> str:
+    """The SHA-256 of the manifest of a bundle, as its record has it."""
+    return record.files.get(MANIFEST_NAME, (0, "none"))[1]
 
 
 def _guests(chains: Iterable[ChainDecision]) -> dict[str, set[str]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Self
+from typing import IO, Self, TypeVar
 
 from snaporch.command_log import LoggedCommand
 from snaporch.default_paths import HOST
@@ -39,6 +39,7 @@ from snaporch.zfs.property_listing import COLUMNS, Listing
 from snaporch.zfs.send_stream import END, second_record
 from snaporch.zfs.snapshot_mount import mounted_snapshot
 
+_T = TypeVar("_T")
 PROPERTIES = (
     "run",
     "level",
@@ -466,14 +467,17 @@ class ZfsCommand:
         words = ["send", "-w", "-i", f"@{name}", dataset]
         until = time.monotonic() + _VOLUME_OPEN_SECONDS
         while True:
-            kind, errors = self._second_record(words)
+            kind, errors = self._start_of_stream(words, second_record)
             if kind is not None:
                 return kind != END
             if time.monotonic() > until:
                 raise PoolError(f"zfs send {dataset}", errors)
             time.sleep(0.2)
 
-    def _second_record(self, words: list[str]) -> tuple[int | None, str]:
+    def _start_of_stream(
+        self, words: Sequence[str], read: Callable[[IO[bytes]], _T | None]
+    ) -> tuple[_T | None, str]:
+        """What is read of the start of a stream of ``zfs send``, and what ZFS says on its end."""
         with LoggedCommand("zfs", *words) as command:
             with subprocess.Popen(
                 [self._zfs, *words],
@@ -484,11 +488,11 @@ class ZfsCommand:
             ) as process:
                 assert process.stdout is not None
                 assert process.stderr is not None
-                kind = second_record(process.stdout)
+                found = read(process.stdout)
                 process.kill()  # it may have terabytes to say
                 errors = process.stderr.read().decode("utf-8", "replace")
-            command.exited(0 if kind is not None else process.returncode)
-        return kind, errors
+            command.exited(0 if found is not None else process.returncode)
+        return found, errors
 
     def receive(self, dataset: str, path: Path) -> None:
         words = ["receive", "-F", dataset]

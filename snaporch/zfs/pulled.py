@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from snaporch.zfs.interface import PoolError
 from snaporch.zfs.received import ReceivedZfs
 from snaporch.zfs.remote import creations
+from snaporch.zfs.send_stream import beginning
 
 _READ_ONLY = ("-o", "readonly=on")
 
@@ -52,3 +54,21 @@ class PulledZfs(ReceivedZfs):
         copies = [each for each in names if each.startswith(f"{dataset}/")]
         snapshots = sum("@" in each for each in copies)
         return Counts(len(copies) - snapshots, snapshots)
+
+    def beginning(self, snapshot: str) -> bytes:
+        """The first record of a raw stream of a snapshot, with its payload.
+
+        Raises:
+            PoolError: it cannot be sent.
+        """
+        found, errors = self._start_of_stream(["send", "-w", snapshot], beginning)
+        if found is None:
+            raise PoolError(f"zfs send {snapshot}", errors.strip() or "sends nothing")
+        return found
+
+    def is_encrypted(self, place: str) -> bool:
+        """Whether a dataset, or the one that has a directory, is encrypted by ZFS."""
+        try:
+            return self.values(place, ["encryption"])["encryption"].startswith("aes-")
+        except PoolError:  # the directory is of another file system
+            return False

@@ -15,13 +15,20 @@ _RECORD_BYTES = 312
 _TYPE_AND_PAYLOAD = struct.Struct("=II")
 
 
-def second_record(stream: IO[bytes]) -> int | None:
-    """The type of the record behind the first one and its payload; ``None`` if the stream ends."""
+def beginning(stream: IO[bytes]) -> bytes | None:
+    """The first record and its payload; ``None`` if the stream ends."""
     first = stream.read(_RECORD_BYTES)
     if len(first) < _RECORD_BYTES:
         return None
-    _, payload = _TYPE_AND_PAYLOAD.unpack_from(first)
-    stream.read(payload)
+    _, size = _TYPE_AND_PAYLOAD.unpack_from(first)
+    payload = stream.read(size)
+    return first + payload if len(payload) == size else None
+
+
+def second_record(stream: IO[bytes]) -> int | None:
+    """The type of the record behind the first one and its payload; ``None`` if the stream ends."""
+    if beginning(stream) is None:
+        return None
     second = stream.read(_RECORD_BYTES)
     if len(second) < _RECORD_BYTES:
         return None

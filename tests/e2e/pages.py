@@ -147,6 +147,8 @@ NOT_RUN = {
         "[source.vm1]": "test_pull has it as its configuration",
         "keep = { hourly = 720": "test_copies_retention has such a configuration",
         "ssh vm1": "test_pull runs it, without the timer",
+        "zfs create -o encryption=on -o keyformat=passphrase -o quota": "asks for a passphrase",
+        "zfs set snaporch:new-key=DIGEST": "test_pull runs the one that the error has",
         "snaporch rebuild web --from vm1": "test_pull runs it, without --dry-run",
         "[replica.pulled]": "names another host",
     },

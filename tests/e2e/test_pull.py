@@ -428,6 +428,150 @@ elif verb == "stream":
     assert snaporch("pull", "vm1").status == 0
 
 
+EVIL = {
+    "mountpoint": "/etc/snaporch-evil",
+    "canmount": "on",
+    "readonly": "off",
+    "exec": "on",
+    "setuid": "on",
+    "devices": "on",
+    "quota": "none",
+    "snaporch:verified-here": "2026-11-21T14:00:00Z passed booted",
+    "snaporch:rebuild": "transfer",
+}
+"""What a hostile source sets on a dataset of its own."""
+
+
+@pytest.fixture
+def evil(machine, tmp_path, pulled):
+    """Pull from a source that sends a real stream of a dataset with hostile properties."""
+    options = [word for key, text in EVIL.items() for word in ("-o", f"{key}={text}")]
+    must("zfs", "create", "-u", *options, "tank/evil")
+    must("zfs", "snapshot", "tank/evil@lie")
+    stream, lies = tmp_path / "stream", tmp_path / "lies"
+    lies.write_text(
+        f"""#!/usr/bin/env python3
+import json, os, sys
+verb, web = os.environ["SSH_ORIGINAL_COMMAND"].split()[2], {uuid_of("web")!r}
+if verb == "guests":
+    print(json.dumps({{"guests": [{{"uuid": web, "domain": "web"}},
+        {{"uuid": {uuid_of("db")!r}, "domain": "db"}}]}}))
+elif verb == "snapshots":
+    print(json.dumps({{"waiting": [], "shared": [], "unmarked": [], "datasets": [{{
+        "name": "tank/evil", "kind": "filesystem", "raw": False, "policy": "",
+        "bookmarks": [], "snapshots": [{{"name": "lie", "guid": {guids("tank/evil")["lie"]},
+            "createtxg": 9, "created": 1.0, "properties": {{"uuid": web, "run": "lie"}}}}]}}]}}))
+elif verb == "stream":
+    data = open({str(stream)!r}, "rb").read()
+    sys.stdout.write(json.dumps({{"bytes": len(data), "refused": ""}}) + chr(10))
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+""",
+    )
+    lies.chmod(0o755)
+    keys = Path("/root/.ssh/authorized_keys")
+    honest = keys.read_text()
+    keys.write_text(honest.replace("snaporch send --as nas --domain web --domain db", str(lies)))
+    only_web = tmp_path / "web.toml"
+    only_web.write_text(machine.read_text().replace('["web", "db"]', '["web"]'))
+
+    def pull(*options):
+        must("sh", "-c", f"zfs send {' '.join(options)} tank/evil@lie >{stream}")
+        return snaporch("pull", "vm1", env={"SNAPORCH_CONFIG": str(only_web)})
+
+    yield pull
+    keys.write_text(honest)
+    run("zfs", "destroy", "-r", copy("tank/evil"))
+    must("zfs", "destroy", "-r", "tank/evil")
+    assert snaporch("pull", "vm1").status == 0
+
+
+@pytest.mark.daily(2, "attack")
+@pytest.mark.parametrize("option", ["-p", "-R", "-b"])
+def test_a_stream_with_properties_is_refused(evil, option):
+    outcome = evil(option)
+    assert outcome.status == 5, outcome
+    assert "it is a package, which could contain properties" in outcome.err
+    assert run("zfs", "list", copy("tank/evil")).status != 0
+
+
+@pytest.mark.daily(2, "attack")
+def test_no_property_of_a_hostile_dataset_arrives(evil):
+    outcome = evil()
+    name = copy("tank/evil")
+    assert list(guids(name)) == ["lie"], outcome
+    wanted = {"mountpoint": "none", "canmount": "noauto", "readonly": "on", "mounted": "no"}
+    assert {key: value(key, name) for key in wanted} == wanted
+    received = must("zfs", "get", "-Hp", "-s", "received", "-o", "property,value", "all", name)
+    assert received == ""
+    for place in name, f"{name}@lie":
+        assert value("snaporch:verified-here", place) == value("snaporch:rebuild", place) == "-"
+    assert not Path("/etc/snaporch-evil").exists()
+
+
+def new_key(phrase):
+    options = "-o keyformat=passphrase -o keylocation=prompt"
+    must("sh", "-c", f"printf {phrase} | zfs change-key {options} tank/sealed")
+
+
+def opens_copy(phrase):
+    """Whether a passphrase opens the copy; the key is not loaded."""
+    return run("sh", "-c", f"printf {phrase} | zfs load-key -n {copy('tank/sealed')}").status == 0
+
+
+def mark(name):
+    """A snapshot of the encrypted dataset, as a run of ``web`` without a bundle."""
+    marks = {"uuid": uuid_of("web"), "run": name, "domain": "web", "level": "crash"}
+    options = [word for key, text in marks.items() for word in ("-o", f"snaporch:{key}={text}")]
+    must("zfs", "snapshot", *options, f"tank/sealed@{name}")
+
+
+@pytest.fixture
+def sealed(pulled):
+    """The guest ``web`` has an encrypted dataset, too, of which a snapshot was pulled."""
+    options = "-u -o encryption=on -o keyformat=passphrase -o keylocation=prompt"
+    must("sh", "-c", f"printf first-key | zfs create {options} tank/sealed")
+    mark("one")
+    assert snaporch("pull", "vm1").status == 0
+    yield
+    for dataset in (copy("tank/sealed"), "tank/sealed"):
+        must("zfs", "destroy", "-r", dataset)
+    assert snaporch("pull", "vm1").status == 0
+
+
+@pytest.mark.daily(2, "attack")
+def test_a_stream_with_another_key_comes_only_if_the_admin_accepts_the_key(sealed):
+    new_key("second-key")
+    mark("two")
+    outcome = snaporch("pull", "vm1")
+    assert outcome.status == 5, outcome
+    assert list(guids(copy("tank/sealed"))) == ["one"]
+    assert opens_copy("first-key")
+    step = re.search(r"zfs set snaporch:new-key=\S+ [^;]+", outcome.err)
+    must("sh", "-c", step[0])
+    assert snaporch("pull", "vm1").status == 0
+    assert list(guids(copy("tank/sealed"))) == ["one", "two"]
+    assert opens_copy("second-key")
+    assert not opens_copy("first-key")
+    mark("three")
+    assert snaporch("pull", "vm1").status == 0
+    new_key("third-key")
+    mark("four")
+    assert snaporch("pull", "vm1").status == 5
+
+
+@pytest.mark.daily(2, "attack")
+def test_ram_of_an_encrypted_guest_is_not_stored_in_clear(sealed, guests):
+    found = {each["code"]: each for each in snaporch("check", "--json").json}
+    assert copy("tank/sealed") in found["source-in-clear"]["what"]
+    taken = snapshot(guests["web"])
+    outcome = snaporch("pull", "vm1")
+    assert outcome.status != 0
+    assert "tank/sealed is encrypted, and its RAM" in outcome.err
+    assert taken["snapshot"] in guids(copy("tank/web"))
+    assert not (PULLED / uuid_of("web") / taken["run"]).exists()
+
+
 @pytest.mark.daily(2, "long")
 def test_a_lost_guest_is_rebuilt_from_what_was_pulled(pulled, guests):
     guest = guests["web"]

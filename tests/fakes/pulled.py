@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from snaporch.zfs import PoolError
 from snaporch.zfs.pulled import Counts
 
 _RAW = 1 << 26
+_HEADER_BYTES = 312
 _HEADER = "<IIQQQIIQQ256s"
 
 
@@ -30,6 +32,8 @@ class FakeSend:
         self.contents = ""
         """Of a resume token, as ``zfs send -nvPt`` prints them; such a stream has ``resumes``."""
         self.resumes = ""
+        self.key = b"first"
+        """Of encrypted datasets."""
 
     def report(self, words):
         if "-t" in words and "-nvP" in words:
@@ -41,19 +45,46 @@ class FakeSend:
         name = self.resumes if "-t" in words else words[-1]
         dataset = name.partition("@")[0]
         (found,) = [e for e in self.pool.snapshots([dataset]) if e.full_name == name]
-        output.write(header(found, raw="-w" in words))
+        payload = packed_key(wrapped=self.key) if "-w" in words else b""
+        output.write(header(found, raw="-w" in words, payload=len(payload)) + payload)
         if self.cut:
             self.cut -= 1
             raise PoolError("zfs send", "the line was cut")
         output.write(b" ".join(each.encode() for each in words))
 
 
-def header(snapshot, *, raw=False, name=None, guid=None, created=None):
+def packed_key(nested=b"", outer=b"", **values):
+    """The payload of the first record of a raw stream, with these values of its key.
+
+    Args:
+        nested: packed pairs beside those of the key.
+        outer: packed pairs beside the key.
+        values: each is bytes, or a number.
+    """
+    inner = b"".join(pair(name, value) for name, value in values.items())
+    key = pair("crypt_keydata", struct.pack("=iIQIi", 0, 1, 0, 0, 0), 19, 1)
+    start = bytes([0, sys.byteorder == "little", 0, 0]) + struct.pack("=iI", 0, 1)
+    return start + outer + key + inner + nested + bytes(4) + bytes(4)
+
+
+def pair(name, value, kind=26, count=None):
+    """A packed ``nvpair``: a number, or an array of bytes."""
+    if isinstance(value, int):
+        value, kind, count = struct.pack("=Q", value), 8, 1
+    text = name.encode() + b"\0"
+    text += bytes(-(16 + len(text)) % 8)
+    size = 16 + len(text) + len(value) + -len(value) % 8
+    count = len(value) if count is None else count
+    start = struct.pack("=ihhii", size, len(name) + 1, 0, count, kind)
+    return start + text + value + bytes(-len(value) % 8)
+
+
+def header(snapshot, *, raw=False, name=None, guid=None, created=None, payload=0):
     """The first record of a stream of a snapshot, or of another one."""
     return struct.pack(
         _HEADER,
         0,
-        0,
+        payload,
         0x2F5BACBAC,
         1 | (_RAW if raw else 0),
         int(snapshot.created.timestamp()) if created is None else created,
@@ -136,6 +167,12 @@ class FakeCopies:
         self.refusals = []
         """Errors of the next calls of ``zfs receive``."""
         self.done = []
+        self.keys = {}
+        """The payloads with the keys of encrypted copies."""
+        self.accepted = {}
+        """The digests of other keys."""
+        self.encrypted = set()
+        """Datasets and directories that are."""
 
     def exists(self, dataset):
         names = {each.dataset for each in self.found} | {*self.tokens}
@@ -152,8 +189,8 @@ class FakeCopies:
     def values(self, dataset, properties):
         if dataset == self.root:
             return {each: self.inherited[each] for each in properties}
-        assert [*properties] == ["receive_resume_token"]
-        return {"receive_resume_token": self.tokens.get(dataset, "-")}
+        found = {"receive_resume_token": self.tokens, "snaporch:new-key": self.accepted}
+        return {key: found[key].get(dataset, "-") for key in properties}
 
     def copies(self, root, datasets: Sequence[str]):
         assert root == self.root
@@ -161,22 +198,31 @@ class FakeCopies:
         return [each for each in self.found if each.dataset in datasets]
 
     def append(self, snapshot, header, rest, options=()):
-        data = b""
+        header, data = header[:_HEADER_BYTES], header[_HEADER_BYTES:]
         while block := rest.read(1 << 20):
             data += block
         if self.refusals:
             raise PoolError(f"zfs receive {snapshot}", self.refusals.pop(0))
         dataset, _, name = snapshot.partition("@")
+        _, size, _, _, created, _, _, guid, _, _ = struct.unpack(_HEADER, header)
+        key, data = data[:size], data[size:]
         if not data:
             self.tokens[dataset] = "1-a-b-789c"
             raise PoolError(f"zfs receive {snapshot}", "cannot receive: incomplete stream")
         self.tokens.pop(dataset, None)
-        _, _, _, _, created, _, _, guid, _, _ = struct.unpack(_HEADER, header)
+        if key:
+            self.keys[dataset] = key
         self.streams[snapshot] = data.decode()
         self.options[dataset] = [*options]
         self.found.append(
             PoolSnapshot(dataset, name, guid, len(self.found) + 1, moment_at(float(created)), {})
         )
+
+    def beginning(self, snapshot):
+        return bytes(_HEADER_BYTES) + self.keys[snapshot.partition("@")[0]]
+
+    def is_encrypted(self, place):
+        return place in self.encrypted
 
     def discard_partial(self, dataset):
         self.done.append(f"discard {dataset}")
@@ -201,4 +247,13 @@ class FakeCopies:
             del self.policy[name]
 
 
-__all__ = ["Collected", "FakeCopies", "FakeSend", "FakeSource", "Sender", "header"]
+__all__ = [
+    "Collected",
+    "FakeCopies",
+    "FakeSend",
+    "FakeSource",
+    "Sender",
+    "header",
+    "packed_key",
+    "pair",
+]

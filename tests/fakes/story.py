@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from snaporch import default_paths
 from snaporch.errors import BusyError
 from snaporch.interrupt import Interrupt
 from snaporch.locks import readers_lock
@@ -53,8 +54,8 @@ class Story:
         tried = []
 
         def roll_back():
-            uuid, runtime = self.domain.uuid, self.world.paths.runtime
-            lock = readers_lock(runtime, "web", uuid, alone=True, interrupt=Interrupt())
+            uuid, locks = self.domain.uuid, default_paths.LOCKS
+            lock = readers_lock(locks, "web", uuid, alone=True, interrupt=Interrupt())
             with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
                 pass
             tried.append(uuid)

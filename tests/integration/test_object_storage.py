@@ -216,7 +216,7 @@ def test_nothing_is_deleted_with_a_lock_of_another_restic(cloud):
         while not repository.host.run("restic", "list", "locks", "--no-lock").strip():
             assert other.poll() is None
         (failure,) = prune(cloud).failures
-        assert "restic forget: another restic has locked the repository" in failure.line()
+        assert "restic forget: repository is already locked by PID" in failure.line()
         assert failure.line().endswith("unlock)")
         other.stdin.write(b"x")
     assert prune(cloud).failures == []

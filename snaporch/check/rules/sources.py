@@ -63,6 +63,20 @@ def source_place(facts: HostFacts) -> Iterator[Finding]:
             yield error(f"source {name}", source.no_place, "nothing can be pulled from it", _PAGE)
 
 
+def source_in_clear(facts: HostFacts) -> Iterator[Finding]:
+    """Copies of a source are encrypted, and the RAM of their guests would be here in clear."""
+    for name, source in facts.sources.items():
+        if source.locked:
+            yield error(
+                f"source {name}",
+                f"{listed(source.locked)} is encrypted, and the RAM of its guest would be here in "
+                "clear",
+                "its bundles are not pulled; those from before are here in clear",
+                f"have the bundles of [source.{name}] on an encrypted dataset: "
+                "see docs/how-to/pull.md, 'Encrypted guests'",
+            )
+
+
 def source_room(facts: HostFacts) -> Iterator[Finding]:
     """There is little room for the copies of a source."""
     for name, source in facts.sources.items():

@@ -92,6 +92,23 @@ def test_a_guest_that_does_not_come_is_named(case):
     assert found(case).unsent == ("wbe",)
 
 
+def test_encrypted_copies_beside_bundles_in_clear_are_found(case):
+    for name in (f"{ROOT}/tank:web", "tank/own"):
+        case.world.pool.create(name, encrypted=True)
+    case.world.pool.create(f"{ROOT}/tank:db")
+    assert found(case).locked == (f"{ROOT}/tank:web",)
+    case.host.is_away = True
+    assert found(case).locked == (f"{ROOT}/tank:web",)
+    case.zfs.encrypted.add(str(case.bundles))
+    assert found(case).locked == ()
+
+
+def test_copies_that_have_the_key_of_the_dataset_above_do_not_count(case):
+    case.world.pool.create(ROOT, encrypted=True)
+    case.world.pool.create(f"{ROOT}/tank:web", encrypted=True)
+    assert found(case).locked == ()
+
+
 def test_a_source_that_cannot_be_opened_is_a_finding(case):
     def fail(_context, _name):
         raise CommandError("zfs", "is not installed")

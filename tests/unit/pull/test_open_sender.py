@@ -1,13 +1,15 @@
 """What a host offers, from its own guests, journals and locks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from fakes.pulled import Collected
 
 from snaporch import default_paths
+from snaporch.errors import BusyError
 from snaporch.interrupt import Interrupt
-from snaporch.locks import domain_lock
+from snaporch.locks import domain_lock, readers_lock
 from snaporch.pull.open_sender import open_sender
 from snaporch.pull.send_request import Verb, parse_request, request_command
 
@@ -32,6 +34,21 @@ def offered(ask, story):
 def test_the_snapshots_of_a_guest_are_offered(ask, story):
     assert ask(Verb.GUESTS)["guests"] == [{"uuid": story.record.uuid, "domain": "web"}]
     assert offered(ask, story) == (["flash/web@s1", "tank/web@s1"], [])
+
+
+def test_a_guest_is_not_rolled_back_while_it_is_sent(story):
+    """With ``paths.runtime`` of the configuration elsewhere, too."""
+    world, uuid = story.world, story.record.uuid
+    paths = world.paths.model_copy(update={"runtime": world.paths.runtime / "own"})
+    config = world.context.config.model_copy(update={"paths": paths})
+    context = replace(world.context, config=config)
+    lock = readers_lock(default_paths.LOCKS, "web", uuid, alone=True, interrupt=Interrupt())
+    newest = world.pool.snapshots(["tank/web"])[-1]
+    values = {"uuid": uuid, "dataset": "tank/web", "guid": newest.guid, "base": 0, "token": "-"}
+    request = parse_request(request_command(Verb.STREAM, values))
+    sender = open_sender(context, "nas", None, Collected())
+    with lock, pytest.raises(BusyError, match="it is being rolled back"):
+        sender.answer(request)
 
 
 def test_copies_on_a_replica_of_this_host_are_not(ask, story):

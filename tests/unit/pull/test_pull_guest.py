@@ -1,13 +1,19 @@
 """Pulling a guest, from the words of the request to the copies and bundles."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
 import pytest
 from fakes.pull_case import ROOT, UUID
 
-from snaporch.bundle.manifest import MANIFEST_NAME, SnapshotEntry
+from snaporch.bundle.manifest import (
+    MANIFEST_NAME,
+    DatasetEntry,
+    SnapshotEntry,
+    SurroundingsEntry,
+)
 from snaporch.bundle.store import COPY_NAME
 from snaporch.errors import InterruptedRunError
 from snaporch.model import Level
@@ -16,6 +22,7 @@ from snaporch.zfs.pulled import Counts
 
 WEB = f"{ROOT}/tank:web"
 FLASH = f"{ROOT}/flash:web"
+DB = f"{ROOT}/tank:db"
 
 
 def errors(result):
@@ -249,9 +256,90 @@ def test_copies_that_would_be_mounted_are_refused_before_anything(case):
 
 def test_an_encrypted_dataset_comes_as_it_is(case):
     case.pool.create("tank/db", encrypted=True)
-    case.take("r1", 2)
+    case.take("r1", 2, parts=(), level="off")
     assert errors(case.pull(2)) == []
     assert case.send.sent == ["-w tank/db@r1"]
+
+
+def sealed(case):
+    """A guest whose dataset is encrypted, with a snapshot that was pulled."""
+    case.pool.create("tank/db", encrypted=True)
+    case.take("r1", 2, parts=None)
+    assert errors(case.pull(2)) == []
+    case.take("r2", 2, parts=None)
+
+
+def test_a_stream_with_the_key_of_the_copy_follows_it(case):
+    sealed(case)
+    assert errors(case.pull(2)) == []
+    assert case.here() == [f"{DB}@r1", f"{DB}@r2"]
+
+
+def test_a_stream_with_another_key_is_refused_until_the_admin_accepts_the_key(case):
+    sealed(case)
+    case.send.key = b"other"
+    (error,) = errors(case.pull(2))
+    assert case.here() == [f"{DB}@r1"]
+    found = re.search(rf"zfs set snaporch:new-key=([0-9a-f]{{32}}) {DB};", error)
+    case.zfs.accepted[DB] = found[1]
+    case.send.key = b"third"
+    assert len(errors(case.pull(2))) == 1
+    assert case.here() == [f"{DB}@r1"]
+    case.send.key = b"other"
+    assert errors(case.pull(2)) == []
+    assert case.here() == [f"{DB}@r1", f"{DB}@r2"]
+
+
+def test_an_interrupted_stream_is_not_continued_with_another_key(case):
+    sealed(case)
+    case.send.cut = 1
+    assert len(errors(case.pull(2))) == 1
+    (base, snapshot) = case.pool.snapshots(["tank/db"])
+    case.send.contents, case.send.resumes = "resume token contents:\n", snapshot.full_name
+    case.send.contents += f"\ttoguid = {snapshot.guid:#x}\n\tfromguid = {base.guid:#x}\n"
+    case.send.contents += f"\ttoname = {snapshot.full_name}\n\trawok = 1\n"
+    case.send.key = b"other"
+    (error,) = errors(case.pull(2))
+    assert "another key" in error
+    assert case.here() == [f"{DB}@r1"]
+
+
+def test_bundles_of_encrypted_guests_are_pulled_to_an_encrypted_place_only(case):
+    case.pool.create("tank/db", encrypted=True)
+    case.take("r1", 2)
+    result = case.pull(2)
+    (error,) = errors(result)
+    assert error.startswith("vm1: db: tank/db is encrypted, and its RAM would be here in clear: ")
+    assert "have the bundles of [source.vm1] on an encrypted dataset" in error
+    assert (case.here(), case.bundles_here(), result.skipped) == ([f"{DB}@r1"], [], ["r1"])
+    case.zfs.encrypted.add(str(case.bundles))
+    assert errors(case.pull(2)) == []
+    assert case.bundles_here() == ["r1"]
+
+
+def test_a_dataset_that_was_encrypted_when_the_bundle_was_made_counts(case):
+    case.take("r1", 2, parts=None)
+    entry = DatasetEntry(dataset="tank/old", properties={}, encryption_root="tank/old")
+    around = SurroundingsEntry(datasets=(entry,))
+    case.bundle("r1", 2, (("ram.save", b"ram"),), surroundings=around)
+    uuid = UUID.format(2)
+    case.pool.set_properties(["tank/db@r1"], {"snaporch:bundle": f"{uuid}/r1"})
+    (error,) = errors(case.pull(2))
+    assert "tank/old is encrypted, and its RAM would be here in clear" in error
+
+
+@pytest.mark.parametrize("place", ["", ROOT])
+def test_pages_in_clear_of_an_encrypted_guest_are_pulled_to_an_encrypted_place_only(case, place):
+    case.pool.create("tank/web", encrypted=True)
+    case.zfs.encrypted |= {str(case.bundles), place}
+    case.take("r1")
+    case.pool.set_properties(["flash/web@r1"], {"snaporch:ram": f"{UUID.format(1)}/r1"})
+    found = errors(case.pull())
+    if place:
+        assert found == []
+        return
+    assert f"{FLASH}@r1" not in case.here()
+    assert [each for each in found if "its pages of RAM would be here in clear" in each]
 
 
 def test_a_signal_leaves_no_copy_without_its_marks(case):

@@ -193,7 +193,10 @@ def test_an_append_only_replica_is_not_asked_to_change_a_mark(shop):
 
 def test_a_guest_is_not_rolled_back_while_it_is_sent(shop):
     """ZFS could not destroy what is being sent, and the guest would stay off."""
-    taken, runtime = shop.take("s1")[0], shop.context.config.paths.runtime
+    taken, runtime = shop.take("s1")[0], default_paths.LOCKS
+    elsewhere = {"runtime": shop.world.paths.runtime / "own"}
+    paths = shop.context.config.paths.model_copy(update=elsewhere)
+    shop.context.config = shop.context.config.model_copy(update={"paths": paths})
     seen = []
 
     def restore():

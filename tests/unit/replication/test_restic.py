@@ -163,6 +163,39 @@ def test_a_wrong_password_is_one_line_that_names_its_file(place, secret, tmp_pat
     assert "init" not in found
 
 
+_HELD = """repository is already locked exclusively by PID 13036 on vm by root (UID 0, GID 0)
+lock was created at 2026-11-26 15:29:48 (497.974276ms ago)
+storage ID 71325c14
+the `unlock` command can be used to remove stale locks"""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"unable to create lock in backend: {_HELD}",
+        f"Fatal: unable to create lock in backend: {_HELD}",
+        json.dumps({"message_type": "exit_error", "code": 11, "message": f"Fatal: no: {_HELD}"}),
+    ],
+)
+def test_a_lock_that_a_killed_restic_has_left_is_named_with_the_command(
+    place, secret, tmp_path, said
+):
+    (tmp_path / "said").write_text(said)
+    (place.parent / "tools" / "restic").write_text(f"#!/bin/sh\ncat {tmp_path}/said >&2\nexit 1\n")
+    repository = opened(section(place, secret), tmp_path)
+    step = f"remove the lock: restic -r {place} --password-file {secret} unlock"
+    for act in (
+        repository.contents,
+        repository.check_answers,
+        repository.reclaim,
+        lambda: repository.record(["snaporch"]),
+    ):
+        with pytest.raises(ReplicaError) as caught:
+            act()
+        assert caught.value.reason.endswith(_HELD.partition("\n")[0])
+        assert caught.value.step == f"if no other restic uses it, {step}"
+
+
 @pytest.mark.parametrize("line", ["{", "{}", '{"message": ', "[" * 9000, "{" + '"a":[' * 9000])
 def test_what_only_looks_like_an_error_as_json_is_the_reason_itself(line):
     assert restic_reason([line]) == line

@@ -53,6 +53,24 @@ def test_what_was_stored_is_not_sent_again(cloud):
     assert len(cloud.sent()) == 2
 
 
+def test_a_replication_that_meets_a_lock_names_the_command_that_removes_it(cloud, tmp_path):
+    cloud.take(f"{WEB}@a")
+    (tmp_path / "bundle").mkdir()
+    held = "echo 'no: repository is already locked exclusively by PID 7 on vm' >&2; exit 1"
+    fake = cloud.tools / "restic"
+    fake.rename(cloud.tools / "restic.real")
+    fake.write_text(f'#!/bin/sh\ntest "$1" = backup && {{ {held}; }}\nexec "$0.real" "$@"\n')
+    fake.chmod(0o755)
+    for act in (
+        lambda: cloud.destination().send(WEB, raw=False, until=ALL),
+        lambda: cloud.destination().store(tmp_path / "bundle", f"{UUID}/r-1", {}),
+    ):
+        with pytest.raises(ReplicaError) as caught:
+            act()
+        assert caught.value.reason == "repository is already locked exclusively by PID 7 on vm"
+        assert caught.value.step.endswith(" unlock")
+
+
 def test_a_stream_follows_a_bookmark(cloud):
     cloud.take(f"{WEB}@a")
     cloud.destination().send(WEB, raw=False, until=ALL)

@@ -101,6 +101,36 @@ def test_old_chains_go_with_their_bundles_and_nothing_of_them_stays(cloud):
     assert there(cloud)[0] == ["day-3", "day-4", "day-5"]
 
 
+def dumps(cloud):
+    """How often restic was asked for a file, from here on; the log is reset."""
+    log = cloud.place / "asked"
+    fake = cloud.tools / "restic"
+    if not log.exists():
+        fake.rename(cloud.tools / "restic.real")
+        fake.write_text(f'#!/bin/sh\necho "$1" >>"{log}"\nexec "$0.real" "$@"\n')
+        fake.chmod(0o755)
+    asked = log.read_text().splitlines() if log.exists() else []
+    log.write_text("")
+    return asked.count("dump")
+
+
+def test_a_manifest_that_is_not_on_this_host_is_read_once(cloud):
+    cloud.options["keep"] = {"last": 9}
+    for day in (1, 2):
+        shutil.rmtree(cloud.place / "store" / UUID / f"run-{day}")
+    dumps(cloud)
+    assert [each.action.value for each in prune(cloud).decisions] == ["keep", "keep"]
+    assert dumps(cloud) == 2
+    assert [each.action.value for each in prune(cloud).decisions] == ["keep", "keep"]
+    assert dumps(cloud) == 0
+    (cached,) = (cloud.place / "cache").glob("manifests-*")
+    assert len([*cached.iterdir()]) == 2
+    cloud.options["keep"] = {"last": 2}
+    assert [each.action.value for each in prune(cloud).decisions] == ["delete", "keep"]
+    prune(cloud)
+    assert [*cached.iterdir()] == []
+
+
 def test_a_dry_run_says_what_goes_and_reads_and_changes_nothing(cloud):
     found = entries(cloud)
     cloud.fail("dump", 99)
