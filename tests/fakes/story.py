@@ -55,7 +55,7 @@ class Story:
         def roll_back():
             uuid, runtime = self.domain.uuid, self.world.paths.runtime
             lock = readers_lock(runtime, "web", uuid, alone=True, interrupt=Interrupt())
-            with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
+            with pytest.raises(BusyError, match="cloned, verified, copied or mounted"), lock:
                 pass
             tried.append(uuid)
 
