@@ -129,7 +129,7 @@ def readers_lock(
     """Hold a domain's readers' lock: to read its snapshots beside other readers, or to roll back.
 
     It is not :func:`domain_lock`, because a domain can be snapshotted while its snapshots are
-    cloned, verified or copied.
+    cloned, verified, copied or mounted.
 
     Args:
         alone: exclude all readers, for a rollback.
@@ -145,7 +145,7 @@ def readers_lock(
     operation = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     try:
         if not _acquire(descriptor, operation, name, interrupt, stop_after_delay(wait)):
-            reading = "a snapshot of it is being cloned, verified or copied"
+            reading = "a snapshot of it is being cloned, verified, copied or mounted"
             rolling = "it is being rolled back"
             raise BusyError(name, reading if alone else rolling, _again(can_wait))
         with fields(DOMAIN=name):

@@ -123,7 +123,7 @@ def _file_systems(context: Context, source: Source, *, json: bool) -> int:
     return _note(context, source, left_out_disks(source.manifest.disks))
 
 
-def _mounted(files: GuestFiles, context: Context, source: Source, device: str | None) -> int:
+def mount_guest(files: GuestFiles, context: Context, source: Source, device: str | None) -> int:
     """Mount the guest's file systems; the exit code, since a part of its tree may be missing."""
     from snaporch.extract.guest_files import choose_places
     from snaporch.extract.unseen_parts import left_out_disks, missing_points, not_mounted
@@ -163,7 +163,7 @@ def _list(
 
     listings = []
     with opened_files(context, source) as files:
-        status = _mounted(files, context, source, device)
+        status = mount_guest(files, context, source, device)
         for path in paths:
             real, entry = files.find(path)
             listings.append((path, files.listing(real, entry)))
@@ -190,7 +190,7 @@ def _copy(
 
     done: list[Copied] = []
     with opened_files(context, source) as files:
-        status = _mounted(files, context, source, device)
+        status = mount_guest(files, context, source, device)
         copy = Copy(
             source.thing,
             files,

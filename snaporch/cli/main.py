@@ -23,6 +23,7 @@ from snaporch.cli.import_ import import_command
 from snaporch.cli.install import install_command, uninstall_command
 from snaporch.cli.keep import keep_command, unkeep_command
 from snaporch.cli.list import list_command
+from snaporch.cli.mount import mount_command
 from snaporch.cli.note import note_command
 from snaporch.cli.options import Command, ConfigOption, VerboseOption
 from snaporch.cli.plan import plan_command
@@ -83,6 +84,7 @@ app.command("pull", cls=Command)(pull_command)
 app.command("send", cls=Command)(send_command)
 app.command("extract", cls=Command)(extract_command)
 app.command("files", cls=Command)(files_command)
+app.command("mount", cls=Command)(mount_command)
 app.command("export", cls=Command)(export_command)
 app.command("import", cls=Command)(import_command)
 app.command("recover", cls=Command)(recover_command)

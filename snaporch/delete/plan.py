@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from snaporch import default_paths
 from snaporch.catalog.records import all_records, snapshots_of_record
-from snaporch.clone.find_clones import find_artifacts
+from snaporch.clone.find_clones import CloneArtifacts, find_artifacts
 from snaporch.context import Context
 from snaporch.delete.decision import SnapshotFacts, refusal
 from snaporch.errors import NotFoundError, RefusedError
@@ -239,15 +239,16 @@ def _item(
 def _ends_of_clones(context: Context) -> dict[str, list[str]]:
     """The command that deletes each clone that snaporch made, by its dataset.
 
-    A recovery deletes what a killed verification left, and nothing of one that runs.
+    A recovery deletes what a killed command left. One that runs deletes its own when it is ended.
     """
-    return {
-        dataset: ["snaporch", "recover"]
-        if each.is_disposable
-        else ["snaporch", "clone", "--delete", each.name or each.uuid]
-        for each in find_artifacts(context)
-        for dataset in each.datasets
-    }
+    return {dataset: _end_of(each) for each in find_artifacts(context) for dataset in each.datasets}
+
+
+def _end_of(clone: CloneArtifacts) -> list[str]:
+    if not clone.is_disposable:
+        return ["snaporch", "clone", "--delete", clone.name or clone.uuid]
+    worker = held_by(default_paths.LOCKS, clone.uuid)
+    return ["kill", str(worker.pid)] if worker is not None else ["snaporch", "recover"]
 
 
 def _copies(item: DeleteItem) -> list[str]:

@@ -84,7 +84,7 @@ class Appliance:
         interrupt: Interrupt,
     ) -> None:
         self._errors, self._thing, self._interrupt = errors, thing, interrupt
-        self._pipe, self._directory = pipe, directory
+        self._process, self._pipe, self._directory = process, pipe, directory
         self.pid = process.pid
         """The number of its process group."""
         assert process.stdin is not None
@@ -93,6 +93,8 @@ class Appliance:
         os.set_blocking(self._stdin, False)
         self._unsent = b""
         self._buffer = b""
+        self._tolerated = 0
+        """Bytes of errors of commands that might fail; none is why the appliance failed."""
 
     def ask(self, *words: str | bytes, limit: float = ANSWER_SECONDS) -> bytes:
         """The answer to one command, which is text.
@@ -122,9 +124,42 @@ class Appliance:
 
         Errors as those of :meth:`ask`, if the appliance itself fails.
         """
+        answers = self.attempt_all([words])
+        return None if answers is None else answers[0]
+
+    def attempt_all(self, commands: Sequence[Sequence[str | bytes]]) -> list[bytes] | None:
+        """The answers to several commands, which are sent at once; None if one failed.
+
+        Errors as those of :meth:`attempt`.
+        """
         before = self._errors_size()
-        answer = self._until(self._send(*words, may_fail=True), lambda _block: None, ANSWER_SECONDS)
-        return answer if self._errors_size() == before else None
+        marks = [self._send(*words, may_fail=True) for words in commands]
+        answers = [self._until(mark, lambda _block: None, ANSWER_SECONDS) for mark in marks]
+        self._tolerated = self._errors_size()
+        return answers if self._tolerated == before else None
+
+    def attempt_data(self, *words: str | bytes, into: Callable[[bytes], object]) -> bool:
+        """Carry out a command as :meth:`data` does, which may fail; whether it succeeded.
+
+        Errors as those of :meth:`attempt`.
+        """
+        before = self._errors_size()
+        mark = self._send(*words, str(self._pipe.path), may_fail=True)
+        self._until(mark, into, ANSWER_SECONDS)
+        self._tolerated = self._errors_size()
+        return self._tolerated == before
+
+    def check(self) -> None:
+        """Check that it has neither ended nor filled the disk, between two commands.
+
+        Raises:
+            ApplianceError: it has.
+            InterruptedRunError: a signal came.
+        """
+        self._interrupt.check(self._thing)
+        self._check_room()
+        if self._process.poll() is not None:
+            raise self._error()
 
     def _errors_size(self) -> int:
         return os.fstat(self._errors.fileno()).st_size
@@ -204,7 +239,7 @@ class Appliance:
 
     def _error(self) -> ApplianceError:
         # a seek would move guestfish's own position
-        start = max(0, self._errors_size() - _MAX_ERRORS)
+        start = max(self._tolerated, self._errors_size() - _MAX_ERRORS)
         data = os.pread(self._errors.fileno(), _MAX_ERRORS, start)
         return ApplianceError(self._thing, reason_of(data.decode("utf-8", "replace")))
 

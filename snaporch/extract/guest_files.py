@@ -49,18 +49,18 @@ class GuestFiles:
     """
 
     def __init__(self, appliance: Appliance, thing: str) -> None:
-        self._appliance, self._thing = appliance, thing
+        self.appliance, self._thing = appliance, thing
 
     def file_systems(self) -> list[FileSystem]:
         """All file systems, and what is none that libguestfs opens, such as ``crypto_LUKS``."""
-        found = parse_file_systems(self._appliance.ask("list-filesystems"))
+        found = parse_file_systems(self.appliance.ask("list-filesystems"))
         known = {each.device for each in found}
         for command in _DEVICES:
             for device in self._lines(command):
                 if device in known:
                     continue
                 known.add(device)
-                answer = self._appliance.attempt("vfs-type", device) or b""
+                answer = self.appliance.attempt("vfs-type", device) or b""
                 kind = answer.decode("utf-8", "backslashreplace").strip()
                 if kind not in _PARTS_OF_DEVICES:
                     found.append(FileSystem(device, kind))
@@ -87,7 +87,7 @@ class GuestFiles:
             )
         places = []
         for root in roots:
-            points = mount_order(self._appliance.ask("inspect-get-mountpoints", root))
+            points = mount_order(self.appliance.ask("inspect-get-mountpoints", root))
             # the fstab may name the root as another device than the appliance has
             places += [("/", root), *(pair for pair in points if pair[0] != "/")]
         return places
@@ -102,11 +102,11 @@ class GuestFiles:
             ApplianceError: the first one cannot be mounted.
         """
         (point, device), *others = places
-        self._appliance.ask("mount-ro", device, point)
+        self.appliance.ask("mount-ro", device, point)
         return [(point, device)] + [
             (point, device)
             for point, device in others
-            if self._appliance.attempt("mount-ro", device, point) is not None
+            if self.appliance.attempt("mount-ro", device, point) is not None
         ]
 
     def fstab(self) -> str:
@@ -132,7 +132,7 @@ class GuestFiles:
         return text.decode("utf-8", "backslashreplace")
 
     def _lines(self, command: str) -> list[str]:
-        return self._appliance.ask(command).decode("utf-8", "surrogateescape").splitlines()
+        return self.appliance.ask(command).decode("utf-8", "surrogateescape").splitlines()
 
     def find(self, path: bytes) -> tuple[bytes, Entry]:
         """The file that a path leads to; links are followed inside the guest.
@@ -143,7 +143,7 @@ class GuestFiles:
         Raises:
             NotFoundError: there is no such file.
         """
-        answer = self._appliance.attempt("realpath", path)
+        answer = self.appliance.attempt("realpath", path)
         if answer is None:
             raise NotFoundError(self._thing, f"has no {shown(path)}, or it is a link to nowhere")
         real = answer.removesuffix(b"\n")
@@ -189,7 +189,7 @@ class GuestFiles:
                 raise self._wrong(directory, AnswerError("has too many names"))
             parts.append(block)
 
-        self._appliance.data("ls0", directory, into=take)
+        self.appliance.data("ls0", directory, into=take)
         try:
             return parse_names(b"".join(parts), MAX_NAMES)
         except AnswerError as error:
@@ -197,7 +197,7 @@ class GuestFiles:
 
     def read(self, path: bytes, into: Callable[[bytes], object]) -> None:
         """Read a file's data."""
-        self._appliance.data("download", path, into=into)
+        self.appliance.data("download", path, into=into)
 
     def entries(self, directory: bytes, names: Sequence[bytes]) -> Iterator[Entry]:
         """What these names in a directory are; a few are in memory at once.
@@ -206,7 +206,7 @@ class GuestFiles:
         """
         for start in range(0, len(names), _AT_ONCE):
             some = names[start : start + _AT_ONCE]
-            answers = self._appliance.ask_all([("lstatns", beneath(directory, n)) for n in some])
+            answers = self.appliance.ask_all([("lstatns", beneath(directory, n)) for n in some])
             try:
                 found = [parse_entry(*each) for each in zip(some, answers, strict=True)]
             except AnswerError as error:
@@ -215,7 +215,7 @@ class GuestFiles:
 
     def link(self, path: bytes) -> bytes:
         """Where a link leads."""
-        return self._appliance.ask("readlink", path).removesuffix(b"\n")[:_MAX_LINK]
+        return self.appliance.ask("readlink", path).removesuffix(b"\n")[:_MAX_LINK]
 
     def _wrong(self, directory: bytes, error: AnswerError) -> ApplianceError:
         return ApplianceError(self._thing, f"{shown(directory)}: {error}")

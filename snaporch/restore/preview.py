@@ -149,5 +149,5 @@ def _note_runs(context: Context, plan: RestorePlan) -> None:
         text = "a snapshot was interrupted, and would be recovered first: see snaporch recover"
         context.progress.note(record.domain, f"{text} --dry-run")
     if has_readers(default_paths.LOCKS, record.uuid):
-        text = "a snapshot of it is being cloned, verified or copied: use --wait to wait for that"
-        context.progress.note(record.domain, text)
+        text = "a snapshot of it is being cloned, verified, copied or mounted"
+        context.progress.note(record.domain, f"{text}: use --wait to wait for that")

@@ -107,6 +107,7 @@ NOT_RUN = {
     },
     "docs/how-to/files.md": {
         "# snaporch files web@nightly": _PLACES_OF_FILES,
+        "# snaporch mount web@nightly": _PLACES_OF_FILES,
     },
     "docs/how-to/install.md": {
         "apt update": "needs a kernel module",

@@ -56,7 +56,7 @@ class Story:
         def roll_back():
             uuid, locks = self.domain.uuid, default_paths.LOCKS
             lock = readers_lock(locks, "web", uuid, alone=True, interrupt=Interrupt())
-            with pytest.raises(BusyError, match="cloned, verified or copied"), lock:
+            with pytest.raises(BusyError, match="cloned, verified, copied or mounted"), lock:
                 pass
             tried.append(uuid)
 

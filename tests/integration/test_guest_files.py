@@ -22,7 +22,10 @@ from snaporch.extract.appliance import (
 )
 from snaporch.extract.copy_guest_files import Copy, destination
 from snaporch.extract.guest_files import GuestFiles, choose_places
+from snaporch.extract.mount_point import DEVICE, mounted
+from snaporch.extract.mounted_files import MountedFiles
 from snaporch.extract.throw_away_disks import make_overlays
+from snaporch.extract.tolerant_files import TolerantFiles
 from snaporch.hypervisor.clone_xml import CloneDisk
 from snaporch.interrupt import Interrupt
 
@@ -54,6 +57,7 @@ ln-s /etc/shadow /d/abs
 ln-s ../../../../../../etc /d/up
 mknod 8576 1 3 /d/null
 mkfifo 384 /d/fifo
+fill 7 3000000 /big
 chmod 2541 /d/hello
 """
 ODD = [b"a\nb", b"esc\x1b[31m", b"it's", b'"q"', b"\xff\xfe", b"-rf", b"$(id)", b"b\\x41"]
@@ -140,6 +144,46 @@ def test_what_a_guest_without_a_clean_shutdown_has(place, disk):
     assert stat.S_IMODE((to / "d" / "hello").stat().st_mode) == 0o755  # it was setuid
     assert os.readlink(to / "d" / "abs") == "/etc/shadow"
     assert (to / "d" / os.fsdecode(ODD[0])).read_bytes() == b"odd"
+
+
+LOOK = """
+cd "$1" || exit
+find . -mount ! -name lost+found -print0
+echo; cat home/hello; echo; sha256sum <big; stat -c %a d/hello; readlink d/abs
+cat d/abs 2>&1; ls none 2>&1; echo x >new
+cd /; umount "$1"
+"""
+
+
+@pytest.mark.skipif(not os.access(DEVICE, os.W_OK), reason="only root mounts, by /dev/fuse")
+def test_a_guest_is_shown_in_a_directory(place, disk):
+    before = digest(disk)
+    directory = place / "mnt"
+    directory.mkdir()
+    with appliance(place, "mount", disk) as running:
+        files = GuestFiles(running, "web@s1")
+        files.mount([("/", "/dev/vg/root"), ("/home", "/dev/sda2")])
+        shown = MountedFiles(TolerantFiles(running), files.find(b"/")[1])
+        with mounted("web@s1", directory, follow_links=False) as mount:
+            words = ["sh", "-c", LOOK, "sh", directory]
+            output = subprocess.PIPE
+            look = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT)
+            mount.serve(shown.answer, running.check)
+            seen = look.communicate()[0]
+        running.ask("ping-daemon")
+    names, text = seen.rsplit(b"\0", 1)
+    plain = [b"", b"/big", b"/d", b"/home", b"/home/hello"]
+    inside = [b"/d/" + each for each in (*ODD, b"hello", b"abs", b"up", b"null", b"fifo")]
+    assert set(names.split(b"\0")) == {b"." + each for each in (*plain, *inside)}
+    _, home, big, mode, leads, followed, none, written = text.decode().splitlines()
+    data = hashlib.sha256(bytes([7]) * 3_000_000).hexdigest()
+    assert (home, big, mode) == ("xfs", f"{data}  -", "4755")
+    assert leads == "/etc/shadow"
+    assert "Too many levels of symbolic links" in followed
+    assert "No such file or directory" in none
+    assert "Read-only file system" in written
+    assert not os.path.ismount(directory)
+    assert digest(disk) == before
 
 
 @pytest.mark.parametrize("device", ["/dev/sda3", "/dev/sda4"])

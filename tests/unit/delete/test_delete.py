@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import shutil
 from datetime import UTC, datetime
@@ -220,6 +221,14 @@ def test_a_second_delete_of_the_same_snapshot_deletes_nothing_more(two):
     result = run(two, "web@s1", confirm=meanwhile)
     assert (result.deleted, result.failures) == ((), ())
     assert len(trash(two)) == 1
+
+
+def test_a_clone_of_a_command_that_runs_is_not_left_to_recover(two):
+    clone = str(uuid4())
+    two.world.pool.clone("tank/web@s1", "tank/web-files", {"snaporch:extract": clone})
+    locks = default_paths.LOCKS
+    with domain_lock(locks, "web-files", clone, "extract", wait=0, interrupt=Interrupt()):
+        assert lines(run(two, "web@s1"))[0].endswith(f"delete them first: kill {os.getpid()}")
 
 
 def test_an_interrupted_run_of_the_domain_is_recovered_first(two):

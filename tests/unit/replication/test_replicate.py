@@ -204,7 +204,7 @@ def test_a_guest_is_not_rolled_back_while_it_is_sent(shop):
             seen.append("rolled back")
 
     shop.there.hooks.at["replica.send"] = restore
-    with pytest.raises(BusyError, match="cloned, verified or copied"):
+    with pytest.raises(BusyError, match="cloned, verified, copied or mounted"):
         shop.ship()
     assert seen == []
     shop.there.hooks.at.clear()
