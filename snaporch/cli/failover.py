@@ -78,6 +78,7 @@ def fence_command(
     from snaporch.cli.confirm import confirm
     from snaporch.cli.session import session
     from snaporch.failover.fence_by_hand import find_fence, make_fence, remove_fence
+    from snaporch.model import BundleState, Level
     from snaporch.output.terminal import print_error, print_result
 
     with session(context, config, quiet=True) as opened:
@@ -93,12 +94,18 @@ def fence_command(
             print_error(f"{fence.domain} {fence.reason}")
             print_error("two copies that run lose writes; go on only if no other one runs")
             confirm(fence.domain)
-        remove_fence(opened, fence)
+        last = remove_fence(opened, fence)
     print_result(f"{fence.domain}  its fence is removed: it starts again")
-    if fence.run:
-        last = f"{fence.domain}@{fence.snapshot}"
-        words = shlex.join(["snaporch", "restore", last])
-        print_result(f"{last}  takes it back here, RAM included: {words}")
+    if last is not None and last.state is BundleState.COMPLETE:
+        ram = ", RAM included" if last.level is Level.RAM else ""
+        words = shlex.join(["snaporch", "restore", last.full_name])
+        print_result(f"{last.full_name}  takes it back here{ram}: {words}")
         there = fence.replica or "the replica"
-        print_result(f"{last}  {there} may have it: never resume it there, destroy it there")
+        print_result(
+            f"{last.full_name}  {there} may have it: never resume it there, destroy it there"
+        )
+    elif fence.run:
+        words = f"snaporch rebuild --from REPLICA {shlex.quote(fence.domain)}"
+        reason = f"@{fence.snapshot} is not here with all of its datasets"
+        print_result(f"{fence.domain}  {reason}; all of it comes from a replica by: {words}")
     return 0

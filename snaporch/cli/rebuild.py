@@ -158,11 +158,14 @@ class Rebuild:
         from snaporch.catalog.records import by_dataset
         from snaporch.errors import InterruptedRunError, SnaporchError
         from snaporch.rebuild.local_checks import AlreadyHereError
-        from snaporch.rebuild.plan import find_domains
+        from snaporch.rebuild.plan import find_domains, no_guest
 
         snapshots = self._source.snapshots()
         copies = by_dataset(snapshots)
-        for domain in domains or list(find_domains(snapshots)):
+        chosen = domains or list(find_domains(snapshots))
+        if not chosen:
+            raise no_guest("--all", self._source)
+        for domain in chosen:
             try:
                 self._one(copies, domain)
             except InterruptedRunError:

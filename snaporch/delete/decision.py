@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from snaporch.catalog.keep import KEEP_HOLD
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.errors import RefusedError
+from snaporch.fence import Fence
 from snaporch.restore.journal import HOLD as RESTORE_HOLD
 
 
@@ -37,6 +38,8 @@ class SnapshotFacts:
     """ZFS snapshots of which one is a copy of another; without a manifest nothing shows which."""
     unfinished: bool
     """Whether a run or restore of the domain was interrupted, and is not recovered."""
+    moving: Fence | None
+    """The fence of its domain, if it is the last snapshot of a failover that has not ended."""
     last: Sequence[str]
     """What it is the last of, such as the last good RAM snapshot; empty if there are newer ones."""
 
@@ -66,6 +69,8 @@ def _needed(facts: SnapshotFacts) -> tuple[str, str] | None:
     tags = {tag for each in facts.holds.values() for tag in each}
     if facts.unfinished or RESTORE_HOLD in tags:
         return "a run of its domain was interrupted", f"snaporch recover {domain}"
+    if facts.moving is not None:
+        return facts.moving.reason, facts.moving.rerun
     if facts.kept or KEEP_HOLD in tags:
         return "is kept", f"snaporch unkeep {name}"
     if UNDO_HOLD in tags:

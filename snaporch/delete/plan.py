@@ -13,6 +13,7 @@ from snaporch.clone.find_clones import CloneArtifacts, find_artifacts
 from snaporch.context import Context
 from snaporch.delete.decision import SnapshotFacts, refusal
 from snaporch.errors import NotFoundError, RefusedError
+from snaporch.fence import Fence
 from snaporch.journal import UnreadableJournal, list_journals
 from snaporch.locks import held_by
 from snaporch.model import PoolSnapshot, SnapshotRecord
@@ -200,8 +201,14 @@ class _Facts:
                 shared_with=shared.get(item, []),
                 copies=[] if self._has_manifest(item) else _copies(item),
                 unfinished=item.uuid in self._unfinished,
+                moving=self._moving(item),
                 last=[] if item.run in staying else self._last.get(item.reference, []),
             )
+
+    def _moving(self, item: DeleteItem) -> Fence | None:
+        fence = self._context.fences.find(item.uuid)
+        is_last = fence is not None and item.run == fence.run and not fence.delivered
+        return fence if is_last else None
 
     def _has_manifest(self, item: DeleteItem) -> bool:
         """Whether a manifest shows which ZFS snapshots are the run's own, and which are copies."""

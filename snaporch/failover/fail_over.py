@@ -5,8 +5,8 @@ What prevents it is decided by :mod:`snaporch.failover.refusal`.
 The order: a replication while the guest runs, so that little is left to send; a snapshot whose RAM
 is saved live, after which the guest stays paused; the bundle is sealed; a look at the room on the
 replica; the fence; the end of QEMU; a look at the disks, which must not have been written to since;
-the replication of that snapshot. Before the fence exists, each failure releases the guest. From
-then on the guest never runs here, and the same command goes on.
+the replication of that snapshot; the first snapshot is deleted. Before the fence exists, each
+failure releases the guest. From then on the guest never runs here, and the same command goes on.
 
 A guest that is off is moved in the same way, without RAM.
 """
@@ -22,6 +22,7 @@ from snaporch.catalog.records import ENDED, ENDED_HERE, NOT_ENDED
 from snaporch.config import Replica
 from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
+from snaporch.failover.delete_first import delete_first
 from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.failover.own_changes import discard_own_changes, written_since
 from snaporch.failover.refusal import FailoverFacts, late_writes, other_move, refusal
@@ -111,6 +112,7 @@ def fail_over(
         done = _ship(context, domain, fence, replica, opened, section)
         delivered = context.clock.now().isoformat()
         context.fences.put(replace(fence, replica=replica, delivered=delivered))
+        delete_first(context, done.record)
         return done
 
 
@@ -171,9 +173,10 @@ def _end(
         SnaporchError: the guest runs, or is off, as before.
     """
     first = take_snapshot(context, domain, SnapshotRequest(level="crash", note=_NOTE))
+    before = [each.full_name for each in members_of(context, first)]
+    context.pool.set_properties(before, {PREFIX + ENDED: NOT_ENDED})  # see delete_first
     _replicate(context, domain, replica, opened)
     there = opened(context, replica)
-    before = [each.full_name for each in members_of(context, first)]
     there.mark({name: {ENDED: NOT_ENDED} for name in before})  # it will accept the last one's
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
     _check(forced, now, replica)  # that may have taken hours

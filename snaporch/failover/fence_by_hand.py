@@ -13,7 +13,7 @@ from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
 from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.fence import Fence
 from snaporch.locks import domain_lock
-from snaporch.model import Domain, PoolSnapshot
+from snaporch.model import Domain, PoolSnapshot, SnapshotRecord
 from snaporch.rebuild.stages import Stage
 from snaporch.replication.replicate import host_lock
 from snaporch.snapshot.locate_disks import datasets_of
@@ -86,8 +86,11 @@ def find_fence(context: Context, name: str) -> Fence:
     return found
 
 
-def remove_fence(context: Context, fence: Fence) -> None:
+def remove_fence(context: Context, fence: Fence) -> SnapshotRecord | None:
     """Remove a fence, so that its guest starts again; its last snapshot is not its end any more.
+
+    Returns:
+        That snapshot, if a failover made the fence; None if it is not in the guest's datasets.
 
     Raises:
         BusyError: a run of it has not ended, or a replication of this host.
@@ -106,9 +109,12 @@ def remove_fence(context: Context, fence: Fence) -> None:
         ),
     ):
         _refuse_half_rebuilt(context, fence)
-        if fence.run:
-            _withdraw_end(context, fence)
+        last = last_record(context, fence) if fence.run else None
+        if last is not None:  # a rebuild must not take it for the guest's end any more
+            members = [each.full_name for each in members_of(context, last)]
+            context.pool.clear_properties(members, [PREFIX + ENDED])
         context.fences.remove(fence.uuid)
+        return last
 
 
 def _refuse_half_rebuilt(context: Context, fence: Fence) -> None:
@@ -127,10 +133,3 @@ def _way_back(then: PoolSnapshot) -> str:
     keys = ("canmount", "volmode", REBUILD_PROPERTY)
     inherit = [["zfs", "inherit", key, then.dataset] for key in keys]
     return "; ".join(map(shlex.join, [["zfs", "rollback", "-r", then.full_name], *inherit]))
-
-
-def _withdraw_end(context: Context, fence: Fence) -> None:
-    """Remove the mark of the last snapshot, with which a rebuild takes it for the guest's end."""
-    if (record := last_record(context, fence)) is not None:
-        members = [each.full_name for each in members_of(context, record)]
-        context.pool.clear_properties(members, [PREFIX + ENDED])

@@ -94,6 +94,17 @@ def find_domains(snapshots: Sequence[PoolSnapshot]) -> dict[str, str]:
     return found
 
 
+def no_guest(thing: str, source: Source) -> NotFoundError:
+    """The error of a replica without any snapshot of a guest.
+
+    Args:
+        thing: what was to be found there.
+        source: the replica.
+    """
+    step = f"check host and dataset of [replica.{source.name}], and what was copied to it"
+    return NotFoundError(thing, f"replica {source.name} has no snapshot of a guest", step)
+
+
 def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) -> str:
     """The UUID of a domain that a replica has snapshots of.
 
@@ -112,8 +123,7 @@ def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) ->
     if not named:
         known = ", ".join(sorted(find_domains(snapshots).values()))
         if not known:
-            step = f"check host and dataset of [replica.{source.name}], and what was copied to it"
-            raise NotFoundError(domain, f"replica {source.name} has no snapshot of a guest", step)
+            raise no_guest(domain, source)
         reason = f"replica {source.name} has no snapshot of it, but of: {known}"
         raise NotFoundError(domain, reason)
     if len(named) > 1:

@@ -15,7 +15,7 @@ from typing import IO, Protocol
 
 from snaporch.bundle.manifest import Part
 from snaporch.config import Replica
-from snaporch.errors import RefusedError
+from snaporch.errors import NotFoundError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.model import DatasetKind, PoolSnapshot
 from snaporch.progress import Progress
@@ -33,6 +33,7 @@ from snaporch.replication.stall_detector import STALL_SECONDS
 from snaporch.replication.stream_header import HEADER_BYTES, sent_snapshot
 from snaporch.replication.transfer import Transfers, buffer_words, expected_bytes
 from snaporch.replication.unsent_files import UnsentFiles
+from snaporch.zfs.interface import PoolError
 from snaporch.zfs.remote import RemoteZfs
 from snaporch.zfs_names import is_snapshot
 
@@ -180,7 +181,15 @@ class ReplicaSource:
         """See :class:`Source`."""
         root = f"{self._replica.dataset}/"
         with readable(self._name, self._host.label):
-            found = self._pool.all_copies(self._replica.dataset)
+            try:
+                found = self._pool.all_copies(self._replica.dataset)
+            except PoolError as error:
+                if self._replica.dataset in {each.name for each in self._pool.datasets()}:
+                    raise
+                reason = f"{self._host.label} has no dataset {self._replica.dataset}"
+                copy = f"snaporch replicate DOMAIN --to {self._name}"
+                step = f"is its pool imported? before the first copy, where the guest is: {copy}"
+                raise NotFoundError(f"replica {self._name}", reason, step) from error
         return [
             replace(each, dataset=copy, properties=_possible(each.properties))
             for each in found

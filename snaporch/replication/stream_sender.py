@@ -214,7 +214,7 @@ class StreamSender:
         """See :class:`~snaporch.replication.interface.Destination`."""
         copy = self._copies.copy_name(dataset)
         reason = (
-            f"{copy} on {self._label} has diverged, as after a restore: "
+            f"{copy} on {self._label} has diverged, as after a restore or a failover: "
             f"it ends with snapshots that may exist nowhere else ({_listed(only_there)})"
         )
         keep = self._copies.commands(["zfs", "rename", copy, f"{copy}-kept-{only_there[-1]}"])

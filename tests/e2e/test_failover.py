@@ -47,8 +47,8 @@ def guest(hosts, request):
     hosts.reset()
     run("snaporch", "fence", "--remove", "--yes", "plain")
     made.remove()
-    for copy in ("backup/offsite", "backup/home"):
-        run("zfs", "destroy", "-r", copy)
+    for copy in ("offsite", "home", "vault", "cellar"):
+        run("zfs", "destroy", "-r", f"backup/{copy}")
 
 
 def fail_over(replica):
@@ -57,10 +57,10 @@ def fail_over(replica):
     return outcome.json
 
 
-def rebuild(guest, replica, expected):
+def rebuild(guest, replica, expected, *options):
     """It goes on at the count that all its disks had when it was ended."""
     mark = guest.mark()
-    outcome = snaporch("rebuild", "plain", "--from", replica, "--yes", "--json")
+    outcome = snaporch("rebuild", "plain", "--from", replica, "--yes", "--json", *options)
     assert outcome.status == 0, outcome.err
     first = guest.first_count_since(mark)
     assert first in (expected, expected + 1), f"went on at {first:#x}, not at {expected:#x}"
@@ -169,6 +169,25 @@ def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
     assert_fenced(guest)
     must("zfs", "rollback", "-r", f"tank/plain@{done['snapshot']}")
     rebuild(guest, "home", expected)
+
+
+def test_it_goes_by_append_only_replicas_that_cannot_read_its_ram_and_back(hosts, guest, tmp_path):
+    must("age-keygen", "-o", str(tmp_path / "key"))
+    recipient = must("age-keygen", "-y", str(tmp_path / "key")).strip()
+    options = ("--host", "root@localhost", "--identity", str(tmp_path / "key"))
+    datasets = guids()
+    for replica in ("vault", "cellar"):
+        hosts.add_closed(replica, recipient)
+        done = fail_over(replica)
+        assert done["command"].endswith(" --identity FILE")
+        expected = guest.snapshot_count(done["snapshot"])
+        assert_fenced(guest)
+        hosts.change()
+        words = ("rebuild", "plain", "--from", replica, *options[:2], "--yes", "--quiet")
+        one_line_error(snaporch(*words), 5, "is encrypted for", "--identity")
+        rebuild(guest, replica, expected, *options)
+    assert guids() == datasets  # they got increments
+    assert not (STATE / "fences" / guest.uuid).exists()
 
 
 def assert_late_writes_stop_it(words, last):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from lab_ssh import sshd_here
+from lab_ssh import RECEIVING_HOST, permit_copies, receive_as_user, sshd_here
 from support import must, run
 
 POOLS = ("tank", "flash")
@@ -27,6 +27,14 @@ bundles = "{place}/offsite"
 host = "{host}"
 dataset = "backup/home"
 bundles = "{place}/home"
+"""
+_CLOSED = """
+[replica.{name}]
+host = "{host}"
+dataset = "backup/{name}"
+bundles = "{bundles}"
+append_only = true
+encrypt_to = ["{recipient}"]
 """
 
 
@@ -58,6 +66,19 @@ class Hosts:
         shutil.rmtree(self._place / "second-state", ignore_errors=True)
         for pool in POOLS:
             _make_file(self._place / "second" / pool)
+
+    def add_closed(self, name: str, recipient: str) -> None:
+        """Configure a replica that only appends, and whose bundles are encrypted to a key.
+
+        Only the one that was added last can be copied to: it has the forced command of the key.
+        """
+        bundles = self._place / name
+        bundles.mkdir()
+        values = {"name": name, "host": RECEIVING_HOST, "bundles": bundles, "recipient": recipient}
+        with Path(os.environ["SNAPORCH_CONFIG"]).open("a") as stream:
+            stream.write(_CLOSED.format(**values))
+        receive_as_user(f"backup/{name}", bundles)
+        permit_copies(f"backup/{name}")
 
     def _put_away(self) -> None:
         away = self._place / f"{self.here}-state"

@@ -1027,6 +1027,18 @@ def test_the_list_names_the_guests_that_are_fenced(restored, snaporch):
     assert "web is fenced: a copy of it may run on another host" in snaporch("list").err
 
 
+@pytest.mark.parametrize("is_moved_away", [False, True])
+def test_a_fence_is_removed_with_the_next_step_that_is_possible(taken, snaporch, is_moved_away):
+    (run,) = (each["run"] for each in snaporch("list", "--json").json)
+    uuid = taken.hypervisor.domain("web").uuid
+    taken.fences.put(Fence(uuid, "web", "2026-01-01T00:00:00+00:00", run, "s1", "nas"))
+    if is_moved_away:
+        taken.pool.rename("tank/web", "tank/web-before")
+    said = snaporch("fence", "--remove", "web", "--yes").out
+    assert ("snaporch restore web@s1" in said) != is_moved_away
+    assert ("by: snaporch rebuild --from REPLICA web" in said) == is_moved_away
+
+
 def test_the_list_names_the_restore_that_can_be_undone(restored, snaporch):
     (record,) = restored.paths.bundles.glob("*/safety-*/undo.json")
     first = f"snaporch undo web --copy {record.parent.name} (--dry-run names"

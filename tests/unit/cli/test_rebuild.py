@@ -386,6 +386,14 @@ def test_a_dry_run_prints_what_would_come(lost, snaporch, monkeypatch):
     assert "this host: it cannot run here" in rebuild(snaporch, "web", "--yes", "--quiet").err
 
 
+def test_all_guests_of_a_replica_without_any_are_an_error(lost, snaporch):
+    (only,) = lost.there.names()
+    lost.there.drop(only)
+    answer = rebuild(snaporch, "--all", "--dry-run")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "--all: replica nas has no snapshot of a guest; check host and dataset" in answer.err
+
+
 def test_the_data_alone_of_a_fenced_guest_is_started_by_the_rebuild(lost, snaporch):
     at = "2000-01-01T00:00:00+00:00"
     lost.context.fences.put(Fence(lost.lost_uuid, "web", at, "an earlier run", "s0"))

@@ -5,6 +5,7 @@ import pytest
 from snaporch.catalog.keep import KEEP_HOLD
 from snaporch.catalog.safety_copy_holds import UNDO_HOLD
 from snaporch.delete.decision import SnapshotFacts, refusal
+from snaporch.fence import Fence
 from snaporch.restore.journal import HOLD as RESTORE_HOLD
 
 FREE = SnapshotFacts(
@@ -17,8 +18,10 @@ FREE = SnapshotFacts(
     shared_with=[],
     copies=[],
     unfinished=False,
+    moving=None,
     last=[],
 )
+MOVING = Fence("u", "web", "2026-01-01T00:00:00+00:00", "r", "s1", "nas")
 
 
 def held(*tags):
@@ -41,6 +44,7 @@ def test_a_snapshot_that_nothing_needs_may_be_deleted():
         (held(KEEP_HOLD), "is kept", "snaporch unkeep web@s1"),
         (held(UNDO_HOLD), "is needed to undo a restore", "after prune.safety_keep"),
         (held(RESTORE_HOLD), "was interrupted", "snaporch recover web"),
+        ({"moving": MOVING}, "its failover to nas at @s1", "run: snaporch failover u --to nas"),
         ({"unfinished": True}, "was interrupted", "snaporch recover web"),
         (held("mine"), "tank/web@s1 is held (mine)", "zfs release mine tank/web@s1"),
         (
@@ -64,6 +68,7 @@ def test_what_is_needed_is_refused_with_the_next_step(facts, reason, step):
 def test_only_the_last_good_ones_can_be_deleted_by_an_option():
     assert line(last=["the newest good snapshot"], also_newest=True) == ""
     assert line(kept=True, also_newest=True)
+    assert line(moving=MOVING, also_newest=True)
     assert line(**held("mine"), also_newest=True)
 
 

@@ -2,6 +2,7 @@ import json
 import os
 import shlex
 import shutil
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from snaporch.config import Config
 from snaporch.delete.delete import delete, preview_delete
 from snaporch.delete.plan import DeleteRequest, make_delete_plan
 from snaporch.errors import BusyError, NotFoundError, RefusedError
+from snaporch.fence import Fence
 from snaporch.interrupt import Interrupt
 from snaporch.journal import FORMAT
 from snaporch.locks import domain_lock, replication_lock_name
@@ -246,6 +248,18 @@ def test_an_interrupted_run_of_the_domain_is_recovered_first(two):
     )
     assert "was interrupted; snaporch recover web" in lines(run(two, "web@s1"))[0]
     assert left(two) == ["web@s1", "web@s2"]
+
+
+def test_the_end_of_a_guest_is_not_deleted_before_its_replica_has_it(two):
+    second = two.second
+    fence = Fence(second.uuid, "web", "2026-01-01T00:00:00+00:00", second.run, "s2", "nas")
+    two.world.fences.put(fence)
+    (error,) = lines(run(two, "web@s2", also_newest=True))
+    assert "its failover to nas at @s2 has not ended; run: snaporch failover" in error
+    assert run(two, "web@s1", also_newest=True).failures == ()
+    two.world.fences.put(replace(fence, delivered="2026-01-01T00:00:01+00:00"))
+    run(two, "web@s2", also_newest=True)
+    assert left(two) == []
 
 
 def test_a_preview_changes_nothing_and_foresees_the_bundle(two):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,13 +23,14 @@ from snaporch.errors import (
     SnaporchError,
     UnavailableError,
 )
+from snaporch.failover.delete_first import first_runs
 from snaporch.failover.fail_over import fail_over
 from snaporch.failover.fence_by_hand import remove_fence
 from snaporch.failover.refusal import FailoverFacts, refusal
 from snaporch.fence import Fence, Fences
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import FORMAT, release_mark
-from snaporch.model import DomainState, Level
+from snaporch.model import DomainState, Level, PoolSnapshot
 from snaporch.recovery.recover_domains import RecoverRequest, recover_domain
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.recovery.result import Effect
@@ -98,6 +100,10 @@ class Pair:
     def has_ended(self):
         return self.guest.state is DomainState.OFF and self.fence is not None
 
+    def marked_as_ended(self):
+        snapshots = self.world.pool.snapshots()
+        return [e.full_name for e in snapshots if e.properties.get(ENDED) == "yes"]
+
     def last(self):
         return all_records(self.context.store, self.world.pool.snapshots())[-1]
 
@@ -122,7 +128,7 @@ def test_the_replica_has_the_last_instant_and_the_guest_stays_off(pair):
     ended = {each.name for each in copies if each.properties.get(ENDED) == "yes"}
     assert ended == {done.record.snapshot}
     # here it has no mark that another replica could get
-    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    assert not pair.marked_as_ended()
 
 
 def test_the_guest_is_paused_from_its_snapshot_to_its_end(pair):
@@ -415,7 +421,7 @@ def test_a_guest_without_its_fence_is_not_handed_over(pair):
     pair.world.hooks.at["replica.send"] = lose
     with pytest.raises(AttentionError, match="its fence was removed"):
         pair.move()
-    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    assert not pair.marked_as_ended()
 
 
 def test_a_failover_that_did_not_reach_its_replica_leaves_no_mark(pair):
@@ -424,7 +430,7 @@ def test_a_failover_that_did_not_reach_its_replica_leaves_no_mark(pair):
     )
     with pytest.raises(ReplicaError):
         pair.move()
-    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    assert not pair.marked_as_ended()
 
 
 def test_a_removed_fence_withdraws_the_proof_of_its_end(pair):
@@ -438,7 +444,50 @@ def test_a_removed_fence_withdraws_the_proof_of_its_end(pair):
     pair.world.pool.set_properties([pair.last().full_name.replace("web@", "tank/web@")], MARK)
     remove_fence(pair.context, pair.fence)
     assert pair.fence is None
-    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    assert not pair.marked_as_ended()
+
+
+# -- the snapshot before the last one --------------------------------------------------------------
+
+
+def test_only_its_last_snapshot_is_left_of_it(pair):
+    take_snapshot(pair.context, pair.domain)
+    pair.world.hooks.at["hypervisor.capture"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.hooks.at.clear()
+    pair.world.kill_guardians()
+    recover_leftovers(pair.context)
+    before = all_records(pair.context.store, pair.world.pool.snapshots())
+    assert [each.level for each in before] == [Level.RAM, Level.CRASH]
+    done = pair.move()
+    after = all_records(pair.context.store, pair.world.pool.snapshots())
+    assert [each.run for each in after] == [before[0].run, done.record.run]
+    assert pair.context.store.references() == [f"{e.uuid}/{e.run}" for e in after]
+
+
+def test_one_that_is_needed_stays_and_that_is_a_note(pair):
+    def hold():
+        (first,) = pair.world.pool.snapshots(["tank/web"])
+        pair.world.pool.hold([first.full_name], "mine")
+
+    pair.world.hooks.at["hypervisor.capture"] = hold
+    pair.move()
+    assert pair.has_ended()
+    assert len(pair.world.pool.snapshots(["tank/web"])) == 2
+    assert "was not deleted: tank/web@" in pair.world.heard.notes[-1]
+    assert "is held (mine)" in pair.world.heard.notes[-1]
+
+
+def test_a_first_snapshot_is_found_by_its_mark():
+    def snapshot(uuid="u", run="r", **more):
+        marks = {"uuid": uuid, "run": run, ENDED: "no", **more}
+        return PoolSnapshot("tank/web", "s", 1, 1, datetime(2026, 1, 1, tzinfo=UTC), marks)
+
+    assert first_runs([snapshot(), snapshot(), snapshot(run="s")], "u") == ["r", "s"]
+    others = [snapshot(uuid="v"), snapshot(copy="nas"), snapshot(**{ENDED: "yes"})]
+    assert first_runs(others, "u") == []
 
 
 # -- between the last look at its pause, and its end ----------------------------------------------
@@ -456,7 +505,7 @@ def test_what_it_wrote_after_its_last_snapshot_is_never_left_behind(pair):
     name = pair.last().snapshot
     assert f"to discard it: zfs rollback tank/web@{name}; then" in raised.value.step
     assert name not in {each.partition("@")[2] for each in pair.replica.names()}
-    assert not any(e.properties.get(ENDED) == "yes" for e in pair.world.pool.snapshots())
+    assert not pair.marked_as_ended()
     pair.roll_back(name)  # as the error says
     assert pair.move().record.replicated == ("nas",)
 
@@ -586,7 +635,7 @@ def test_a_guest_whose_fence_is_removed_meanwhile_is_not_ended_again_unasked(fen
     fenced.context.fences = RemovedFences(fenced.world.fences.directory)
     with pytest.raises(RefusedError, match="its fence was removed meanwhile"):
         fenced.move()
-    assert (fenced.asked, len(fenced.world.pool.snapshots(["tank/web"]))) == (0, 2)
+    assert (fenced.asked, len(fenced.world.pool.snapshots(["tank/web"]))) == (0, 1)
 
 
 def test_no_snapshot_of_it_is_taken(fenced):

@@ -13,7 +13,7 @@ from fakes import zfs_get
 from fakes.world import Heard
 
 from snaporch.config import Replica
-from snaporch.errors import InterruptedRunError, RefusedError
+from snaporch.errors import InterruptedRunError, NotFoundError, RefusedError
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot
 from snaporch.rebuild.replica_source import ReplicaSource
@@ -22,6 +22,7 @@ from snaporch.replication.interface import ReplicaError
 from snaporch.replication.received_bundles import ReceivedBundles
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.replication.unsent_files import unsent_files
+from snaporch.zfs import PoolError
 
 ZFS = """#!/bin/sh
 echo "$@" >>{place}/words
@@ -193,6 +194,27 @@ def test_all_copies_are_listed_by_one_name_and_impossible_marks_are_dropped(tmp_
     (found,) = ReplicaSource("nas", section, Interrupt(), Heard()).snapshots()
     assert (found.full_name, found.guid) == ("tank:web@s1", 7)
     assert found.properties == {"domain": "web", "verified": "text of any form"}
+
+
+ABSENT = """#!/bin/sh
+case "$1" in
+    get) echo "cannot open 'backup/kvm': dataset does not exist" >&2; exit 1;;
+    list) printf '{name}\tfilesystem\n';;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "match"),
+    [
+        ("backup", NotFoundError, "has no dataset backup/kvm; is its pool imported.*replicate"),
+        ("backup/kvm", PoolError, "cannot open"),
+    ],
+)
+def test_a_replica_without_its_dataset_was_never_copied_to(machine, tmp_path, name, error, match):
+    (tmp_path / "bin" / "zfs").write_text(ABSENT.format(name=name))
+    with pytest.raises(error, match=match):
+        machine.source.snapshots()
 
 
 def test_a_command_line_that_is_too_long_is_an_error(machine):
