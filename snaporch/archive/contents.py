@@ -221,8 +221,10 @@ def parse_map(data: bytes, member: Member, thing: str) -> list[tuple[int, int]]:
     assert disk is not None
     damaged = ArchiveError(thing, f"the map of its disk {disk.target} is damaged")
     text, filler = data.rstrip(b"\0"), len(data) - len(data.rstrip(b"\0"))
+    if filler >= _BLOCK or text.count(b"\n") > 2 * MAX_EXTENTS + 3:
+        raise damaged
     lines = text.split(b"\n")
-    if filler >= _BLOCK or lines.pop() != b"" or len(lines) > 2 * MAX_EXTENTS + 3:
+    if lines.pop() != b"":
         raise damaged
     if not all(line.isdigit() and len(line) < 20 for line in lines):  # noqa: PLR2004
         raise damaged

@@ -29,7 +29,7 @@ def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> Non
         overwrites: an interrupted import has left what is here.
 
     Raises:
-        RefusedError: or a guest that has run lacks its UEFI variables.
+        RefusedError: with the reason.
     """
     root = parse(xml)
     state = tpm_state(root)

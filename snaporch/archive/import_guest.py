@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ from snaporch.errors import (
 )
 from snaporch.hypervisor import HypervisorError, LostLibvirtError
 from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, CloneXml, SharedError
-from snaporch.hypervisor.domain_xml import memory_bytes, parse
+from snaporch.hypervisor.domain_xml import memory_bytes, networks, parse
+from snaporch.hypervisor.qcow2 import read_qcow2
 from snaporch.locks import domain_lock
 from snaporch.model import Level
 from snaporch.restore.definition_checks import check_identity
@@ -137,7 +139,7 @@ def import_guest(
     key = f"import-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     with _lock(context, name, key):
         try:
-            _check_unfinished(context, name)
+            _check_unfinished(context, name, request)
             _check_is_free(context, name, uuid)
             with _directory(context, request, name) as place:
                 left = place.check()
@@ -171,16 +173,17 @@ def _import(
     _check_is_free(context, name, uuid)
     plan = _plan(context, head, place, request, thing, identity)
     check_firmware(head, plan.definition.xml, thing, overwrites=place.check() == uuid)
-    _check_room(context, head, place, thing)
+    _check_room(head, place, thing)
     context.progress.step(name, f"unpacking {head.contents.domain}@{head.contents.snapshot}")
     place.begin(uuid)
     try:
         unpack(reader, head, place.path, thing, _ticker(context, name, head, place))
+        _note_growth(context, head, plan.spec, place)
         if plan.resumes:
             plan = _with_ram_definition(context, head, place, request, thing, plan)
         _check_is_free(context, name, uuid)
         place_firmware(head, plan.spec, plan.definition.xml)
-        place.complete()
+        place.complete(running=head.manifest.was_running)
         _check_is_free(context, name, uuid)
         _define(context, plan)
     except (LostLibvirtError, AttentionError):
@@ -190,8 +193,12 @@ def _import(
             discard_tpm(head, plan.definition.xml)
         place.discard()
         raise
-    state, reason = _start(context, head, plan, place, request)
-    place.finish()
+    try:
+        state, reason = _start(context, head, plan, place, request)
+        place.finish()
+    except OSError as error:
+        failed = f"is imported, and then failed: {error.filename or place.path}: {error.strerror}"
+        raise AttentionError(name, failed, "run the same command again: it finishes it") from error
     return Imported(
         name=name,
         uuid=uuid,
@@ -216,11 +223,12 @@ def _check_name(thing: str, name: str, uuid: str) -> None:
         raise RefusedError(thing, f"its UUID is none: {quoted(uuid)}", "use --name NEW")
 
 
-def _check_unfinished(context: Context, name: str) -> None:
+def _check_unfinished(context: Context, name: str, request: ImportRequest) -> None:
     """Finish an import that was killed after the guest was defined.
 
     Raises:
-        AttentionError: it was; the guest is there, and its RAM is removed.
+        AttentionError: it was; the guest is there. It is resumed from RAM if the first import was
+            to do so and no guest has written to its disks since; then the RAM is removed.
     """
     guest = next((each for each in context.hypervisor.domains() if each.name == name), None)
     if guest is None:
@@ -228,11 +236,38 @@ def _check_unfinished(context: Context, name: str) -> None:
     for disk in guest.disks:
         place = ImportPlace(Path(disk.source or "").parent)
         if place.path.name == name and place.marked() == guest.uuid:
-            place.finish()
+            step = "it is complete, and runs"
+            with _lock(context, name, guest.uuid):
+                if guest.live_xml is None:
+                    step = _resume_unfinished(context, name, place, request)
+                place.finish()
             reason = f"was imported into {place.path} by an import that was interrupted then"
-            step = f"it is complete, without its RAM: virsh start {shlex.quote(name)}"
-            step = step if guest.live_xml is None else "it is complete, and runs"
             raise AttentionError(name, reason, step)
+
+
+def _resume_unfinished(
+    context: Context, name: str, place: ImportPlace, request: ImportRequest
+) -> str:
+    """Resume a guest whose import was killed between its definition and its start.
+
+    Returns: what was done, or is to be done.
+    """
+    image, running = place.path / _READY_RAM, place.unwritten()
+    start = f"virsh start {shlex.quote(name)}"
+    if request.cold or not request.starts or not image.exists():
+        return f"it is complete: {start}"
+    if running is None:
+        return f"a guest may have written to its disks since; without its RAM: {start}"
+    try:
+        xml = read_preface(image).xml
+        network = min(networks(parse(xml)), default="none")  # the import gave it one at most
+        with address_lock(context, name, xml, network, _ADDRESS_SECONDS):
+            context.hypervisor.restore(image, running=running)
+    except LostLibvirtError:
+        raise
+    except (SaveImageError, HypervisorError, RefusedError, BusyError) as error:
+        return f"it is complete, and was not resumed from RAM ({error.reason}): {start}"
+    return f"it is complete, and was resumed from RAM{'' if running else ', paused as it was'}"
 
 
 def _check_is_free(context: Context, name: str, uuid: str) -> None:
@@ -391,7 +426,7 @@ def _memory(xml: str) -> int:
     return memory_bytes(root)
 
 
-def _check_room(context: Context, head: Head, place: ImportPlace, thing: str) -> None:
+def _check_room(head: Head, place: ImportPlace, thing: str) -> None:
     ram = head.manifest.part(Role.RAM)
     needed = head.contents.data_bytes + (ram.bytes if ram else 0)
     existing = next(path for path in (place.path, *place.path.parents) if path.is_dir())
@@ -400,10 +435,20 @@ def _check_room(context: Context, head: Head, place: ImportPlace, thing: str) ->
     if needed > free:
         reason = f"needs {needed >> 20} MiB in {existing}, {free >> 20} MiB are free"
         raise RefusedError(thing, reason, "choose another --directory or --dataset")
-    largest = sum(disk.size for disk in map(sparse, head.contents.disks))
-    if largest > free:
-        text = f"its disks may grow to {largest >> 20} MiB, and {free >> 20} MiB are free"
-        context.progress.note(str(existing), text)
+
+
+def _note_growth(context: Context, head: Head, spec: CloneSpec, place: ImportPlace) -> None:
+    """Note that the disks, which are unpacked, may grow beyond what is free."""
+    growth = 0
+    for disk in map(sparse, head.contents.disks):
+        with Path(spec.disks[disk.target].path).open("rb") as image:
+            size = read_qcow2(image.fileno()).size if disk.format == "qcow2" else disk.size
+            growth += max(size - os.fstat(image.fileno()).st_blocks * 512, 0)
+    usage = shutil.disk_usage(place.path)
+    free = max(usage.free - reserve(usage.total), 0)
+    if growth > free:
+        text = f"its disks may grow by {growth >> 20} MiB, and {free >> 20} MiB are free"
+        context.progress.note(str(place.path), text)
 
 
 def _ticker(context: Context, name: str, head: Head, place: ImportPlace) -> Callable[[int], None]:
@@ -498,7 +543,8 @@ def _start(
             ) from error
         else:
             return ("resumed" if running else "paused"), ""
-    if not request.starts or head.manifest.level is Level.OFF:
+    was_paused = bool(reason) and not running  # it must not run because its RAM is of no use
+    if not request.starts or head.manifest.level is Level.OFF or was_paused:
         return "defined", reason
     context.progress.step(name, "booting from its disks")
     try:

@@ -36,6 +36,8 @@ class _Mark:
     uuid: str
     files: dict[str, list[int]] | None = None
     """The inode and the time of the last change of each file, in ns, when all were there."""
+    running: bool | None = None
+    """Whether the guest runs when it is resumed from RAM."""
 
     def as_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -114,13 +116,17 @@ class ImportPlace:
         sync_directory(self.path)
         sync_directory(self.path.parent)
 
-    def complete(self) -> None:
+    def complete(self, *, running: bool = False) -> None:
         """Record that all files are there; from now on a guest may write to them.
+
+        Args:
+            running: whether the guest runs when it is resumed from RAM.
 
         Raises:
             OSError: they are not on stable storage.
         """
-        replace_private(self.path / MARK, _Mark(self.uuid, self._states()).as_bytes())
+        mark = _Mark(self.uuid, self._states(), running)
+        replace_private(self.path / MARK, mark.as_bytes())
         self.path.chmod(_TRAVERSABLE)
         sync_directory(self.path)
 
@@ -179,6 +185,16 @@ class ImportPlace:
         except (RefusedError, OSError):
             return None
         return mark.uuid or None if mark is not None else None
+
+    def unwritten(self) -> bool | None:
+        """Whether the guest runs when it is resumed, of a complete import that none has started.
+
+        ``None`` if that is not known, or a guest may have written to its files.
+        """
+        mark = self._mark()
+        if mark is None or mark.files is None or mark.files != self._states():
+            return None
+        return mark.running
 
     def _mark(self) -> _Mark | None:
         """The mark of an interrupted import; ``None`` if there is none."""

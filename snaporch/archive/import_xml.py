@@ -10,17 +10,24 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.clone_xml import CloneSpec, CloneXml, make_clone_xml, own_paths
+from snaporch.hypervisor.clone_xml import (
+    CloneSpec,
+    CloneXml,
+    SharedError,
+    make_clone_xml,
+    own_paths,
+)
 from snaporch.hypervisor.foreign_xml import (
     for_the_emulator,
     forbidden_file,
     needs_secret,
+    remove_gpu,
     remove_privileges,
 )
 from snaporch.zfs_names import quoted
@@ -57,6 +64,9 @@ def imported_xml(
         reason = f"its definition has <{tag}> for the emulator of another host"
         raise RefusedError(spec.of, reason, "remove it from the guest, and export it again")
     remove_privileges(root)
+    without = remove_gpu(root)
+    if without and spec.resumed:
+        raise SharedError(spec.of, f"it has {without[-1]}")
     for devices in root.findall("devices"):
         for emulator in devices.findall("emulator"):
             if (emulator.text or "").strip() not in rules.emulators:
@@ -68,7 +78,7 @@ def imported_xml(
         reason = "its definition needs a secret of another host"
         raise RefusedError(spec.of, reason, "decrypt its disks, and export it again")
     _refuse_paths(made.xml, spec, rules)
-    return made
+    return replace(made, missing=(*made.missing, *without))
 
 
 def _disk(element: Element, spec: CloneSpec, formats: Mapping[str, str]) -> None:
@@ -81,6 +91,9 @@ def _disk(element: Element, spec: CloneSpec, formats: Mapping[str, str]) -> None
         if element.get("device", "disk") in _MEDIA:
             element.set("type", "file")
         return
+    if element.get("device") == "lun":  # libvirt refuses one that is a file
+        reason = f"its disk {name} is a lun, which needs a SCSI device of its host"
+        raise RefusedError(spec.of, reason, "make it device='disk', and take a snapshot")
     driver = element.find("driver")
     kind = driver.get("type", "raw") if driver is not None else "raw"
     if kind != formats[name]:

@@ -22,6 +22,7 @@ from snaporch.archive.contents import (
 )
 from snaporch.archive.read_archive import ArchiveReader
 from snaporch.bundle.manifest import Manifest, ManifestError, Part, Role, parse_manifest
+from snaporch.disks.foreign_image import named_by
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import write_at
 from snaporch.zfs_names import quoted
@@ -157,10 +158,10 @@ def _after(first: bytes, blocks: Iterator[bytes]) -> Iterator[bytes]:
 def _check_one_file(descriptor: int, disk: SparseEntry, thing: str) -> None:
     """Refuse an image that names another file, which the emulator would open."""
     try:
-        image = read_qcow2(descriptor)
+        needs_more = named_by(descriptor, disk.format) or read_qcow2(descriptor).encrypted
     except HeaderError as error:
         raise ArchiveError(thing, f"its disk {disk.target} {error}") from error
-    if image.backing is not None or image.data_file is not None or image.encrypted:
+    if needs_more:
         raise ArchiveError(thing, f"its disk {disk.target} needs another file, or a key")
 
 

@@ -75,6 +75,16 @@ VerboseOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only notes.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+AcceptOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept",
+        metavar="WHAT",
+        help="If the snapshot comes from another host: something of this host that its definition "
+        "or its disks name, as the error has it.",
+        show_default=False,
+    ),
+]
 AlsoRollBackOption = Annotated[
     bool,
     typer.Option(

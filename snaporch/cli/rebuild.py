@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from snaporch.cli.options import ConfigOption, JsonOption, QuietOption, YesOption
+from snaporch.cli.options import (
+    AcceptOption,
+    ConfigOption,
+    JsonOption,
+    QuietOption,
+    YesOption,
+)
 
 if TYPE_CHECKING:
     from snaporch.bundle.age import Identity
@@ -70,6 +76,7 @@ def rebuild_command(
             show_default=False,
         ),
     ] = None,
+    accept: AcceptOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Make the checks, and print what would come back.")
     ] = False,
@@ -93,7 +100,8 @@ def rebuild_command(
         raise typer.BadParameter("--cold and --no-restore exclude one another")
     with session(context, config, quiet=quiet or json) as opened:
         source, local = context.obj.open_source(opened, replica, host)
-        options = RebuildOptions(history, cold, not no_restore, dry_run, yes, json)
+        accepted = tuple(accept or ())
+        options = RebuildOptions(history, cold, not no_restore, dry_run, yes, json, accepted)
         with opened_identity(identity) as key:
             return Rebuild(opened, source, local, options, key).run(domains or [])
 
@@ -123,6 +131,8 @@ class RebuildOptions(NamedTuple):
     dry_run: bool = False
     yes: bool = False
     json: bool = False
+    accepted: tuple[str, ...] = ()
+    """What the guest may have of this host, although it comes from another one."""
 
 
 class _Shown(NamedTuple):
@@ -180,14 +190,13 @@ class Rebuild:
     def _one(self, copies: Copies, domain: str) -> None:
         """Rebuild one guest, and print its result."""
         from snaporch.catalog.records import by_dataset
-        from snaporch.errors import RefusedError
-        from snaporch.output.terminal import print_result
         from snaporch.rebuild.bring_back import policies_of
         from snaporch.rebuild.definitions import definitions
         from snaporch.rebuild.fetch_bundle import runs_to_fetch
         from snaporch.rebuild.plan_guest import plan_guest
         from snaporch.rebuild.rebuild_guest import rebuild_guest
         from snaporch.rebuild.surroundings import plan_surroundings
+        from snaporch.restore.foreign_definition import check_foreign_definitions
 
         context, source, options = self._context, self._source, self._options
         history = options.history
@@ -206,12 +215,10 @@ class Rebuild:
         policies = policies_of(source, plan)
         shown = self._shown(plan, surroundings, xmls, policies)
         if options.dry_run:
-            self._outcomes.add(shown.document, shown.lines[0])
-            for line in () if options.json else shown.lines[1:]:
-                print_result(line)
-            if shown.missing:
-                reason = "this host lacks what it needs"
-                self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
+            self._print_plan(plan, shown)
+        if options.restores:
+            check_foreign_definitions(plan.thing, xmls, options.accepted)
+        if options.dry_run:
             return
         if is_closed:
             note = "its bundle is encrypted, and does not come back without --identity"
@@ -232,9 +239,22 @@ class Rebuild:
             plan_again=lambda: make_plan(by_dataset(source.snapshots())),
             cold=options.cold,
             restores=options.restores,
+            accepted=options.accepted,
             identity=self._identity,
         )
         self._print(plan, shown, rebuilt, is_closed=is_closed)
+
+    def _print_plan(self, plan: RebuildPlan, shown: _Shown) -> None:
+        """Print what would come back, and what this host lacks for it."""
+        from snaporch.errors import RefusedError
+        from snaporch.output.terminal import print_result
+
+        self._outcomes.add(shown.document, shown.lines[0])
+        for line in () if self._options.json else shown.lines[1:]:
+            print_result(line)
+        if shown.missing:
+            reason = "this host lacks what it needs"
+            self._outcomes.fail(RefusedError(plan.thing, reason, "; ".join(shown.missing)))
 
     def _print(
         self, plan: RebuildPlan, shown: _Shown, rebuilt: Rebuilt, *, is_closed: bool

@@ -12,6 +12,7 @@ import typer
 
 from snaporch.cli.confirm import confirm
 from snaporch.cli.options import (
+    AcceptOption,
     AlsoRollBackOption,
     ConfigOption,
     JsonOption,
@@ -110,13 +111,14 @@ def restore_command(
             "damaged: the host's current files are kept; the guest then boots.",
         ),
     ] = False,
+    accept: AcceptOption = None,
     replica: Annotated[
         str,
         typer.Option(
             "--from",
             metavar="REPLICA",
             help="Bring a guest that this host has lost back from this replica, as `rebuild` does; "
-            "only with --cold, --host, --identity, --dry-run and --yes.",
+            "only with --cold, --accept, --host, --identity, --dry-run and --yes.",
             show_default=False,
         ),
     ] = "",
@@ -177,13 +179,16 @@ def restore_command(
         also_roll_back=also_roll_back,
         keep_definition=keep_definition,
         despite_damage=despite_damage,
+        accepted=tuple(accept or ()),
     )
     with session(context, config, quiet=quiet or json) as opened:
         if replica or host or identity:
             from snaporch.cli.rebuild import Rebuild, RebuildOptions, opened_identity
 
             _check_lost(request, replica, wait)
-            options = RebuildOptions(cold=cold, dry_run=dry_run, yes=yes, json=json)
+            options = RebuildOptions(
+                cold=cold, dry_run=dry_run, yes=yes, json=json, accepted=request.accepted
+            )
             source, local = context.obj.open_source(opened, replica, host)
             with opened_identity(identity) as key:
                 return Rebuild(opened, source, local, options, key).run([snapshot])
@@ -217,8 +222,12 @@ def _check_lost(request: RestoreRequest, replica: str, wait: int | None) -> None
     if not replica:
         raise UsageError("--host, --identity", "are for --from REPLICA", "name the replica")
     split_name(request.name)
-    if replace(request, name="", cold=False) != type(request)("") or wait is not None:
-        reason = "goes only with --cold, --host, --identity, --dry-run, --yes, --json and --quiet"
+    other = replace(request, name="", cold=False, accepted=())
+    if other != type(request)("") or wait is not None:
+        reason = (
+            "goes only with --cold, --accept, --host, --identity, --dry-run, --yes, --json and "
+            "--quiet"
+        )
         raise UsageError("--from", reason, "leave the others out")
 
 

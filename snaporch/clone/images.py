@@ -29,6 +29,7 @@ from snaporch.hypervisor.qcow2 import (
     read_qcow2,
 )
 from snaporch.model import DatasetKind
+from snaporch.restore.foreign_definition import came_from_elsewhere
 from snaporch.restore.safe_path import LeadsOutError, open_beneath
 from snaporch.restore.source import IncompleteError, Source, image_path_in_dataset
 from snaporch.zfs.resolver import NotOnZfsError
@@ -193,7 +194,8 @@ class Images:
 
     def _check_same(self, path: str) -> None:
         """Check that a file outside the snapshot is unchanged, if the manifest describes it."""
-        if any(disk.beneath is None for disk in self._source.disks):
+        undescribed = any(disk.beneath is None for disk in self._source.disks)
+        if undescribed and not came_from_elsewhere(self._source.members):
             return  # this manifest describes no backing files
         noted = [file for disk in self._source.disks for file in disk.beneath or ()]
         now = FileState.of(path)

@@ -43,7 +43,8 @@ def _character_device(element: Element, files: str, logs: dict[str, str]) -> Non
     if kind == "file" and source is not None:
         original = source.get("path", "")  # a console repeats the file of its serial device
         number = f"{len(logs)}." if logs and original not in logs else ""
-        own = f"{files}/{number}{PurePosixPath(original).name}"
+        # no name that another file of the clone has, such as that of its UEFI variables
+        own = f"{files}/log-{number}{PurePosixPath(original).name}"
         append = {key: value for key, value in source.items() if key == "append"}
         SubElement(element, "source", append, path=logs.setdefault(original, own))
     elif kind in _NAMED and source is not None:

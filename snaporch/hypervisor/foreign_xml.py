@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
 from snaporch.hypervisor.clone_allowlist import QEMU, is_own
-from snaporch.hypervisor.domain_xml import host_paths
+from snaporch.hypervisor.domain_xml import host_paths, source_path
 
 FIRMWARE = (
     "/usr/lib/ipxe",
@@ -39,6 +40,8 @@ _READ_BY_ATTRIBUTE = (
 )
 _SECRETS = ("auth", "encryption", "secret")
 _PRIVILEGES = (
+    ("cputune", "shares"),
+    ("blkiotune", "weight"),
     ("cputune", "vcpusched"),
     ("cputune", "iothreadsched"),
     ("cputune", "emulatorsched"),
@@ -50,6 +53,18 @@ _PRIVILEGES = (
 )
 """Priority over this host's processes, memory that cannot be swapped, files, and data of it."""
 _DUMP = "coredump-"
+_IMAGES = ("backingStore", "dataStore", "mirror")
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignImage:
+    """An image that a definition names."""
+
+    target: str
+    """Of the disk that it belongs to."""
+    path: str | None
+    """``None`` for one that is not at a path of this host, such as a volume of a storage pool."""
+    format: str
 
 
 def for_the_emulator(root: Element) -> str | None:
@@ -59,6 +74,45 @@ def for_the_emulator(root: Element) -> str | None:
         if element.tag.startswith(QEMU) or (element.tag.startswith("{") and element in top):
             return element.tag.rpartition("}")[2]
     return None
+
+
+def confining(root: Element) -> set[str]:
+    """The elements by which a guest gets more of this host than libvirt gives others.
+
+    These are the ones for the emulator, such as ``qemu:commandline``, and ``seclabel`` if one has
+    more than what libvirt itself writes for a running guest, and does not read at its next start.
+    """
+    found = {
+        each.tag.replace(QEMU, "qemu:").rpartition("}")[2]
+        for each in root
+        if each.tag.startswith("{")
+    }
+    labels = {id(each) for each in root.findall("seclabel")}
+    if any(_is_chosen(each, is_top=id(each) in labels) for each in root.iter("seclabel")):
+        found.add("seclabel")
+    return found
+
+
+def _is_chosen(label: Element, *, is_top: bool) -> bool:
+    """Whether a ``<seclabel>`` chooses a label, or none, in libvirt's place."""
+    if label.get("type", "dynamic") != "dynamic" or label.find("baselabel") is not None:
+        return True
+    return not is_top and label.find("label") is not None
+
+
+def images(root: Element) -> set[ForeignImage]:
+    """All images of a definition: of disks, backing files and data files."""
+    found = set()
+    for disk in root.findall("devices/disk"):
+        target = disk.find("target")
+        name = target.get("dev", "") if target is not None else ""
+        for image in (disk, *(each for tag in _IMAGES for each in disk.iter(tag))):
+            form = image.find("driver" if image is disk else "format")
+            kind = (form.get("type") if form is not None else None) or "raw"
+            if image.find("source") is not None:
+                path = source_path(image, image.get("type", "file"))
+                found.add(ForeignImage(name, path, kind))
+    return found
 
 
 def needs_secret(root: Element) -> bool:
@@ -78,6 +132,28 @@ def remove_privileges(root: Element) -> None:
             element.text = "destroy"
     for element in root.findall("devices/watchdog[@action='dump']"):
         element.set("action", "reset")
+
+
+def remove_gpu(root: Element) -> list[str]:
+    """Remove what has libvirt give the guest a GPU of this host; it chooses one by itself.
+
+    Returns:
+        What the guest does not have then; a device of the guest has no acceleration.
+    """
+    found = []
+    for devices in root.findall("devices"):
+        for display in devices.findall("graphics[@type='egl-headless']"):
+            devices.remove(display)
+            found.append("<graphics type='egl-headless'>, which uses a GPU of this host")
+        for display in devices.findall("graphics"):
+            for gl in display.findall("gl"):
+                display.remove(gl)
+                if gl.get("enable") == "yes":
+                    found.append("<gl>, which uses a GPU of this host")
+        for acceleration in devices.findall("video/model/acceleration[@accel3d='yes']"):
+            acceleration.set("accel3d", "no")
+            found.append("accel3d, which needs a GPU of this host")
+    return found
 
 
 def forbidden_file(

@@ -54,6 +54,7 @@ def rebuild_guest(
     plan_again: Callable[[], RebuildPlan],
     cold: bool,
     restores: bool,
+    accepted: tuple[str, ...] = (),
     identity: Identity | None = None,
 ) -> Rebuilt:
     """Rebuild a guest.
@@ -70,6 +71,7 @@ def rebuild_guest(
             shown, the guest may have come back, or may run there again.
         cold: the guest boots from its disks.
         restores: otherwise only data comes back, and nothing is defined.
+        accepted: what the guest may have of this host, although it comes from another one.
         identity: decrypts bundles.
 
     Raises:
@@ -87,7 +89,8 @@ def rebuild_guest(
             set_stage(context, plan, None)
             return Rebuilt(None, (*notes, *_not_defined(surroundings)))
         failures = define_objects(context, surroundings)
-        request = RestoreRequest(f"{plan.manifest.uuid}@{plan.name}", cold=cold)
+        name = f"{plan.manifest.uuid}@{plan.name}"
+        request = RestoreRequest(name, cold=cold, accepted=accepted)
         fences = replace(context.fences, lifted=plan.manifest.uuid)
         lift = partial(_lift_fence, context, plan, plan_again)
         try:

@@ -39,6 +39,8 @@ class RestoreRequest:
     also_roll_back: bool = False
     keep_definition: bool = False
     despite_damage: bool = False
+    accepted: tuple[str, ...] = ()
+    """What a snapshot that came from another host may name of this one."""
 
     def check(self) -> None:
         """Refuse options that exclude one another, and a name or a time of the wrong form.
@@ -93,6 +95,7 @@ class RestoreRequest:
             despite_other_disks=self.despite_other_disks,
             also_roll_back=self.also_roll_back,
             keep_definition=self.keep_definition,
+            accepted=self.accepted,
             refusals=refusals,
         )
 

@@ -18,6 +18,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.clone_allowlist import repeated
+from snaporch.hypervisor.foreign_xml import ForeignImage, images
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.zfs_names import quoted
@@ -126,7 +127,7 @@ def check_ram_definition(thing: str, directory: Path, manifest: Manifest) -> Non
 
     Raises:
         RefusedError: the definition is of another guest, or names a path or device that the
-            bundle's definitions do not name.
+            bundle's definitions do not name, or an image in another format.
         SaveImageError: the image is damaged.
         OSError: a file cannot be read.
     """
@@ -135,10 +136,15 @@ def check_ram_definition(thing: str, directory: Path, manifest: Manifest) -> Non
     xml = read_preface(directory / ram.name).xml
     check_identity(thing, "the definition in its RAM", xml, manifest)
     shown: set[tuple[str, str, str]] = set()
+    known: set[ForeignImage] = set()
     for part in filter(None, map(manifest.part, (Role.LIVE_XML, Role.INACTIVE_XML))):
         data = (directory / part.name).read_bytes()
-        shown |= domain_xml.host_values(domain_xml.parse(data.decode("utf-8", "replace")))
-    other = sorted(domain_xml.host_values(domain_xml.parse(xml)) - shown)
+        definition = domain_xml.parse(data.decode("utf-8", "replace"))
+        shown |= domain_xml.host_values(definition)
+        known |= images(definition)
+    own = domain_xml.parse(xml)
+    other = [quoted(value) for _, _, value in sorted(domain_xml.host_values(own) - shown)]
+    other += sorted(f"{each.target} as {each.format}" for each in images(own) - known)
     if other:
-        reason = f"the definition in its RAM has what its bundle's has not: {quoted(other[0][2])}"
+        reason = f"the definition in its RAM has what its bundle's has not: {other[0]}"
         raise RefusedError(thing, reason, "boot from the disks with --cold")

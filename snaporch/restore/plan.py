@@ -6,7 +6,7 @@ The checks are in modules by subject, such as :mod:`snaporch.restore.disk_checks
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +30,8 @@ from snaporch.restore.disk_checks import (
     check_volumes_unused,
 )
 from snaporch.restore.firmware_checks import unfit_files
+from snaporch.restore.foreign_definition import came_from_elsewhere, check_foreign_definitions
+from snaporch.restore.foreign_images import check_foreign_images
 from snaporch.restore.host_requirements import check_machine, check_memory
 from snaporch.restore.newer_snapshot_checks import (
     bases_of_copies,
@@ -64,6 +66,7 @@ def make_restore_plan(
     despite_other_disks: bool = False,
     also_roll_back: bool = False,
     keep_definition: bool = False,
+    accepted: Collection[str] = (),
     refusals: AbstractContextManager[object] = RAISED,
 ) -> RestorePlan:
     """Plan a restore and make all checks.
@@ -80,6 +83,7 @@ def make_restore_plan(
         despite_other_disks: RAM may be resumed over disks that are not in the snapshot, and disks
             may be put back over backing files that have changed.
         keep_definition: the domain stays defined as it is; only without RAM.
+        accepted: what a snapshot that came from another host may name of this one.
         refusals: surrounds each check of the finished plan; it may collect the errors.
 
     Raises:
@@ -127,6 +131,12 @@ def make_restore_plan(
     if keep_definition:
         with refusals:
             check_definition_may_stay(plan)
+    if came_from_elsewhere(members):
+        with refusals:
+            own = [] if keep_definition else _definitions(replace(plan, domain=None))
+            check_foreign_definitions(plan.thing, own, accepted)
+        with refusals:
+            check_foreign_images(context, plan.thing, members, _definitions(plan), accepted)
     return check_plan(
         context,
         plan,

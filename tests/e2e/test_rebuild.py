@@ -314,6 +314,40 @@ def test_no_guest_is_resumed_with_a_definition_that_was_not_shown(plain, there):
     assert cold.status == 0, cold.err
 
 
+EVIL = """<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>
+<source file='/tank/plain/evil.qcow2'/><target dev='vdx' bus='virtio'/></disk>"""
+
+
+@pytest.mark.daily(3, "long")
+def test_an_image_and_a_definition_of_a_hostile_replica_reach_no_file_of_this_host(plain, there):
+    """What they would reach is accepted only by its name."""
+    evil = "/tank/plain/evil.qcow2"
+    backing = ("-u", "-b", "/etc/shadow", "-F", "raw")
+    must("qemu-img", "create", "-q", "-f", "qcow2", *backing, evil, "1M")
+    last = take(plain)
+    must("snaporch", "replicate", plain.name)
+    bundle = there / uuid_of(plain) / last["run"]
+    label = "<seclabel type='static' model='dac' relabel='no'><label>+0:+0</label></seclabel>"
+    for path in bundle.glob("domain*.xml"):
+        text = path.read_text().replace("</devices>", f"{EVIL}</devices>")
+        path.write_text(text.replace("</domain>", f"{label}</domain>"))
+    forge(bundle)
+    lost = lose(plain)
+    assert_refused(plain, 5, "and has <seclabel>", "--accept seclabel")
+    assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost)
+    words = ("rebuild", plain.name, *WORDS, "--cold", "--accept", "seclabel")
+    one_line_error(snaporch(*words), 5, "evil.qcow2 names '/etc/shadow'", "--accept /etc/shadow")
+    assert run("virsh", "domstate", plain.name).status != 0
+    for path in (BUNDLES / uuid_of(plain) / last["run"]).glob("domain*.xml"):
+        path.write_text(path.read_text().replace(label, ""))
+    forge(BUNDLES / uuid_of(plain) / last["run"])
+    again = ("restore", f"{plain.name}@{last['snapshot']}", "--disks-only", "--yes")
+    one_line_error(snaporch(*again), 5, "evil.qcow2 names '/etc/shadow'")
+    outcome = snaporch(*again, "--accept", "/etc/shadow")
+    assert outcome.status == 0, outcome.err
+    assert run("virsh", "domstate", plain.name).status == 0
+
+
 HOSTILE = {
     "lan": "<network><name>lan</name><ip address='169.254.9.1' prefix='24'/></network>",
     "dns": "<network><name>dns</name><dns><forwarder addr='8.8.8.8'/></dns></network>",

@@ -363,14 +363,65 @@ def test_a_repeated_import_with_another_name_has_the_uuid_of_the_first(archive, 
     assert bring(there, archive, name="new").uuid == uuid
 
 
-def test_an_import_that_was_killed_after_the_definition_is_finished(archive, there):
-    place = there.images / "web"
-    bring(there, archive, starts=False)
-    (place / MARK).write_text(json.dumps({"uuid": there.guest("web").uuid, "files": None}))
-    (place / ".import-ram.save").write_bytes(b"x")
-    with pytest.raises(AttentionError, match="it is complete, without its RAM: virsh start web"):
+@pytest.fixture
+def killed(archive, there):
+    """An import with RAM that was killed when the guest was defined, and not yet resumed."""
+    there.hooks.at["hypervisor.restore"] = failing(KilledError())
+    with pytest.raises(KilledError):
         bring(there, archive)
-    assert sorted(os.listdir(place)) == ["vda.raw", "vdb.raw"]
+    del there.hooks.at["hypervisor.restore"]
+    assert there.guest("web").live is None
+    return there.images / "web"
+
+
+def finished(there, archive, words, **options):
+    """The same import again says this; nothing of the first one but the guest is left."""
+    with pytest.raises(AttentionError, match=words):
+        bring(there, archive, **options)
+    assert sorted(os.listdir(there.images / "web")) == ["vda.raw", "vdb.raw"]
+    return there.guest("web")
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_import_that_was_killed_after_the_definition_resumes_the_ram(
+    archive, there, killed, story, paused
+):
+    if paused:
+        mark = json.loads((killed / MARK).read_text())
+        (killed / MARK).write_text(json.dumps(mark | {"running": False}))
+    guest = finished(there, archive, "it is complete, and was resumed from RAM")
+    assert guest.ram == story.ram
+    assert guest.state is (DomainState.PAUSED if paused else DomainState.RUNNING)
+
+
+def test_it_is_not_resumed_over_disks_that_a_guest_has_written_to(archive, there, killed):
+    (killed / "vda.raw").write_bytes(b"written by the guest")
+    words = "may have written to its disks since; without its RAM: virsh start web"
+    assert finished(there, archive, words).live is None
+
+
+def test_a_killed_import_whose_ram_does_not_resume_says_why(archive, there, killed):
+    there.hooks.at["hypervisor.restore"] = failing(HypervisorError("x", "restore: bad device"))
+    words = r"was not resumed from RAM \(restore: bad device\): virsh start web"
+    assert finished(there, archive, words).live is None
+
+
+def test_a_killed_import_is_not_resumed_where_that_is_not_wanted(archive, there, killed):
+    assert finished(there, archive, "it is complete: virsh start web", cold=True).live is None
+
+
+def test_a_killed_import_whose_guest_runs_by_now_is_finished(archive, there, killed):
+    there.hypervisor.start(there.guest("web").uuid, paused=False)
+    guest = finished(there, archive, "it is complete, and runs")
+    assert guest.running_reason != "restored"
+
+
+def test_a_killed_import_does_not_resume_while_another_command_works(archive, there, killed):
+    uuid, interrupt = there.guest("web").uuid, there.context.interrupt
+    lock = domain_lock(default_paths.LOCKS, "web", uuid, "snapshot", wait=0, interrupt=interrupt)
+    with lock, pytest.raises(BusyError, match="held by snapshot"):
+        bring(there, archive)
+    assert (killed / ".import-ram.save").exists()
 
 
 def test_a_second_guest_is_not_resumed_where_its_original_may_run(archive, there):
@@ -600,30 +651,35 @@ def test_a_map_that_is_none_is_refused(archive, there, image_map):
     refused(there, forged.written(), "the map of its disk vdb is damaged")
 
 
+def with_qcow2(archive, image):
+    """The archive, with this as the qcow2 image of its second disk."""
+    forged = Opened(archive)
+    disks = tuple(
+        each.model_copy(update={"format": "qcow2"}) if each.target == "vdb" else each
+        for each in forged.manifest.disks
+    )
+    for part in ("domain.xml", "domain.live.xml"):
+        if part in forged.data:
+            root = parse(forged.data[part].decode())
+            root.findall("devices/disk/driver")[1].set("type", "qcow2")
+            forged.change_part(part, ElementTree.tostring(root))
+    forged.change_manifest(disks=disks)
+    disk_map = pack_map([(0, len(image))], len(image))
+    forged.data["disks/vdb.qcow2"] = disk_map + image
+    forged.change_entry(
+        "disks/vdb.raw",
+        name="disks/vdb.qcow2",
+        bytes=len(disk_map + image),
+        size=len(image),
+        map_bytes=len(disk_map),
+        format="qcow2",
+    )
+    return forged.written()
+
+
 def test_a_disk_that_names_another_file_is_refused(archive, there):
     for image in (qcow2(backing="/etc/shadow"), qcow2(data_file="/dev/sda"), b"raw"):
-        forged = Opened(archive)
-        disks = tuple(
-            each.model_copy(update={"format": "qcow2"}) if each.target == "vdb" else each
-            for each in forged.manifest.disks
-        )
-        for part in ("domain.xml", "domain.live.xml"):
-            if part in forged.data:
-                root = parse(forged.data[part].decode())
-                root.findall("devices/disk/driver")[1].set("type", "qcow2")
-                forged.change_part(part, ElementTree.tostring(root))
-        forged.change_manifest(disks=disks)
-        disk_map = pack_map([(0, len(image))], len(image))
-        forged.data["disks/vdb.qcow2"] = disk_map + image
-        forged.change_entry(
-            "disks/vdb.raw",
-            name="disks/vdb.qcow2",
-            bytes=len(disk_map + image),
-            size=len(image),
-            map_bytes=len(disk_map),
-            format="qcow2",
-        )
-        refused(there, forged.written(), "its disk vdb")
+        refused(there, with_qcow2(archive, image), "its disk vdb")
 
 
 def with_part(archive, role, content=b"<domain/>"):
@@ -750,3 +806,30 @@ def test_the_mark_goes_last(there, monkeypatch, how, kill):
         with pytest.raises(KilledError):
             act()
     assert place.marked() == "uuid"
+
+
+def test_it_notes_that_a_qcow2_image_may_grow(archive, there, monkeypatch):
+    real = shutil.disk_usage(there.images)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: real._replace(free=1 << 40))
+    bring(there, archive, starts=False)
+    assert not any("may grow" in each for each in there.heard.notes)
+    remove(there)
+    image = bytearray(qcow2())
+    image[24:32] = (1 << 50).to_bytes(8, "big")  # the size of the disk
+    bring(there, with_qcow2(archive, bytes(image)), starts=False)
+    assert any("its disks may grow by 1073741" in each for each in there.heard.notes)
+
+
+def test_an_error_after_its_start_says_that_it_is_here(archive, there):
+    there.hooks.at["hypervisor.restore"] = failing(OSError(5, "Input/output error"))
+    with pytest.raises(AttentionError, match=r"is imported, and then failed: .*Input/output error"):
+        bring(there, archive)
+    assert there.guest("web").inactive is not None
+
+
+def test_a_paused_guest_that_is_not_resumed_does_not_run(archive, there):
+    forged = Opened(archive).change_manifest(was_running=False).written()
+    there.hooks.at["hypervisor.restore"] = failing(HypervisorError("x", "restore: bad device"))
+    made = bring(there, forged)
+    assert (made.state, made.cold_reason) == ("defined", "restore: bad device")
+    assert there.guest("web").live is None

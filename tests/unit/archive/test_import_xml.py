@@ -5,7 +5,7 @@ from fakes.domain_xml import DiskSpec, domain_xml
 
 from snaporch.archive.import_xml import HostRules, imported_xml
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec
+from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, SharedError
 from snaporch.hypervisor.domain_xml import host_paths, parse
 
 UUID = "4678f48e-9e6e-53d3-9c13-dbd66056a5d1"
@@ -163,3 +163,30 @@ def test_hooks_and_labels_of_another_host_are_dropped():
     )
     result = made(xml).xml
     assert not any(word in result for word in ("/bin/sh", "seclabel", "partition"))
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "<graphics type='egl-headless'/>",
+        "<graphics type='spice'><gl enable='yes' rendernode='/dev/dri/renderD128'/></graphics>",
+        "<graphics type='sdl'><gl enable='yes'/></graphics>",
+        "<video><model type='virtio'><acceleration accel3d='yes'/></model></video>",
+    ],
+)
+def test_a_gpu_of_this_host_is_left_out(device):
+    result = made(with_device(device))
+    assert [each for each in result.missing if each.endswith("a GPU of this host")]
+    assert not any(word in result.xml for word in ("egl", "<gl", 'accel3d="yes"'))
+    with pytest.raises(SharedError, match="a GPU of this host"):
+        made(with_device(device), resumed=True)
+
+
+def test_no_guest_gets_more_of_this_host_than_the_others():
+    xml = "<cputune><shares>262144</shares></cputune><blkiotune><weight>1000</weight></blkiotune>"
+    assert not any(word in made(with_child(xml)).xml for word in ("262144", "1000"))
+
+
+def test_a_lun_is_refused():
+    with pytest.raises(RefusedError, match="its disk vda is a lun"):
+        made(plain().replace('device="disk"', 'device="lun"'))

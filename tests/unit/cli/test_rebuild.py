@@ -3,10 +3,13 @@ import os
 import shutil
 from dataclasses import replace
 from ipaddress import ip_network
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes.archives import in_snapshot
 from fakes.hooks import KilledError, failing
+from fakes.images import qcow2
 from fakes.pool import FakePool
 from fakes.rebuild_source import FakeLocal, FakeSource
 from fakes.replica import FakeReplica
@@ -631,3 +634,59 @@ def test_an_interrupted_decryption_goes_on_without_another_transfer(closed, snap
     answer = rebuild(snaporch, "web", "--yes", "--quiet", "--identity", str(age.right), "--json")
     assert (answer.code, answer.json[0]["resumed"]) == (0, True), answer.err
     assert len(fetched) == 1
+
+
+LABEL = "<seclabel type='static' model='dac'><label>+0:+0</label></seclabel>"
+
+
+def with_a_label(host):
+    guest = host.guest()
+    guest.inactive = guest.inactive.replace("</domain>", f"{LABEL}</domain>")
+    guest.live = guest.live.replace("</domain>", f"{LABEL}</domain>")
+
+
+def test_a_definition_with_a_label_of_its_own_moves_nothing(host, command_host, snaporch):
+    lose(host, command_host, with_a_label)
+    for option in ("--yes", "--dry-run"):
+        answer = rebuild(snaporch, "web", option)
+        assert answer.code == ExitCode.REFUSED
+        assert "and has <seclabel>; read it first" in answer.err
+    assert host.hooks.log == []
+    answer = rebuild(snaporch, "web", "--yes", "--accept", "seclabel")
+    assert (answer.code, answer.out) == (0, "web@s1  rebuilt, running, resumed from RAM\n")
+
+
+def with_a_qcow2_image(host):
+    guest = host.guest()
+    Path(host.hypervisor.domain("web").disks[0].source).write_bytes(qcow2())
+    guest.inactive = guest.inactive.replace('type="raw"', 'type="qcow2"')
+    guest.live = guest.live.replace('type="raw"', 'type="qcow2"')
+
+
+def test_an_image_that_names_a_file_of_this_host_is_not_defined(host, command_host, snaporch):
+    lose(host, command_host, with_a_qcow2_image)
+    in_snapshot(host, "tank/web", "web-vda.img", qcow2("/etc/shadow", "raw"))
+    answer = rebuild(snaporch, "web", "--yes")
+    assert answer.code == ExitCode.REFUSED
+    assert "names '/etc/shadow', which is not in the snapshot" in answer.err
+    assert host.hypervisor.find(host.lost_uuid) is None
+    assert rebuild(snaporch, "web", "--yes").code == ExitCode.REFUSED
+    words = ("restore", "web@s1", "--yes")
+    assert snaporch(*words).code == ExitCode.REFUSED
+    assert host.hypervisor.find(host.lost_uuid) is None
+    assert snaporch(*words, "--accept", "/etc/shadow").code == 0
+    assert host.hypervisor.domain("web").state is DomainState.RUNNING
+
+
+@pytest.mark.parametrize("act", ["hypervisor.restore", "hypervisor.define"])
+def test_a_rebuild_that_was_killed_before_the_ram_was_loaded_resumes_it(lost, snaporch, act):
+    """It never boots from its disks instead."""
+    lost.hooks.at[act] = failing(KilledError())
+    with pytest.raises(KilledError):
+        rebuild(snaporch, "web", "--yes", "--quiet")
+    del lost.hooks.at[act]
+    assert rebuild(snaporch, "web", "--yes", "--quiet").code == 0
+    assert snaporch("recover").code == 0
+    guest = lost.guest()
+    assert (guest.state, guest.running_reason) == (DomainState.RUNNING, "restored")
+    assert guest.inactive is not None

@@ -73,8 +73,8 @@ class Layout:
     def source(self):
         return complete_source(self.world.context, find_records(self.world.context, "web@s1")[-1])
 
-    def clone(self):
-        request = CloneRequest("test", resumed=True)
+    def clone(self, name="test"):
+        request = CloneRequest(name, resumed=True)
         check_clone(self.world.context, self.source(), request)
         made = clone(self.world.context, self.source(), request)
         return self.world.paths.clones / made.uuid / "disk0"
@@ -248,6 +248,9 @@ def test_a_bundle_without_data_of_backing_files_is_accepted(layout, tmp_path):
     write_to(golden)
     layout.clone()
     assert layout.images()[1] == str(golden)
+    layout.world.pool.set_properties(["tank/web@s1"], {"snaporch:copy": "nas"})
+    with pytest.raises(IncompleteError, match="has changed since the snapshot"):
+        layout.clone("foreign")
 
 
 @pytest.mark.parametrize("state", [DomainState.RUNNING, DomainState.OFF])

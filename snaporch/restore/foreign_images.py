@@ -1,0 +1,192 @@
+"""Whether a snapshot that came from another host lets its guest read other files of this one.
+
+Its data may be forged: the header of an image names files that the emulator opens with it, and a
+link or a device file leads out of the guest's datasets. So each image is read as it is in the
+snapshot, before the guest is defined. What a header names must be in the snapshot, in the
+definition that the admin was shown, or accepted. What the definition itself may have is decided by
+:mod:`snaporch.restore.foreign_definition`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+from snaporch.context import Context
+from snaporch.disks.foreign_image import named_by
+from snaporch.errors import RefusedError
+from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.foreign_xml import ForeignImage, images
+from snaporch.hypervisor.qcow2 import MAX_CHAIN, PROTOCOL, SELF_CONTAINED, HeaderError
+from snaporch.model import DatasetKind, PoolSnapshot
+from snaporch.restore.safe_path import LeadsOutError, open_beneath
+from snaporch.zfs import PoolError
+from snaporch.zfs.resolver import NotOnZfsError
+from snaporch.zfs_names import quoted
+
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+
+
+def check_foreign_images(
+    context: Context,
+    thing: str,
+    members: Sequence[PoolSnapshot],
+    definitions: Sequence[str],
+    accepted: Collection[str],
+) -> None:
+    """Refuse a snapshot whose files lead to other files of this host.
+
+    Args:
+        thing: the subject of errors.
+        members: its ZFS snapshots.
+        definitions: those that the guest may have afterwards.
+        accepted: files, and targets of disks, about which the admin knows.
+
+    Raises:
+        RefusedError: the first such file, and the option that accepts it.
+    """
+    with ExitStack() as stack:
+        _Check(context, thing, members, accepted, stack).check(definitions)
+
+
+class _Check:
+    def __init__(
+        self,
+        context: Context,
+        thing: str,
+        members: Sequence[PoolSnapshot],
+        accepted: Collection[str],
+        stack: ExitStack,
+    ) -> None:
+        self._context, self._thing, self._accepted, self._stack = context, thing, accepted, stack
+        kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
+        self._members = {each.dataset: each for each in members}
+        self._homes = {
+            name: self._home(name)
+            for name in self._members
+            if kinds[name] is DatasetKind.FILESYSTEM
+        }
+        self._roots: dict[str, Path] = {}
+        self._named: set[str] = set()
+
+    def check(self, definitions: Sequence[str]) -> None:
+        roots = list(map(domain_xml.parse, definitions))
+        self._named = set().union(*map(domain_xml.host_paths, roots))
+        for path in sorted(self._named - set(self._accepted)):
+            if (place := self._place(path)) is not None and place[0] in self._homes:
+                with self._opened(path):
+                    pass  # no link leads out
+        found = set().union(*map(images, roots))
+        for image in sorted(found, key=lambda each: (each.target, each.path or "", each.format)):
+            self._check_image(image)
+
+    def _home(self, dataset: str) -> PurePosixPath:
+        try:
+            return PurePosixPath(self._context.resolver.mount_point_of(dataset))
+        except NotOnZfsError as error:
+            reason = f"{dataset} is not mounted, so that its images cannot be checked"
+            raise RefusedError(self._thing, reason, f"zfs mount -l {dataset}") from error
+
+    def _check_image(self, image: ForeignImage) -> None:
+        if image.format in SELF_CONTAINED or image.target in self._accepted:
+            return
+        if image.path is None:
+            reason = f"its disk {image.target} is an image that cannot be read before it starts"
+            raise self._refusal(reason, image.target)
+        self._follow(image.path, image.format, 0)
+
+    def _follow(self, path: str, form: str, depth: int) -> None:
+        """Check what the header of an image names, and what these images name."""
+        if path in self._accepted:
+            return
+        if depth > MAX_CHAIN:
+            raise self._refusal(f"{path} is over more than {MAX_CHAIN} images", path)
+        with self._opened(path) as descriptor:
+            if descriptor is None:
+                return  # it is of this host
+            try:
+                names = named_by(descriptor, form)
+            except HeaderError as error:
+                raise self._refusal(f"{path} {error}", path) from error
+            except OSError as error:
+                raise self._refusal(f"{path} cannot be read: {error.strerror}", path) from error
+        for name, below in names.items():
+            self._check_name(path, name)
+            if name not in self._accepted:
+                self._follow(str(PurePosixPath(path).parent / name), below, depth + 1)
+
+    def _check_name(self, path: str, name: str) -> None:
+        found = str(PurePosixPath(path).parent / name)
+        is_path = PROTOCOL.match(name) is None
+        if name in self._accepted or (is_path and found in self._named):
+            return
+        if not is_path or self._place(found) is None:
+            reason = f"the header of {path} names {quoted(name)}"
+            raise self._refusal(f"{reason}, which is not in the snapshot", name)
+
+    @contextmanager
+    def _opened(self, path: str) -> Iterator[int | None]:
+        """Open a path as it is in the snapshot; ``None`` if it is not below one of its datasets.
+
+        Raises:
+            RefusedError: a link leads out, it is no regular file, or it cannot be read.
+        """
+        place = self._place(path)
+        with ExitStack() as stack:
+            descriptor = None
+            try:
+                if place is not None and place[0] in self._homes:
+                    descriptor = stack.enter_context(self._in_snapshot(*place))
+                elif place is not None:
+                    descriptor = self._volume(stack, place[0], path)
+            except FileNotFoundError:
+                pass  # the guest could not open it either
+            except LeadsOutError as error:
+                raise self._refusal(f"{path}: {error.reason}", path) from error
+            except OSError as error:
+                raise self._refusal(f"{path}: {error.strerror}", path) from error
+            yield descriptor
+
+    def _place(self, path: str) -> tuple[str, PurePosixPath] | None:
+        """The dataset of the snapshot that has a path, and where it is in it."""
+        path = f"/{path.lstrip('/')}"  # libvirt and the emulator run in /
+        nearest = sorted(self._homes.items(), key=lambda pair: -len(pair[1].parts))
+        for each in map(PurePosixPath, (path, os.path.realpath(path))):
+            for name, home in nearest:
+                if each.is_relative_to(home):
+                    return name, each.relative_to(home)
+        with suppress(OSError, NotOnZfsError):
+            found = self._context.resolver.resolve(path)
+            if found.name in self._members:
+                inside = self._context.resolver.inside(path, found)
+                return found.name, PurePosixPath(inside or "")
+        return None
+
+    @contextmanager
+    def _in_snapshot(self, dataset: str, inside: PurePosixPath) -> Iterator[int]:
+        full = self._members[dataset].full_name
+        if dataset not in self._roots:
+            mounted = self._context.pool.mounted_snapshot(full)
+            self._roots[dataset] = self._stack.enter_context(mounted)
+        with open_beneath(self._roots[dataset], inside, self._homes[dataset], called=full) as file:
+            yield file.descriptor
+
+    def _volume(self, stack: ExitStack, dataset: str, path: str) -> int:
+        """Open a volume, which has to have the data of the snapshot now."""
+        try:
+            modified = self._context.pool.is_volume_modified(self._members[dataset].full_name)
+        except PoolError as error:
+            raise self._refusal(f"{dataset} cannot be checked: {error.reason}", path) from error
+        if modified:
+            reason = f"what an image in {dataset} names can be read only after the rollback"
+            raise self._refusal(reason, path)
+        descriptor = os.open(path, _OPEN)
+        stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _refusal(self, reason: str, what: str) -> RefusedError:
+        step = f"if that is what you want: --accept {shlex.quote(what)}"
+        return RefusedError(self._thing, f"it comes from another host, and {reason}", step)

@@ -1,0 +1,215 @@
+"""A snapshot of another host leads to no file of this one, and starts no program here."""
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+from fakes import manifests
+from fakes.archives import in_snapshot
+from fakes.images import qcow2
+
+from snaporch.errors import RefusedError
+from snaporch.hypervisor.domain_xml import parse
+from snaporch.hypervisor.foreign_xml import confining
+from snaporch.restore.bundle_checks import check_bundle
+
+from .plans import plan
+
+IMAGE = "web-vda.img"
+QEMU = "xmlns:q='http://libvirt.org/schemas/domain/qemu/1.0'"
+
+
+@pytest.fixture
+def copy(story, world):
+    """``web@s1``, whose first disk is a qcow2 image, came from a replica."""
+    names = [f"{each}@s1" for each in story.datasets]
+    world.pool.set_properties(names, {"snaporch:copy": "nas"})
+    change(story, 'type="raw"', 'type="qcow2"')
+    put(world, qcow2())
+    world.hooks.log.clear()
+    return story
+
+
+def change(story, old, new):
+    """Change the definitions in the bundle, not that in the RAM."""
+    directory = Path(story.record.bundle)
+    for path in directory.glob("domain*.xml"):
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+    manifests.with_sums(directory)
+
+
+def put(world, data, name=IMAGE):
+    in_snapshot(world, "tank/web", name, data)
+
+
+def planned(world, **options):
+    return plan(world, cold=True, discard_newer=True, **options)
+
+
+def refused(world, words, accepted):
+    """The refusal names the option that accepts it; with that it is accepted."""
+    with pytest.raises(RefusedError, match=words) as caught:
+        planned(world)
+    assert shlex.split(caught.value.step.rpartition(": ")[2]) == ["--accept", accepted]
+    assert planned(world, accepted=[accepted])
+
+
+def test_an_image_of_its_own_is_accepted(copy, world):
+    planned(world)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        qcow2("/etc/shadow", "raw"),
+        qcow2("/etc/shadow"),
+        qcow2("/dev/sda", "raw"),
+        qcow2("json:{}", "raw"),
+        qcow2("nbd://example.org", "raw"),
+        qcow2(data_file="/etc/shadow"),
+    ],
+)
+def test_an_image_that_names_a_file_of_this_host_is_refused(copy, world, image):
+    put(world, image)
+    with pytest.raises(RefusedError, match="the header of") as caught:
+        planned(world)
+    assert "which is not in the snapshot" in caught.value.reason
+    accepted = shlex.split(caught.value.step.rpartition("--accept")[2])
+    assert planned(world, accepted=accepted)
+    assert world.hooks.log == []
+
+
+def test_an_image_that_names_a_file_above_its_dataset_is_refused(copy, world):
+    put(world, qcow2("../../../etc/shadow", "raw"))
+    path = Path(copy.domain.disks[0].source).parent / "../../../etc/shadow"
+    refused(world, "leads out of it", str(path))
+
+
+def test_what_its_backing_file_names_is_read_too(copy, world):
+    put(world, qcow2("base.img", "qcow2"))
+    put(world, qcow2("below.img"), "base.img")
+    put(world, qcow2("/etc/shadow", "raw"), "below.img")
+    refused(world, "below.img names '/etc/shadow'", "/etc/shadow")
+    put(world, qcow2("base.img", "qcow2"), "below.img")
+    with pytest.raises(RefusedError, match="over more than 64 images"):
+        planned(world)
+
+
+def test_a_backing_file_that_the_definition_shows_is_accepted(copy, world):
+    put(world, qcow2("/srv/base.img", "raw"))
+    refused(world, "names '/srv/base.img'", "/srv/base.img")
+    source = "<format type='raw'/><source file='/srv/base.img'/>"
+    store = f"<backingStore type='file'>{source}</backingStore>"
+    change(copy, '<target dev="vda"', f'{store}<target dev="vda"')
+    planned(world)
+
+
+def test_a_disk_in_its_dataset_that_no_snapshot_knows_is_read_too(copy, world):
+    put(world, qcow2("/etc/shadow", "raw"), "more.img")
+    path = Path(copy.domain.disks[0].source).with_name("more.img")
+    disk = (
+        f"<disk type='file'><driver type='qcow2'/><source file='{path}'/><target dev='vdz'/></disk>"
+    )
+    change(copy, "</devices>", f"{disk}</devices>")
+    refused(world, "more.img names '/etc/shadow'", "/etc/shadow")
+
+
+def test_a_link_that_leads_out_of_it_is_refused(copy, world):
+    put(world, b"")
+    inside = world.snapshot_files("tank/web", "s1") / IMAGE
+    inside.unlink()
+    inside.symlink_to("/etc/shadow")
+    path = copy.domain.disks[0].source
+    refused(world, "the link web-vda.img leads out of it, to /etc/shadow", path)
+    inside.unlink()
+    os.mkfifo(inside)  # as a device file
+    refused(world, "is not a regular file", path)
+
+
+@pytest.mark.parametrize("form", ["vmdk", "qed", "fat"])
+def test_a_format_that_is_not_read_is_refused(copy, world, form):
+    change(copy, 'type="qcow2"', f'type="{form}"')
+    refused(
+        world, f"has the format '{form}', which may name other files", copy.domain.disks[0].source
+    )
+
+
+def test_a_damaged_image_is_refused(copy, world):
+    put(world, b"zeros")
+    refused(world, "is not a qcow2 image", copy.domain.disks[0].source)
+
+
+def test_an_image_that_is_at_no_path_is_refused(copy, world):
+    disk = (
+        "<disk type='network'><driver type='qcow2'/><source protocol='nbd' name='x'/>"
+        "<target dev='vdn'/></disk>"
+    )
+    change(copy, "</devices>", f"{disk}</devices>")
+    refused(world, "its disk vdn is an image that cannot be read", "vdn")
+
+
+def test_an_image_of_this_host_may_name_what_it_names(story, world):
+    put(world, qcow2("/etc/shadow", "raw"))
+    change(story, 'type="raw"', 'type="qcow2"')
+    planned(world)
+
+
+def test_ram_whose_definition_has_another_format_is_not_resumed(copy, world):
+    change(copy, 'type="qcow2"', 'type="raw"')
+    check_bundle(world.context, plan(world, discard_newer=True))
+    change(copy, 'type="raw"', 'type="qcow2"')
+    with pytest.raises(RefusedError, match="vda as raw") as caught:
+        check_bundle(world.context, plan(world, discard_newer=True))
+    assert "--cold" in caught.value.step
+
+
+STATIC = "<seclabel type='static' model='dac'><label>+0:+0</label></seclabel>"
+BASE = "<seclabel type='dynamic' model='selinux'><baselabel>x</baselabel></seclabel>"
+RUNS = (
+    "<seclabel type='dynamic' model='dac' relabel='yes'><label>+64055:+64055</label>"
+    "<imagelabel>+64055:+64055</imagelabel></seclabel>"
+)
+ARGUMENTS = f"<q:commandline {QEMU}><q:arg value='-incoming'/></q:commandline>"
+OVERRIDE = f"<q:override {QEMU}/>"
+LABEL = "<label>x</label>"
+OF_A_FILE = f"<source><seclabel model='dac'>{LABEL}</seclabel></source>"
+OF_A_DISK = f"<devices><disk>{OF_A_FILE}</disk></devices>"
+
+
+@pytest.mark.parametrize(
+    ("xml", "expected"),
+    [
+        (RUNS, set()),
+        (STATIC, {"seclabel"}),
+        (BASE, {"seclabel"}),
+        ("<seclabel type='none'/>", {"seclabel"}),
+        (OF_A_DISK, {"seclabel"}),
+        (OF_A_DISK.replace(LABEL, ""), set()),
+        (ARGUMENTS, {"qemu:commandline"}),
+        (f"{OVERRIDE}{RUNS}{STATIC}", {"qemu:override", "seclabel"}),
+        ("<x:y xmlns:x='urn:x'/>", {"y"}),
+    ],
+)
+def test_what_gives_a_guest_more_than_others_have(xml, expected):
+    assert confining(parse(f"<domain>{xml}</domain>")) == expected
+
+
+@pytest.mark.parametrize(("more", "name"), [(ARGUMENTS, "qemu:commandline"), (STATIC, "seclabel")])
+def test_the_definition_of_another_host_gets_them_only_if_they_are_accepted(
+    copy, world, more, name
+):
+    change(copy, "</domain>", f"{more}</domain>")
+    refused(world, f"comes from another host, and has <{name}>", name)
+
+
+def test_a_definition_that_stays_is_this_hosts(copy, world):
+    change(copy, "</domain>", f"{STATIC}</domain>")
+    planned(world, keep_definition=True)
+
+
+def test_a_guest_of_this_host_keeps_them(story, world):
+    change(story, "</domain>", f"{STATIC}{ARGUMENTS}</domain>")
+    planned(world)
