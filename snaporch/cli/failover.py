@@ -77,25 +77,14 @@ def fence_command(
     """
     from snaporch.cli.confirm import confirm
     from snaporch.cli.session import session
-    from snaporch.failover.fence_by_hand import (
-        find_fence,
-        make_fence,
-        missing_disks,
-        remove_fence,
-    )
+    from snaporch.failover.fence_by_hand import find_fence, make_fence, remove_fence
     from snaporch.output.terminal import print_error, print_result
 
     with session(context, config, quiet=True) as opened:
         if not remove:
             fence = make_fence(opened, domain)
             print_result(f"{fence.domain}  fenced: it does not start on this host")
-            guest = opened.hypervisor.domain(fence.uuid)
-            if missing := missing_disks(opened, guest):
-                again = shlex.join(["snaporch", "fence", "--remove", fence.uuid])
-                again = f"{again} && {shlex.join(['snaporch', 'fence', fence.uuid])}"
-                text = f"{', '.join(missing)} is not here, so the fence has only the clock's time"
-                print_error(f"{fence.domain}: {text}; once it is here run: {again}")
-            if guest.managed_save:
+            if opened.hypervisor.domain(fence.uuid).managed_save:
                 discard = f"virsh managedsave-remove {fence.uuid}"
                 print_result(f"{fence.domain}  has saved RAM; before it comes back run: {discard}")
             return 0

@@ -58,6 +58,11 @@ def make_fence(context: Context, name: str) -> Fence:
         except RefusedError:
             context.fences.remove(domain.uuid)
             raise
+        if missing := missing_disks(context, domain):
+            words = (["snaporch", "fence", *more, domain.uuid] for more in (["--remove"], []))
+            again = " && ".join(map(shlex.join, words))
+            text = f"{', '.join(missing)} is not here, so its snapshots do not count for the fence"
+            context.progress.note(domain.name, f"{text}; once it is here run: {again}")
         return fence
 
 

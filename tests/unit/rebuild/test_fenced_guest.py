@@ -275,6 +275,11 @@ def test_a_fence_knows_the_snapshots_of_datasets_that_are_not_here(back):
     for disk in domain.disks:
         Path(disk.source).unlink()
     assert missing_disks(back.context, domain) == [each.source for each in domain.disks]
+    assert not any("is not here" in each for each in back.world.heard.notes)
+    back.context.fences.remove(back.uuid)
+    make_fence(back.context, "web")
+    again = f"snaporch fence --remove {back.uuid} && snaporch fence {back.uuid}"
+    assert back.world.heard.notes[-1].endswith(f"once it is here run: {again}")
 
 
 def test_without_a_restore_its_fence_stays(back):
