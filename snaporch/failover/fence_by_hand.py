@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from snaporch import default_paths
@@ -21,6 +21,9 @@ from snaporch.replication.replicate import host_lock
 from snaporch.snapshot.locate_disks import datasets_of
 from snaporch.zfs import PREFIX, REBUILD_PROPERTY
 from snaporch.zfs.resolver import NotOnZfsError
+
+_SECOND = timedelta(seconds=1)
+"""ZFS gives the time of a snapshot in whole seconds, and a bundle has it exactly."""
 
 
 def make_fence(context: Context, name: str) -> Fence:
@@ -49,7 +52,7 @@ def make_fence(context: Context, name: str) -> Fence:
             return found
         newest, known = _newest(context, domain), _times(context, domain.uuid)
         # The clock may be behind: what is known here now has not ended elsewhere since.
-        at = max([context.clock.now(), *(each.created for each in newest), *known])
+        at = max([context.clock.now(), *(each.created + _SECOND for each in newest), *known])
         guids = ",".join(str(each.guid) for each in newest)
         fence = Fence(domain.uuid, domain.name, at.isoformat(), guids=guids)
         context.fences.put(fence)
@@ -81,7 +84,7 @@ def _newest(context: Context, domain: Domain) -> list[PoolSnapshot]:
 def _times(context: Context, uuid: str) -> list[datetime]:
     """When the snapshots of a guest were taken that this host has or has bundles of."""
     own = (e for e in context.pool.snapshots() if e.properties.get("uuid") == uuid)
-    found = [each.created for each in own]
+    found = [each.created + _SECOND for each in own]
     with suppress(UnavailableError):  # a fence is made also where the store is not mounted
         manifests = (context.store.state(each)[1] for each in context.store.references())
         found += [each.created for each in manifests if each is not None and each.uuid == uuid]

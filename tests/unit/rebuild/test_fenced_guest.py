@@ -2,7 +2,7 @@
 
 import shutil
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -256,7 +256,9 @@ def test_what_was_here_is_no_proof_where_its_datasets_were_renamed_and_the_clock
     back.world.hypervisor.destroy(back.uuid)
     [back.world.pool.snapshot([f"{each}@s3"], {}) for each in DATASETS]
     behind = Clock(now=lambda: datetime(2001, 1, 1, tzinfo=UTC))
-    make_fence(replace(back.context, clock=behind), "web")
+    made = make_fence(replace(back.context, clock=behind), "web")
+    last = max(each.created for each in back.world.pool.snapshots(DATASETS))
+    assert made.moment == last + timedelta(seconds=1)
     renamed(back, *DATASETS)
     back.history = history
     with pytest.raises(RefusedError, match="is older than its fence"):
