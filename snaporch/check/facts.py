@@ -257,6 +257,8 @@ class HostFacts:
     """Why libvirt might start a guest on its overlays."""
     stray_fences: tuple[StrayFence, ...] = ()
     """Fences that hold no guest of this host."""
+    late_fences: str = ""
+    """The dataset with the fences, if libvirt's hook is not in its pool and guests are moved."""
     jobs: int = 4
     """How many guests the pre hook freezes at the same time."""
     capture: CaptureMode | None = None

@@ -36,6 +36,7 @@ from snaporch.context import Context
 from snaporch.disks.overlay_files import QUARANTINE, is_empty
 from snaporch.errors import SnaporchError
 from snaporch.hypervisor import HypervisorError
+from snaporch.hypervisor.start_hook_check import PLACE
 from snaporch.journal import (
     OtherJournal,
     SnapshotJournal,
@@ -133,6 +134,7 @@ def gather(
         unreadable_journals=unreadable,
         start_hook_problem=context.hypervisor.start_hook_problem(),
         stray_fences=_stray_fences(context),
+        late_fences=_late_fences(context),
         jobs=context.config.sanoid_hook_jobs,
         capture=capture_mode(context),
         volatile=_volatile(context.resolver, context.config.paths),
@@ -156,6 +158,20 @@ def _stray_fences(context: Context) -> tuple[StrayFence, ...]:
         for each in context.fences.all()
         if each.uuid not in here
     )
+
+
+def _late_fences(context: Context) -> str:
+    """The dataset that fences are in, if it can be missing when libvirt calls its hook."""
+    if not context.config.replica and not context.fences.all():
+        return ""
+    return late_dataset(context.resolver, context.fences.directory)
+
+
+def late_dataset(resolver: Resolver, fences: Path, hook: Path = PLACE) -> str:
+    """The dataset of a directory, if it is in another pool than libvirt's hook; else empty."""
+    found = [dataset_under(resolver, each) or "" for each in (fences, hook)]
+    pools = [each.partition("/")[0] for each in found]
+    return found[0] if pools[0] != pools[1] else ""
 
 
 def _text(path: Path) -> str:

@@ -302,8 +302,10 @@ class Rebuild:
             return
         domain = self._context.hypervisor.find(plan.manifest.uuid)
         if stage is Stage.RESTORE and not (domain and domain.active):
-            done = f"zfs inherit {REBUILD_PROPERTY} {' '.join(e.dataset for e in plan.incoming)}"
-            step = f"snaporch restore {plan.thing}; or, if it is as it is to be: {done}"
+            datasets = [each.dataset for each in plan.incoming]
+            done = shlex.join(["zfs", "inherit", REBUILD_PROPERTY, *datasets])
+            restore = shlex.join(["snaporch", "restore", plan.thing])
+            step = f"{restore}; or, if it is as it is to be: {done}"
             reason = "came back by a rebuild, and was not restored"
             self._outcomes.fail(RefusedError(plan.manifest.domain, reason, step))
             return

@@ -25,10 +25,17 @@ from snaporch.errors import AttentionError, NotFoundError, RefusedError, Snaporc
 from snaporch.failover.delete_first import delete_first
 from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.failover.own_changes import discard_own_changes, written_since
-from snaporch.failover.refusal import FailoverFacts, late_writes, other_move, refusal
+from snaporch.failover.refusal import (
+    FailoverFacts,
+    changed_state,
+    late_writes,
+    other_move,
+    refusal,
+    way_to_end,
+)
 from snaporch.failover.room import lack_of_room
 from snaporch.fence import Fence
-from snaporch.journal import other_journals_of
+from snaporch.journal import journals_of, other_journals_of
 from snaporch.model import Domain, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.replication.interface import Destination, find_replica
@@ -106,8 +113,10 @@ def fail_over(
         if (found := other_move(fence, replica)) is not None:
             raise RefusedError(domain.name, *found)
         context.fences.put(fence)  # once more: an error may have left it on no stable storage
-        if context.hypervisor.domain(domain.uuid).active:
-            step = f"run: snaporch recover {domain.uuid}"
+        now = context.hypervisor.domain(domain.uuid)
+        if now.active:
+            journals = journals_of(context.config.paths.journal, now.uuid)
+            step = way_to_end(now.uuid, now.state, is_recovered=not journals)
             raise AttentionError(domain.name, "is fenced, and its QEMU has not ended", step)
         done = _ship(context, domain, fence, replica, opened, section)
         delivered = context.clock.now().isoformat()
@@ -130,7 +139,12 @@ def _forced(context: Context, domain: Domain) -> Context:
     return replace(context, config=config.model_copy(update={"domain": sections}))
 
 
-def _check(context: Context, domain: Domain, replica: str) -> None:
+def _check(context: Context, domain: Domain, replica: str) -> FailoverFacts:
+    """Refuse a guest that cannot be failed over; what that was decided by.
+
+    Raises:
+        RefusedError: it cannot.
+    """
     journal, group = context.config.paths.journal, group_of(context.config, domain)
     facts = FailoverFacts(
         domain.state,
@@ -149,13 +163,20 @@ def _check(context: Context, domain: Domain, replica: str) -> None:
     found = refusal(facts)
     if found is None:
         plan = make_plan(context, domain, _LAST)
-        apart = tuple(each.describe() for each in plan.left_out if each.matters)
-        own = {each.name for each in plan.datasets}
-        others = [each for each in context.hypervisor.domains() if each.uuid != domain.uuid]
-        shared = tuple(e.name for e in others if own & datasets_of(context.resolver, e))
-        found = refusal(facts._replace(left_out=apart, shared_with=shared))
+        facts = facts._replace(
+            left_out=tuple(each.describe() for each in plan.left_out if each.matters),
+            shared_with=_sharing(context, domain, {each.name for each in plan.datasets}),
+        )
+        found = refusal(facts)
     if found is not None:
         raise RefusedError(domain.name, *found)
+    return facts
+
+
+def _sharing(context: Context, domain: Domain, datasets: set[str]) -> tuple[str, ...]:
+    """The other guests with disks in these datasets."""
+    others = [each for each in context.hypervisor.domains() if each.uuid != domain.uuid]
+    return tuple(e.name for e in others if datasets & datasets_of(context.resolver, e))
 
 
 _LAST = SnapshotRequest(level="ram", note=_NOTE)
@@ -179,11 +200,17 @@ def _end(
     there = opened(context, replica)
     there.mark({name: {ENDED: NOT_ENDED} for name in before})  # it will accept the last one's
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
-    _check(forced, now, replica)  # that may have taken hours
+    facts = _check(forced, now, replica)  # that may have taken hours
+    free = there.free_bytes()  # not later: the replica may not answer, and the guest would wait
 
     def end(record: SnapshotRecord, check_paused: Callable[[], None]) -> None:
+        shared = _sharing(context, now, set(record.datasets))
+        last = facts._replace(left_out=record.apart, shared_with=shared)
+        changed = refusal(last) or changed_state(facts.state, record.level)
+        if changed is not None:
+            raise RefusedError(domain.name, *changed)
         written = sum(context.pool.written_since(each) for each in before)
-        lack = lack_of_room(record.stored_bytes or 0, written, there.free_bytes())
+        lack = lack_of_room(record.stored_bytes or 0, written, free)
         if lack is not None:
             raise RefusedError(replica, *lack)
         at = context.clock.now().isoformat()  # to the microsecond: it is compared
@@ -218,19 +245,15 @@ def _ship(
     opened: Callable[[Context, str], Destination],
     section: object,
 ) -> FailedOver:
-    """Copy the last snapshot to the replica, marked as the last one."""
+    """Copy the last snapshot to the replica, and mark the copy as the last one."""
     record = _record(context, domain, fence)
     snapshots = members_of(context, record)
     members = [each.full_name for each in snapshots]
-    if written := written_since(context, domain, snapshots):
+    if written := written_since(context, _disks(context, domain, record), snapshots):
         sizes = {each.full_name: context.pool.written_since(each.full_name) for each in written}
         raise AttentionError(record.full_name, *late_writes(record.uuid, sizes))
     discard_own_changes(context, domain, record, snapshots)
-    context.pool.set_properties(members, {PREFIX + ENDED: ENDED_HERE})
-    try:
-        _replicate(context, domain, replica, opened)
-    finally:  # no other replica gets it
-        context.pool.clear_properties(members, [PREFIX + ENDED])
+    _replicate(context, domain, replica, opened)
     record = _record(context, domain, fence)
     if replica not in record.replicated:
         step = "run this command again"
@@ -239,9 +262,21 @@ def _ship(
     if now is None or now.run != fence.run or context.hypervisor.domain(domain.uuid).active:
         reason = f"its fence was removed, or it was started: never resume what {replica} has"
         raise AttentionError(record.full_name, reason, f"destroy @{record.snapshot} there")
+    # Never here: another replica would get it, too.
+    opened(context, replica).mark({name: {ENDED: ENDED_HERE} for name in members})
     words = ["snaporch", "rebuild", "--from", replica, record.full_name]
     closed = isinstance(section, Replica) and section.encrypt_to
     return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))
+
+
+def _disks(context: Context, domain: Domain, record: SnapshotRecord) -> list[str]:
+    """The paths of a guest's disks: as now, and as of its last snapshot.
+
+    One that was attached only to the running guest is in the bundle's manifest.
+    """
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    then = {each.source for each in manifest.disks} if manifest is not None else set()
+    return sorted(filter(None, then | {each.source for each in domain.disks}))
 
 
 def _record(context: Context, domain: Domain, fence: Fence) -> SnapshotRecord:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from snaporch import default_paths
 from snaporch.catalog.records import ENDED
 from snaporch.context import Context
-from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError
+from snaporch.errors import NoSuchDomainError, NotFoundError, RefusedError, UnavailableError
 from snaporch.failover.last_snapshot import last_record, members_of
 from snaporch.fence import Fence
 from snaporch.locks import domain_lock
-from snaporch.model import Domain, PoolSnapshot, SnapshotRecord
+from snaporch.model import DatasetKind, Domain, PoolSnapshot, SnapshotRecord
 from snaporch.rebuild.stages import Stage
 from snaporch.replication.replicate import host_lock
 from snaporch.snapshot.locate_disks import datasets_of
 from snaporch.zfs import PREFIX, REBUILD_PROPERTY
+from snaporch.zfs.resolver import NotOnZfsError
+
+_SECOND = timedelta(seconds=1)
+"""ZFS gives the time of a snapshot in whole seconds, and a bundle has it exactly."""
 
 
 def make_fence(context: Context, name: str) -> Fence:
@@ -44,14 +50,22 @@ def make_fence(context: Context, name: str) -> Fence:
         _refuse_active(domain)
         if (found := context.fences.find(domain.uuid)) is not None:
             return found
-        at, guids = context.clock.now().isoformat(), _newest(context, domain)
-        fence = Fence(domain.uuid, domain.name, at, guids=",".join(guids))
+        newest, known = _newest(context, domain), _times(context, domain.uuid)
+        # The clock may be behind: what is known here now has not ended elsewhere since.
+        at = max([context.clock.now(), *(each.created + _SECOND for each in newest), *known])
+        guids = ",".join(str(each.guid) for each in newest)
+        fence = Fence(domain.uuid, domain.name, at.isoformat(), guids=guids)
         context.fences.put(fence)
         try:  # it may have been started while nothing prevented that
             _refuse_active(context.hypervisor.domain(domain.uuid))
         except RefusedError:
             context.fences.remove(domain.uuid)
             raise
+        if missing := missing_disks(context, domain):
+            words = (["snaporch", "fence", *more, domain.uuid] for more in (["--remove"], []))
+            again = " && ".join(map(shlex.join, words))
+            text = f"{', '.join(missing)} is not here, so its snapshots do not count for the fence"
+            context.progress.note(domain.name, f"{text}; once it is here run: {again}")
         return fence
 
 
@@ -61,10 +75,36 @@ def _refuse_active(domain: Domain) -> None:
         raise RefusedError(domain.name, "runs, and no fence ends it", step)
 
 
-def _newest(context: Context, domain: Domain) -> list[str]:
-    """The GUIDs of the newest snapshots of a guest's datasets."""
+def _newest(context: Context, domain: Domain) -> list[PoolSnapshot]:
+    """The newest snapshot of each of a guest's datasets."""
     found = context.pool.snapshots(sorted(datasets_of(context.resolver, domain)))
-    return [str(guid) for guid in {each.dataset: each.guid for each in found}.values()]
+    return list({each.dataset: each for each in found}.values())
+
+
+def _times(context: Context, uuid: str) -> list[datetime]:
+    """When the snapshots of a guest were taken that this host has or has bundles of."""
+    own = (e for e in context.pool.snapshots() if e.properties.get("uuid") == uuid)
+    found = [each.created + _SECOND for each in own]
+    with suppress(UnavailableError):  # a fence is made also where the store is not mounted
+        manifests = (context.store.state(each)[1] for each in context.store.references())
+        found += [each.created for each in manifests if each is not None and each.uuid == uuid]
+    return found
+
+
+def missing_disks(context: Context, domain: Domain) -> list[str]:
+    """The disks of a guest that are not there, such as those on a pool that is not imported.
+
+    A fence that is made meanwhile knows nothing of the snapshots of their datasets.
+    """
+    found = []
+    for path in (e.source for e in domain.disks if e.device in ("disk", "lun") and e.source):
+        try:
+            context.resolver.resolve(path)
+        except NotOnZfsError:
+            continue
+        except OSError:
+            found.append(path)
+    return found
 
 
 def find_fence(context: Context, name: str) -> Fence:
@@ -94,7 +134,8 @@ def remove_fence(context: Context, fence: Fence) -> SnapshotRecord | None:
 
     Raises:
         BusyError: a run of it has not ended, or a replication of this host.
-        RefusedError: a rebuild of it has received some of its datasets.
+        RefusedError: a rebuild of it has received some of its datasets; or the fence is another
+            one than that which was shown.
     """
     quick = replace(context, lower_priority=lambda _work: None)
     with (
@@ -108,6 +149,10 @@ def remove_fence(context: Context, fence: Fence) -> SnapshotRecord | None:
             interrupt=context.interrupt,
         ),
     ):
+        if context.fences.find(fence.uuid) != fence:  # its failover may have ended meanwhile
+            raise RefusedError(
+                fence.domain, "its fence has changed since it was shown", "try again"
+            )
         _refuse_half_rebuilt(context, fence)
         last = last_record(context, fence) if fence.run else None
         if last is not None:  # a rebuild must not take it for the guest's end any more
@@ -123,13 +168,21 @@ def _refuse_half_rebuilt(context: Context, fence: Fence) -> None:
     own = [e for e in context.pool.snapshots(begun) if e.properties.get("uuid") == fence.uuid]
     if own:
         then = [each for each in own if fence.has_seen(each)]
-        back = "; ".join(_way_back(each) for each in then) or "see docs/how-to/failover.md"
+        kinds = {each.name: each.kind for each in context.pool.datasets()}
+        ways = [_way_back(each, kinds.get(each.dataset)) for each in then]
+        back = "; ".join(ways) or "see docs/how-to/failover.md"
         reason = "a rebuild of it has not ended, and its datasets may be of two instants"
         raise RefusedError(fence.domain, reason, f"run the rebuild again; or go back: {back}")
 
 
-def _way_back(then: PoolSnapshot) -> str:
-    """The commands that discard what a rebuild has received into a dataset."""
-    keys = ("canmount", "volmode", REBUILD_PROPERTY)
-    inherit = [["zfs", "inherit", key, then.dataset] for key in keys]
-    return "; ".join(map(shlex.join, [["zfs", "rollback", "-r", then.full_name], *inherit]))
+def _way_back(then: PoolSnapshot, kind: DatasetKind | None) -> str:
+    """The commands that discard what a rebuild has received into a dataset.
+
+    As :meth:`~snaporch.rebuild.local_datasets.Local.mount`: ``canmount`` cannot be inherited.
+    """
+    appears = ["zfs", "set", "canmount=on", then.dataset]
+    if kind is DatasetKind.VOLUME:
+        appears = ["zfs", "inherit", "volmode", then.dataset]
+    mark = ["zfs", "inherit", REBUILD_PROPERTY, then.dataset]
+    commands = (["zfs", "rollback", "-r", then.full_name], appears, mark)
+    return " && ".join(map(shlex.join, commands))

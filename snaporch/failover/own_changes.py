@@ -18,22 +18,22 @@ from snaporch.restore.shared_dataset_checks import check_alone
 
 
 def written_since(
-    context: Context, domain: Domain, members: Sequence[PoolSnapshot]
+    context: Context, disks: Sequence[str], members: Sequence[PoolSnapshot]
 ) -> list[PoolSnapshot]:
     """The snapshots of those datasets in which the guest's disks were written to since then.
 
-    An image counts by its size and modification time, which no change of its owner changes; an
-    image that cannot be examined counts as written.
+    An image counts by its size and modification time, which no change of its owner changes.
 
     Args:
         context: of this host.
-        domain: the guest, which is off, and no process has its volumes open.
-        members: the ZFS snapshots of its last snapshot.
+        disks: the paths of the guest's disks at its last snapshot; it is off, and no process has
+            its volumes open.
+        members: the ZFS snapshots of that.
 
     Raises:
         PoolError: ZFS does not answer.
+        UnavailableError: a file system cannot be examined, such as one that is not mounted.
     """
-    disks = [each.source for each in domain.disks if each.source]
     kinds = {each.name: each.kind for each in context.pool.datasets()}
     context.pool.sync([each.dataset for each in members])
     return [

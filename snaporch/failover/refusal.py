@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from snaporch.fence import Fence
 from snaporch.hypervisor import StartHookProblem
-from snaporch.model import DomainState
+from snaporch.model import DomainState, Level
 
 
 class FailoverFacts(NamedTuple):
@@ -73,6 +73,35 @@ def refusal(facts: FailoverFacts) -> tuple[str, str] | None:
         )
         return reason, "give each guest a dataset of its own"
     return None
+
+
+def changed_state(state: DomainState, last: Level) -> tuple[str, str] | None:
+    """Why the guest is not the one that the admin was asked about; None if it is.
+
+    Args:
+        state: the guest's, before its last snapshot was waited for.
+        last: the level of that snapshot.
+    """
+    if (last is Level.RAM) == (state is DomainState.RUNNING):
+        return None
+    return "was started or stopped meanwhile", "run this command again"
+
+
+def way_to_end(uuid: str, state: DomainState, *, is_recovered: bool) -> str:
+    """What to do with a guest whose QEMU has not ended, although it is fenced.
+
+    Args:
+        uuid: its UUID.
+        state: its state.
+        is_recovered: no run of it is left that ``recover`` would end.
+    """
+    if not is_recovered:
+        return f"run: snaporch recover {uuid}"
+    keep = shlex.join(["snaporch", "fence", "--remove", uuid])
+    if state is not DomainState.RUNNING:
+        keep = f"{keep} && {shlex.join(['virsh', 'resume', uuid])}"
+    end = shlex.join(["virsh", "destroy", uuid])
+    return f"to end it: {end}; then run this command again; to keep it here: {keep}"
 
 
 def _command(name: str, replica: str) -> str:

@@ -82,17 +82,19 @@ def _on_base(local: Local, each: Incoming, copies: Copies, fence: Fence) -> Inco
         then = state.snapshots[seen[-1]].name
         reason = f"@{wanted.name} is not newer here than @{then}, its fence's"
         raise RefusedError(each.dataset, reason, fence.step)
+    if has_come:  # a restore, or another program, may have taken newer snapshots here by now
+        unmarked = {e.guid for e in state.snapshots if "run" not in e.properties}
+        came = tuple(e for e in each.snapshots if e.guid in unmarked or e.guid == wanted.guid)
+        return replace(each, snapshots=came, base=wanted.name)
     again = _all_of_it(each)
-    if not before:
-        return each
     there = {e.guid: e.name for e in copies[each.copy]}
     base = next((e for e in reversed(before) if e.guid in there), None)
     if base is None:
         raise RefusedError(each.dataset, "exists, and has no snapshot that the replica has", again)
-    if each.raw and not has_come:
+    if each.raw:
         reason = "is encrypted, and an increment into it could corrupt it (openzfs#16351)"
         raise RefusedError(each.dataset, reason, again)
-    if not has_come and state.token == NO_TOKEN and base != before[-1]:
+    if state.token == NO_TOKEN and base != before[-1]:
         reason = f"has newer snapshots than @{base.name}, the newest one that the replica has, too"
         raise RefusedError(each.dataset, reason, way_back(each, base.full_name))
     return replace(each, snapshots=(wanted,), base=there[base.guid])

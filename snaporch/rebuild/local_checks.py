@@ -39,7 +39,7 @@ def check_guest(context: Context, plan: RebuildPlan) -> None:
     manifest = plan.manifest
     for domain in context.hypervisor.domains():
         if domain.uuid == manifest.uuid and domain.active:
-            step = f"to restore it here: snaporch restore {plan.thing}"
+            step = f"to restore it here: {shlex.join(['snaporch', 'restore', plan.thing])}"
             here = AlreadyHereError(domain.name, "runs on this host", step)
             here.plan = plan
             raise here
@@ -49,7 +49,8 @@ def check_guest(context: Context, plan: RebuildPlan) -> None:
             step = f"to discard that RAM: virsh managedsave-remove {domain.uuid}"
             raise RefusedError(domain.name, reason, step)
         if domain.name == manifest.domain and domain.uuid != manifest.uuid:
-            step = f"virsh domrename {domain.name} NEW, or rebuild on another host"
+            rename = shlex.join(["virsh", "domrename", domain.name])
+            step = f"{rename} NEW, or rebuild on another host"
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
 
 

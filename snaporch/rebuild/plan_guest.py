@@ -6,6 +6,7 @@ way, by :mod:`snaporch.rebuild.local_checks`.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from snaporch.catalog.records import check_store
@@ -67,7 +68,8 @@ def plan_guest(
 
 
 def _already_here(plan: RebuildPlan) -> AlreadyHereError:
-    step, reason = f"snaporch restore {plan.thing}", "is on this host, with all its datasets"
+    step = shlex.join(["snaporch", "restore", plan.thing])
+    reason = "is on this host, with all its datasets"
     here = AlreadyHereError(plan.manifest.domain, reason, step)
     here.plan = plan
     return here

@@ -9,6 +9,7 @@ modification time, in the dataset and in the snapshot; this host's clock does no
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from snaporch.context import Context
 from snaporch.disks.backing_chain import FileState
-from snaporch.errors import RefusedError
+from snaporch.errors import RefusedError, UnavailableError
 from snaporch.hypervisor import domain_xml
 from snaporch.model import DatasetKind, Domain, PoolSnapshot
 from snaporch.zfs import PoolError
@@ -248,11 +249,12 @@ def changed_other_files(
 def changed_own_files(context: Context, member: PoolSnapshot, paths: Iterable[str]) -> list[str]:
     """Return which of these files in a file system differ from its snapshot, by size or time.
 
-    If it or the snapshot cannot be examined, that is ``?``.
-
     Args:
         member: the snapshot.
         paths: of the guest's images.
+
+    Raises:
+        UnavailableError: the file system or the snapshot cannot be examined.
     """
     resolver = context.resolver
     try:
@@ -262,8 +264,15 @@ def changed_own_files(context: Context, member: PoolSnapshot, paths: Iterable[st
         images = [e for e in walk(root, covered) if (e.device, e.state.inode) in own]
         with context.pool.mounted_snapshot(member.full_name) as then:
             before = {_content(each) for each in walk(then, frozenset(), linked=True)}
-    except (NotOnZfsError, TooManyError, OSError, PoolError):
-        return ["?"]
+    except NotOnZfsError as error:
+        step = f"run: {shlex.join(['zfs', 'mount', '-l', member.dataset])}; then try again"
+        raise UnavailableError(member.dataset, "is not mounted", step) from error
+    except TooManyError as error:
+        reason = f"has more than the {MOST} entries that are examined"
+        raise UnavailableError(member.dataset, reason, "remove what is not the guest's") from error
+    except (OSError, PoolError) as error:
+        reason = f"cannot be examined ({error.strerror if isinstance(error, OSError) else error})"
+        raise UnavailableError(member.full_name, reason, "try again") from error
     return [each.path for each in images if _content(each) not in before]
 
 

@@ -3,7 +3,7 @@
 Which snapshots are kept is decided by :mod:`snaporch.schedule.received_copies_retention`. A chain
 goes as a whole, when none of its snapshots is kept. The newest chain of each dataset always stays,
 and the one in which the next copy begins. :mod:`snaporch.schedule.prune_chains` carries it out,
-after it has read the newest chain of each dataset that loses one.
+after it has read what :func:`to_read` names.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ class ChainDecision:
     """All of them, the full one first."""
     delete: bool
     reason: str
+    is_newest: bool = False
+    """The chain of its dataset that ends last; what is dated ahead of the clock does not count."""
 
     @property
     def dataset(self) -> str:
@@ -66,7 +68,7 @@ class RepositoryDecision:
 
     def newest_chain(self, dataset: str) -> ChainDecision:
         """The one that stays of a dataset, from which its newest snapshot comes back."""
-        return max((e for e in self.chains if e.dataset == dataset), key=_newest)
+        return next(e for e in self.chains if e.dataset == dataset and e.is_newest)
 
     def only(self, uploads: Collection[frozenset[str]], reason: str) -> RepositoryDecision:
         """The same, but of the chains that would go only some do.
@@ -127,7 +129,7 @@ def decide_repository(
             reason = f"{each.run.domain}@{each.run.snapshot}: {whole}{each.reason}"
             needed[member.dataset, member.guid] = reason
     known = {each.key for each in found}
-    chains = _decide_chains(contents.chains(), needed, continued)
+    chains = _decide_chains(contents.chains(), needed, continued, now)
     without = {key for key in contents.bundles.keys() - known if key in manifests}
     if unknown := sorted(contents.bundles.keys() - known - without):
         reason = f"the manifest of the bundle {unknown[0]} cannot be read"
@@ -158,6 +160,7 @@ def _decide_chains(
     chains: Sequence[Sequence[StreamRecord]],
     needed: Mapping[tuple[str, int], str],
     continued: Collection[tuple[str, int]],
+    now: datetime,
 ) -> list[ChainDecision]:
     by_dataset: dict[str, list[ChainDecision]] = defaultdict(list)
     for streams in chains:
@@ -168,14 +171,52 @@ def _decide_chains(
         by_dataset[decision.dataset].append(decision)
     found = []
     for _, own in sorted(by_dataset.items()):
-        *older, last = sorted(own, key=_newest)
-        found += [*older, replace(last, delete=False, reason=NEWEST)]
+        *older, last = sorted(own, key=lambda each: _last(each, now))
+        found += [*older, replace(last, delete=False, reason=NEWEST, is_newest=True)]
     return found
 
 
-def _newest(chain: ChainDecision) -> tuple[datetime, int]:
-    last = max(each.snapshot.created for each in chain.streams)
-    return last, chain.streams[0].snapshot.guid
+def _last(chain: ChainDecision, now: datetime) -> tuple[bool, datetime, int]:
+    times = ((each.snapshot.created <= now, each.snapshot.created) for each in chain.streams)
+    return *max(times), chain.streams[0].snapshot.guid
+
+
+def to_read(
+    contents: Contents, decision: RepositoryDecision, now: datetime
+) -> tuple[list[StreamRecord], list[CopiedRun]]:
+    """What must be whole before a chain goes: of each guest that loses one, its newest snapshot.
+
+    That is the newest whole run that stays and is not dated ahead: the streams of all of its
+    datasets, of its pages of RAM too, and its bundle. Besides them, the newest chain of each
+    dataset that loses one: it may have snapshots that are no guest's.
+
+    Args:
+        contents: of the repository.
+        decision: what would go.
+        now: the time, with a time zone.
+
+    Returns:
+        The streams, and the runs whose bundles are read; nothing if no chain would go.
+    """
+    going = [each for each in decision.chains if each.delete]
+    gone = {record.key for each in going for record in each.streams}
+    newest: dict[str, CopiedRun] = {}
+    losing = set()
+    for run, stays in sorted(
+        ((each.run, not each.delete) for each in decision.runs),
+        key=lambda each: (each[0].created, each[0].run),
+    ):
+        if not gone.isdisjoint((each.dataset, each.guid) for each in run.members):
+            losing.add(run.uuid)
+        elif stays and run.is_whole and run.created <= now:
+            newest[run.uuid] = run
+    runs = [newest[uuid] for uuid in sorted(losing & newest.keys())]
+    streams = [
+        e for name in {e.dataset: 0 for e in going} for e in decision.newest_chain(name).streams
+    ]
+    members = [(each.dataset, each.guid) for run in runs for each in run.members]
+    streams += [record for key in members for record in contents.chain(key)]
+    return list({each.key: each for each in streams}.values()), runs
 
 
 def _runs(contents: Contents, manifests: Mapping[str, Manifest]) -> list[CopiedRun]:

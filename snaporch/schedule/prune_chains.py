@@ -1,14 +1,14 @@
 """Deletes old chains of streams, and their bundles, in repositories of restic.
 
-:mod:`snaporch.schedule.chain_retention` decides. Before a chain goes, the newest chain of its
-dataset is read, and the newest bundle of each guest that loses one. Only then the lock of
-replications is taken, and all is listed and decided again: reading may take hours, and no copy
-waits for it.
+:mod:`snaporch.schedule.chain_retention` decides. Before a chain goes, all of the newest snapshot
+of each guest that loses one is read: the streams of all of its datasets, and its bundle. If any of
+it is damaged, nothing of the repository goes. Only then the lock of replications is taken, and all
+is listed and decided again: reading may take hours, and no copy waits for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,8 +47,8 @@ from snaporch.schedule.chain_retention import (
     RepositoryDecision,
     decide_repository,
     in_steps,
+    to_read,
 )
-from snaporch.schedule.received_copies_retention import owner_of
 from snaporch.schedule.recurrence import read_zone_again, zone_of
 from snaporch.zfs import Pool
 
@@ -135,12 +135,17 @@ class _Pruning:
         self._cached.only({_digest(each) for each in contents.bundles.values()})
         found = self._decide(contents)
         if not dry_run:
-            found = self._readable(contents, found, done)
-            if self._due.exists() or found.bundles or any(e.delete for e in found.chains):
-                with self._no_replication():
-                    contents = self._repository.contents(again=True)
-                    found = self._agreed(found, self._decide(contents))
-                    self._delete(contents, found)
+            try:
+                read = self._read(contents, found)
+            except ReplicaError as error:
+                done.failures.append(error)
+                found = found.only((), _DAMAGED)
+            else:
+                if self._due.exists() or found.bundles or any(e.delete for e in found.chains):
+                    with self._no_replication():
+                        contents = self._repository.contents(again=True)
+                        found = _agreed(contents, found, self._decide(contents), read)
+                        self._delete(contents, found)
         done.decisions += [self._line(each) for each in found.chains]
 
     def _decide(self, contents: Contents) -> RepositoryDecision:
@@ -186,26 +191,22 @@ class _Pruning:
             found |= {(dataset, each.guid) for each in copies[-1:]}
         return found
 
-    def _readable(
-        self, contents: Contents, found: RepositoryDecision, done: PruneResult
-    ) -> RepositoryDecision:
-        """Read what would stay; only chains of which that is whole go."""
-        going = [each for each in found.chains if each.delete]
-        damaged = set()
-        for dataset in sorted({each.dataset for each in going}):
-            try:
-                for record in found.newest_chain(dataset).streams:
-                    self._read_stream(record)
-            except ReplicaError as error:
-                done.failures.append(error)
-                damaged.add(dataset)
-        for uuid, lost in _guests(going).items():
-            try:
-                self._read_newest_bundle(contents, found, uuid)
-            except ReplicaError as error:
-                done.failures.append(error)
-                damaged |= lost
-        return found.only({e.uploads for e in going if e.dataset not in damaged}, _DAMAGED)
+    def _read(self, contents: Contents, found: RepositoryDecision) -> set[str]:
+        """Read what would stay.
+
+        Returns:
+            The tags ``upload`` of what was read.
+
+        Raises:
+            ReplicaError: some of it is damaged.
+        """
+        streams, runs = to_read(contents, found, self._now())
+        for record in streams:
+            self._read_stream(record)
+        bundles = [contents.bundles[each.key] for each in runs]
+        for run, bundle in zip(runs, bundles, strict=True):
+            self._read_bundle(bundle, f"{run.domain}@{run.snapshot}")
+        return {each.upload for each in streams} | {each.upload for each in bundles}
 
     def _read_stream(self, record: StreamRecord) -> None:
         repository, snapshot = self._repository, record.snapshot
@@ -219,20 +220,13 @@ class _Pruning:
         )
         if status != 0:
             reason = f"cannot be read: {repository.reason(lines, reads=True)}"
-            self._refuse(snapshot.full_name, f"{reason}; no older chain is deleted")
+            self._refuse(snapshot.full_name, f"{reason}; no chain is deleted")
 
-    def _read_newest_bundle(self, contents: Contents, found: RepositoryDecision, uuid: str) -> None:
-        staying = {e.run.key for e in found.runs if not e.delete and e.run.is_whole}
-        own = [e.run for e in found.runs if e.run.uuid == uuid and e.run.key in staying]
-        own = [each for each in own if each.key in contents.bundles]
-        if not own:
-            return
-        newest = max(own, key=lambda each: (each.created, each.run))
-        record = contents.bundles[newest.key]
+    def _read_bundle(self, record: BundleRecord, name: str) -> None:
         sums = {name: digest for name, (_, digest) in record.files.items()}
         if differing := self._bundles.differing(record, sums):
-            reason = f"its bundle is damaged ({', '.join(differing)}); no older chain is deleted"
-            self._refuse(f"{newest.domain}@{newest.snapshot}", reason)
+            reason = f"its bundle is damaged ({', '.join(differing)}); no chain is deleted"
+            self._refuse(name, reason)
 
     def _refuse(self, thing: str, reason: str) -> None:
         name = self._repository.name
@@ -244,17 +238,6 @@ class _Pruning:
         runtime, interrupt = self._config.paths.runtime, self._interrupt
         with domain_lock(runtime, REPLICATION, REPLICATION, "prune", wait=0, interrupt=interrupt):
             yield
-
-    def _agreed(self, read: RepositoryDecision, now: RepositoryDecision) -> RepositoryDecision:
-        """What goes by both decisions, if what was read is what stays, or a part of it."""
-        agreed = {
-            each.uploads
-            for each in read.chains
-            if each.delete
-            and read.newest_chain(each.dataset).uploads <= now.newest_chain(each.dataset).uploads
-        }
-        without = now.without_streams & read.without_streams
-        return replace(now.only(agreed, _CHANGED), without_streams=without)
 
     def _delete(self, contents: Contents, found: RepositoryDecision) -> None:
         steps = in_steps(contents, found)
@@ -288,11 +271,12 @@ def _digest(record: BundleRecord) -> str:
     return record.files.get(MANIFEST_NAME, (0, "none"))[1]
 
 
-def _guests(chains: Iterable[ChainDecision]) -> dict[str, set[str]]:
-    """The datasets of chains, by the UUIDs of the guests whose snapshots are in them."""
-    found: dict[str, set[str]] = {}
-    for each in chains:
-        for record in each.streams:
-            uuid = owner_of(record.snapshot).partition("/")[0]
-            found.setdefault(uuid, set()).add(each.dataset)
-    return found
+def _agreed(
+    contents: Contents, before: RepositoryDecision, now: RepositoryDecision, read: set[str]
+) -> RepositoryDecision:
+    """What goes by both decisions, if all that was read between them stays."""
+    stays = {record.upload for e in now.chains if not e.delete for record in e.streams}
+    stays |= {e.upload for key, e in contents.bundles.items() if key not in now.bundles}
+    agreed = {each.uploads for each in before.chains if each.delete and read <= stays}
+    without = now.without_streams & before.without_streams
+    return replace(now.only(agreed, _CHANGED), without_streams=without)

@@ -461,9 +461,10 @@ class ZfsCommand:
         return int(answer)
 
     def is_volume_modified(self, snapshot: str) -> bool:
+        dataset, _, name = snapshot.partition("@")
+        self.sync([dataset])  # ZFS counts a write only when it is in the pool
         if self.written_since(snapshot) == 0:
             return False
-        dataset, _, name = snapshot.partition("@")
         words = ["send", "-w", "-i", f"@{name}", dataset]
         until = time.monotonic() + _VOLUME_OPEN_SECONDS
         while True:

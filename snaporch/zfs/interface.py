@@ -289,6 +289,7 @@ class Pool(Protocol):
         An import of the pool writes to a volume (``written@…``), but changes no data: ``zfs
         receive`` ignores that, too (OpenZFS: ``dsl_dataset_modified_since_snap``). An increment to
         the volume itself shows it: without changes it has no record between the first and the last.
+        The pool is synced first, so that what was just written counts.
 
         Raises:
             PoolError: the volume is open, or its snapshot does not exist.

@@ -198,6 +198,17 @@ def unguarded_start(facts: HostFacts) -> Iterator[Finding]:
         )
 
 
+def late_fences(facts: HostFacts) -> Iterator[Finding]:
+    """The dataset of the fences may be mounted after libvirt has started guests."""
+    if facts.late_fences:
+        yield hint(
+            facts.late_fences,
+            "has the fences of guests, and libvirt may start before it is mounted",
+            "libvirt's hook then finds no fence, and starts a fenced guest with autostart",
+            "keep fences on the file system of the hook: see docs/how-to/check.md#late-fences",
+        )
+
+
 def stray_fence(facts: HostFacts) -> Iterator[Finding]:
     """A fence holds no guest of this host: the guest is gone, or is defined with another UUID."""
     for each in facts.stray_fences:

@@ -21,6 +21,7 @@ from snaporch.check.facts import (
     UnmetPolicy,
 )
 from snaporch.check.findings import Severity
+from snaporch.check.gather import late_dataset
 from snaporch.hypervisor import StartHookProblem
 from snaporch.known_faults import FAULTS, Component, FaultCondition
 from snaporch.model import Strategy
@@ -630,6 +631,22 @@ def test_a_fence_that_holds_no_guest_of_this_host(facts, namesake, severity, com
     finding = only(facts(stray_fences=(StrayFence("u1", "web", namesake),)))
     assert (finding.code, finding.severity) == ("stray-fence", severity)
     assert (finding.subject, finding.lines) == ("web", (command,))
+
+
+def test_fences_on_a_dataset_that_may_be_mounted_late(facts):
+    finding = only(facts(late_fences="tank/var"))
+    assert (finding.code, finding.severity) == ("late-fences", Severity.HINT)
+    assert finding.subject == "tank/var"
+
+
+def test_fences_are_late_if_they_are_in_another_pool_than_the_hook(world):
+    for dataset in ("tank/var", "tank/root", "rpool/root"):
+        world.pool.create(dataset)
+        (world.root / "zfs" / dataset).mkdir(parents=True, exist_ok=True)
+    fences = world.root / "zfs/tank/var/fences"
+    for hook, late in (("zfs/tank/root", ""), ("zfs/rpool/root", "tank/var"), ("", "tank/var")):
+        assert late_dataset(world.resolver, fences, world.root / hook / "hook") == late
+    assert late_dataset(world.resolver, world.root / "fences", world.root / "hook") == ""
 
 
 def test_the_worst_comes_first(facts):

@@ -30,7 +30,7 @@ from snaporch.failover.refusal import FailoverFacts, refusal
 from snaporch.fence import Fence, Fences
 from snaporch.hypervisor import HypervisorError, StartHookProblem
 from snaporch.journal import FORMAT, release_mark
-from snaporch.model import DomainState, Level, PoolSnapshot
+from snaporch.model import DatasetKind, DomainState, Level, PoolSnapshot
 from snaporch.recovery.recover_domains import RecoverRequest, recover_domain
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.recovery.result import Effect
@@ -250,8 +250,21 @@ def test_a_recovery_does_not_end_a_fenced_guest_that_runs(pair):
     recover_leftovers(pair.context)
     assert any("was resumed: it was not ended" in each for each in pair.world.heard.notes)
     assert pair.guest.state is DomainState.RUNNING
-    with pytest.raises(AttentionError, match="has not ended"):
+    with pytest.raises(AttentionError, match="has not ended") as raised:
         pair.move()
+    assert raised.value.step == f"run: snaporch recover {pair.domain.uuid}"
+
+
+def test_a_fenced_guest_that_no_recovery_would_end_is_named_with_what_does(pair):
+    uuid = pair.domain.uuid
+    pair.context.fences.put(Fence(uuid, "web", "2026-01-01T00:00:00+00:00", "run", "s1", "nas"))
+    keep = f"snaporch fence --remove {uuid}"
+    for more in ("", f" && virsh resume {uuid}"):
+        with pytest.raises(AttentionError, match="its QEMU has not ended") as raised:
+            pair.move()
+        end = f"to end it: virsh destroy {uuid}; then run this command again"
+        assert raised.value.step == f"{end}; to keep it here: {keep}{more}"
+        pair.world.hypervisor.suspend(uuid)
 
 
 def test_a_run_whose_guest_another_command_fenced_releases_it(pair):
@@ -424,6 +437,46 @@ def test_a_guest_without_its_fence_is_not_handed_over(pair):
     assert not pair.marked_as_ended()
 
 
+def test_a_fence_that_changed_since_it_was_shown_is_not_removed(pair):
+    """While the admin was asked, its failover ended: it may run there."""
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.send": failing_once(ReplicaError("nas", "no route to host"))}
+    )
+    with pytest.raises(ReplicaError):
+        pair.move()
+    shown = pair.fence
+    pair.move()
+    with pytest.raises(RefusedError, match="its fence has changed since it was shown"):
+        remove_fence(pair.context, shown)
+    assert pair.fence.delivered
+
+
+def test_what_is_killed_while_it_copies_leaves_no_mark_that_another_replica_gets(pair):
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.received": pair.world.hooks.kill}
+    )
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+
+
+def test_a_replica_that_is_lost_before_the_mark_gets_it_by_the_same_command(pair):
+    def lose():
+        if pair.fence is not None:
+            ended = pair.replica.snapshots(["tank/web"])[-1]
+            if "run" in ended.properties and pair.last().replicated:
+                pair.world.hooks.at.pop("replica.mark")
+                raise ReplicaError("nas", "no route to host")
+
+    pair.world.hooks.at["replica.mark"] = lose
+    with pytest.raises(ReplicaError):
+        pair.move()
+    assert (pair.has_ended(), pair.fence.delivered) == (True, "")
+    pair.move()
+    assert pair.replica.snapshots(["tank/web"])[-1].properties[ENDED] == "yes"
+
+
 def test_a_failover_that_did_not_reach_its_replica_leaves_no_mark(pair):
     pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
         {"replica.send": failing_once(ReplicaError("nas", "no route to host"))}
@@ -510,6 +563,35 @@ def test_what_it_wrote_after_its_last_snapshot_is_never_left_behind(pair):
     assert pair.move().record.replicated == ("nas",)
 
 
+def test_a_file_system_that_is_not_mounted_is_not_one_that_was_written_to(pair):
+    """After a power loss its key may not be loaded yet."""
+    pair.world.hooks.at["hypervisor.destroy"] = lambda: pair.world.hooks.at.update(
+        {"replica.send": failing_once(ReplicaError("nas", "no route to host"))}
+    )
+    with pytest.raises(ReplicaError):
+        pair.move()
+    pair.world.resolver.mount_points["tank/web"] = None
+    with pytest.raises(UnavailableError, match="tank/web: is not mounted") as raised:
+        pair.move()
+    assert raised.value.step == "run: zfs mount -l tank/web; then try again"
+    pair.world.resolver.mount_points.clear()
+    assert pair.move().record.replicated == ("nas",)
+
+
+def test_what_it_wrote_to_a_disk_that_only_the_running_guest_had_is_found(pair):
+    """After a kill the guest is off, and its definition does not have that disk."""
+    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
+    with pytest.raises(KilledError):
+        pair.move()
+    pair.world.hooks.killed = False
+    pair.world.kill_guardians()
+    pair.world.hooks.at["hypervisor.destroy"] = pair.write
+    inactive = pair.guest.inactive
+    pair.guest.inactive = inactive.replace("web-vda.img", "another.img")
+    with pytest.raises(AttentionError, match=LATE):
+        pair.move()
+
+
 def test_what_a_recovery_ended_is_looked_at_too(pair):
     pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
     with pytest.raises(KilledError):
@@ -534,6 +616,14 @@ def test_without_room_on_the_replica_it_runs_on(pair, place):
     pair.replica.room[place] = 1 << 30
     pair.move()
     assert pair.has_ended()
+
+
+def test_the_replica_is_asked_for_its_room_before_the_guest_is_paused(pair):
+    """It may take minutes to answer, or never does."""
+    seen = []
+    pair.world.hooks.at["replica.free_bytes"] = lambda: seen.append(pair.guest.state)
+    pair.move()
+    assert seen == [DomainState.RUNNING]
 
 
 def test_a_replica_that_refuses_the_mark_of_its_end_gets_it_before_it_is_paused(pair):
@@ -590,6 +680,44 @@ def test_one_that_is_started_meanwhile_is_not_fenced(off):
         off.move()
     assert off.fence is None
     assert off.guest.state is DomainState.RUNNING
+
+
+@pytest.mark.parametrize("to", [DomainState.RUNNING, DomainState.OFF])
+def test_one_that_was_started_or_stopped_before_its_last_snapshot_goes_on_as_it_is(pair, to):
+    """While the failover waited for its lock; the admin was asked about another state."""
+    if to is DomainState.RUNNING:
+        pair.world.hypervisor.destroy(pair.domain.uuid)
+
+    def change():
+        pair.world.hooks.at.pop("replica.free_bytes")
+        if to is DomainState.RUNNING:
+            pair.world.hypervisor.start(pair.domain.uuid, paused=False)
+        else:
+            pair.world.hypervisor.destroy(pair.domain.uuid)
+
+    pair.world.hooks.at["replica.free_bytes"] = change
+    with pytest.raises(SnaporchError, match="was started or stopped meanwhile"):
+        pair.move()
+    assert (pair.guest.state, pair.fence) == (to, None)
+    pair.move()
+    assert pair.has_ended()
+
+
+def test_a_disk_that_was_attached_before_its_last_snapshot_prevents_its_end(pair):
+    elsewhere = pair.world.root / "elsewhere.img"
+    elsewhere.touch()
+
+    def attach():
+        image = str(pair.world.image("flash/web", "web-vdb.img"))
+        guest = pair.guest
+        guest.live, guest.inactive = (
+            xml.replace(image, str(elsewhere)) for xml in (guest.live, guest.inactive)
+        )
+
+    pair.world.hooks.at["replica.free_bytes"] = attach
+    with pytest.raises(SnaporchError, match="no snapshot has all of its disks: vdb"):
+        pair.move()
+    assert (pair.guest.state, pair.fence) == (DomainState.RUNNING, None)
 
 
 def test_what_it_wrote_while_it_ran_for_a_moment_is_not_left_behind(off):
@@ -672,9 +800,21 @@ def test_a_guest_that_is_half_rebuilt_does_not_lose_its_fence(fenced, stage):
     with pytest.raises(RefusedError, match="may be of two instants") as raised:
         remove_fence(fenced.context, fenced.fence)
     assert fenced.fence is not None
-    back = f"zfs rollback -r tank/web@{name}; zfs inherit canmount tank/web"
+    rebuild = f"zfs inherit {REBUILD_PROPERTY} tank/web"
+    back = f"zfs rollback -r tank/web@{name} && zfs set canmount=on tank/web && {rebuild}"
+    assert raised.value.step.endswith(f"go back: {back}")
+
+
+def test_a_volume_of_a_half_rebuilt_guest_appears_again(fenced):
+    """``volmode`` can be inherited, ``canmount`` cannot."""
+    pool, name = fenced.world.pool, fenced.fence.snapshot
+    pool.create("flash/data", DatasetKind.VOLUME)
+    pool.snapshot([f"flash/data@{name}"], {PREFIX + "uuid": fenced.domain.uuid})
+    pool.set_properties(["flash/data"], {REBUILD_PROPERTY: "transfer"})
+    with pytest.raises(RefusedError) as raised:
+        remove_fence(fenced.context, fenced.fence)
+    back = f"zfs rollback -r flash/data@{name} && zfs inherit volmode flash/data && "
     assert back in raised.value.step
-    assert "flash/web" not in raised.value.step
 
 
 # -- refusals --------------------------------------------------------------------------------------

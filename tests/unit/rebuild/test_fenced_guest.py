@@ -2,6 +2,8 @@
 
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from fakes.hooks import failing
@@ -11,8 +13,9 @@ from fakes.replica import FakeReplica
 from snaporch.bundle.store import copy_name
 from snaporch.catalog.records import ENDED, all_records, by_dataset
 from snaporch.config import Config
+from snaporch.context import Clock
 from snaporch.errors import RefusedError
-from snaporch.failover.fence_by_hand import make_fence
+from snaporch.failover.fence_by_hand import make_fence, missing_disks
 from snaporch.fence import Fence
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import DomainState
@@ -38,6 +41,7 @@ class Return:
 
     def __init__(self, world):
         self.world = world
+        self.history = False
         world.pool.create("tank"), world.pool.create("flash")
         self.uuid = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}).uuid
         self.context = world.context
@@ -87,7 +91,7 @@ class Return:
 
     def plan(self, words="web"):
         return plan_guest(
-            self.context, self.source, self.local, self.copies(), words, history=False
+            self.context, self.source, self.local, self.copies(), words, history=self.history
         )
 
 
@@ -115,7 +119,7 @@ def test_only_what_is_new_comes(back):
 def rebuild(back, *, restores=True):
     plan = back.plan()
     surroundings = plan_surroundings(back.context, back.local, plan, back.copies(), [])
-    runs = runs_to_fetch(back.source, back.copies(), plan, history=False)
+    runs = runs_to_fetch(back.source, back.copies(), plan, history=back.history)
     return rebuild_guest(
         back.context,
         back.source,
@@ -199,6 +203,85 @@ def test_what_this_host_had_when_it_was_fenced_by_hand_is_no_proof(back):
     back.world.fences.put(replace(made, at="2001-01-01T00:00:00+00:00"))
     with pytest.raises(RefusedError, match="@s2 is not newer here than @s2"):
         back.plan()
+
+
+def renamed(back, *datasets):
+    """As the page says: ``zfs rename``, and nothing is mounted there."""
+    for each in datasets:
+        back.world.pool.take_out(each)
+        back.local.inherited[each] = ""
+
+
+@pytest.mark.parametrize("history", [False, True])
+@pytest.mark.parametrize("datasets", [DATASETS, DATASETS[1:]])
+def test_its_fence_is_lifted_too_where_all_of_it_comes(back, datasets, history):
+    """The restore has taken its safety snapshot by then, and there is nothing before it."""
+    back.history = history
+    renamed(back, *datasets)
+    rebuilt = rebuild(back)
+    assert (rebuilt.failures, back.fence) == ([], None)
+    assert back.world.guest().state is DomainState.RUNNING
+
+
+def test_a_snapshot_of_another_program_does_not_keep_the_fence_when_all_is_here(back):
+    renamed(back, *DATASETS)
+    rebuild(back, restores=False)
+    [back.world.pool.snapshot([f"{each}@autosnap"], {}) for each in DATASETS]
+    assert [remaining(e, back.local.state(e.dataset), "nas") for e in back.plan().incoming] == [
+        [],
+        [],
+    ]
+
+
+def test_older_snapshots_that_a_killed_rebuild_has_not_marked_are_marked(back):
+    back.history = True
+    renamed(back, *DATASETS)
+    rebuild(back, restores=False)
+    there = back.world.pool.snapshots(["tank/web"])
+    assert [each.name for each in there if "run" in each.properties] == ["s1", "s2"]
+    marks = [PREFIX + key for key in there[0].properties]
+    back.world.pool.clear_properties(["tank/web@s1"], marks)
+    (_, own) = back.plan().incoming
+    assert [each.name for each in own.snapshots] == ["s1", "s2"]
+    rebuild(back)
+    assert "run" in back.world.pool.snapshots(["tank/web"])[0].properties
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_what_was_here_is_no_proof_where_its_datasets_were_renamed_and_the_clock_is_behind(
+    back, history
+):
+    """It ended there and came back, ran on, and its host was lost; its copy runs there."""
+    rebuild(back)
+    back.world.hypervisor.destroy(back.uuid)
+    [back.world.pool.snapshot([f"{each}@s3"], {}) for each in DATASETS]
+    behind = Clock(now=lambda: datetime(2001, 1, 1, tzinfo=UTC))
+    made = make_fence(replace(back.context, clock=behind), "web")
+    last = max(each.created for each in back.world.pool.snapshots(DATASETS))
+    assert made.moment == last + timedelta(seconds=1)
+    renamed(back, *DATASETS)
+    back.history = history
+    with pytest.raises(RefusedError, match="is older than its fence"):
+        back.plan()
+
+
+def test_a_fence_knows_the_snapshots_of_datasets_that_are_not_here(back):
+    back.context.fences.remove(back.uuid)
+    renamed(back, *DATASETS)
+    behind = Clock(now=lambda: datetime(2001, 1, 1, tzinfo=UTC))
+    made = make_fence(replace(back.context, clock=behind), "web")
+    assert made.guids == ""
+    assert made.moment == back.last.created  # of its bundle
+    domain = back.world.hypervisor.domain("web")
+    assert missing_disks(back.context, domain) == []
+    for disk in domain.disks:
+        Path(disk.source).unlink()
+    assert missing_disks(back.context, domain) == [each.source for each in domain.disks]
+    assert not any("is not here" in each for each in back.world.heard.notes)
+    back.context.fences.remove(back.uuid)
+    make_fence(back.context, "web")
+    again = f"snaporch fence --remove {back.uuid} && snaporch fence {back.uuid}"
+    assert back.world.heard.notes[-1].endswith(f"once it is here run: {again}")
 
 
 def test_without_a_restore_its_fence_stays(back):

@@ -13,6 +13,7 @@ from snaporch.schedule.chain_retention import (
     NEWEST,
     decide_repository,
     in_steps,
+    to_read,
 )
 
 NOW = datetime(2026, 6, 10, 12, 30, tzinfo=UTC)
@@ -309,3 +310,21 @@ def test_what_a_kept_snapshot_needs_never_goes(seed):
             needed |= {f"stream {record.upload}", f"stream-record {record.upload}"}
     going = {number for step in in_steps(contents, decision) for number in step}
     assert needed.isdisjoint(going)
+
+
+def test_of_each_guest_that_loses_a_chain_all_of_its_newest_snapshot_is_read(repository):
+    for dataset in ("tank/web", "tank/data"):
+        repository.chain(1, 5, dataset=dataset)
+        repository.chain(6, 2, dataset=dataset)
+    repository.chain(1, 9, dataset="tank/db", uuid=DATABASE)
+    decision = repository.decide(last=2)
+    assert len(deleted(decision)) == 2
+    streams, runs = to_read(repository.contents, decision, NOW)
+    names = [f"{dataset}@day-{day}" for dataset in ("tank/data", "tank/web") for day in (6, 7)]
+    assert sorted(each.snapshot.full_name for each in streams) == names
+    assert [(each.uuid, each.snapshot) for each in runs] == [(WEB, "day-7")]
+
+
+def test_nothing_is_read_if_nothing_goes(repository):
+    repository.chain(1, 3)
+    assert to_read(repository.contents, repository.decide(last=1), NOW) == ([], [])

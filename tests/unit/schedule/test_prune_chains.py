@@ -19,7 +19,7 @@ from snaporch.replication.restic import ResticRepository
 from snaporch.schedule.prune_chains import prune_chains
 
 ALL = 1 << 62
-WEB = "tank/web"
+WEB, DATA = "tank/web", "tank/data"
 UUID = "4b1d2f0e-0000-4000-8000-000000000001"
 NOW = datetime.now(UTC).replace(microsecond=0)
 
@@ -151,7 +151,7 @@ def test_nothing_goes_if_the_chain_that_stays_is_damaged(cloud):
     done = prune(cloud)
     (failure,) = done.failures
     assert f"cloud: {WEB}@day-4: cannot be read" in failure.line()
-    assert "no older chain is deleted" in failure.line()
+    assert "no chain is deleted" in failure.line()
     assert lines(done)[0].endswith("kept  stays, because what would stay cannot be read")
     assert entries(cloud) == found
 
@@ -162,6 +162,80 @@ def test_nothing_goes_if_the_newest_bundle_is_damaged(cloud):
     (failure,) = prune(cloud).failures
     assert "cloud: web@day-4: its bundle is damaged (manifest.json)" in failure.line()
     assert entries(cloud) == found
+
+
+@pytest.fixture
+def two_disks(tmp_path, monkeypatch):
+    """Makes a guest on two datasets; a chain of the second one has ``data`` increments."""
+
+    def make(days, keep, *, data=1):
+        made = Cloud(tmp_path / "cloud", FakePool(WEB, DATA))
+        monkeypatch.setenv("PATH", str(made.tools), prepend=":")
+        for day in range(1, days + 1):
+            take(made, WEB, day)
+            take(made, DATA, day)
+        for dataset, chain in ((DATA, data), (WEB, 1)):
+            made.options = {"chain": chain, "keep": keep}
+            made.destination().send(dataset, raw=False, until=ALL)
+        store(made, *range(1, days + 1))
+        return made
+
+    return make
+
+
+def unread(cloud, thing):
+    """Nothing goes, because this cannot be read."""
+    found = entries(cloud)
+    done = prune(cloud)
+    (failure,) = done.failures
+    assert f"cloud: {thing}: cannot be read" in failure.line()
+    assert not any("deleted" in each or "changed" in each for each in lines(done))
+    assert entries(cloud) == found
+
+
+def test_damage_in_one_dataset_keeps_the_chains_of_the_guests_others(two_disks):
+    """Otherwise the whole days would lose one disk, and the others have lost the other."""
+    made = two_disks(4, {"last": 2})
+    made.damage(made.stream(f"{DATA}@day-3", ""))
+    unread(made, f"{DATA}@day-3")
+
+
+def test_datasets_that_lose_no_chain_are_read_too(two_disks):
+    made = two_disks(8, {"last": 1}, data=30)
+    made.damage(made.stream(f"{DATA}@day-5", f"{DATA}@day-4"))
+    unread(made, f"{DATA}@day-5")
+
+
+def test_what_is_read_is_what_can_come_back(cloud):
+    """The bundle of the newest snapshot has not arrived, and its chain is another one."""
+    cloud.options["keep"] = {"last": 1}
+    add(cloud, 5, bundles=False)
+    cloud.damage(cloud.stream(f"{WEB}@day-4", f"{WEB}@day-3"))
+    unread(cloud, f"{WEB}@day-4")
+
+
+def test_a_chain_with_a_snapshot_dated_ahead_is_not_the_newest(cloud):
+    cloud.options["keep"] = {"last": 1}
+    add(cloud, 5, 6)
+    ahead, then = (NOW + timedelta(days=400)), (NOW - timedelta(days=28))
+    cloud.change_record("day-2", *(f"created={int(each.timestamp())}" for each in (then, ahead)))
+    cloud.damage(cloud.stream(f"{WEB}@day-6", f"{WEB}@day-5"))
+    unread(cloud, f"{WEB}@day-6")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_was_read_must_be_what_stays(cloud, lost):
+    """While prune reads, a replication adds a snapshot, or another program forgets one."""
+    add(cloud, 5, 6)
+
+    def meanwhile():
+        cloud.forget("snapshot=day-5") if lost else add(cloud, 7)
+
+    cloud.heard.at[f"reading {WEB}@day-6"] = meanwhile
+    done = prune(cloud)
+    assert done.failures == []
+    assert ("day-1" in there(cloud)[0]) is lost
+    assert any("changed at this moment" in each for each in lines(done)) is lost
 
 
 def test_a_first_copy_that_stopped_before_its_bundles_stays(cloud):
@@ -178,19 +252,11 @@ def test_a_first_copy_that_stopped_before_its_bundles_stays(cloud):
     assert there(cloud)[0] == names
 
 
-def test_a_chain_that_was_forgotten_for_a_repair_takes_no_whole_one_with_it(tmp_path, monkeypatch):
-    made = Cloud(tmp_path / "cloud", FakePool(WEB, "tank/data"))
-    monkeypatch.setenv("PATH", str(made.tools), prepend=":")
-    made.options = {"chain": 1, "keep": {"last": 3}}
-    for day in range(1, 8):
-        take(made, WEB, day)
-        take(made, "tank/data", day)
-    for dataset in WEB, "tank/data":
-        made.destination().send(dataset, raw=False, until=ALL)
-    store(made, *range(1, 8))
+def test_a_chain_that_was_forgotten_for_a_repair_takes_no_whole_one_with_it(two_disks):
+    made = two_disks(7, {"last": 3})
     contents = made.repository().contents()
-    (damaged,) = (e for e in contents.chains() if e[0].snapshot.full_name == "tank/data@day-5")
-    tag = f"tank/data@{damaged[0].snapshot.guid}"
+    (damaged,) = (e for e in contents.chains() if e[0].snapshot.full_name == f"{DATA}@day-5")
+    tag = f"{DATA}@{damaged[0].snapshot.guid}"
     made.repository().forget([each.id for each in contents.stored if each.chain == tag])
     assert prune(made).failures == []
     assert there(made)[1] == [f"run-{day}" for day in range(3, 8)]
