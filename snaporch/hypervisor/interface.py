@@ -343,7 +343,7 @@ class Hypervisor(Protocol):
             ``None`` while it runs, or if the agent does not answer within ``seconds``.
 
         Raises:
-            HypervisorError: the agent does not know the command.
+            HypervisorError: the agent does not know the command, or the domain does not run.
         """
 
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:

@@ -674,7 +674,8 @@ class TestAgentContract:
         linux.hypervisor.suspend(linux.uuid)
         with pytest.raises(HypervisorError):
             linux.hypervisor.start_in_guest(linux.uuid, [AGENT_PROGRAM, "--version"], 1)
-        assert linux.hypervisor.exit_in_guest(linux.uuid, 1, 1) is None
+        with pytest.raises(HypervisorError):
+            linux.hypervisor.exit_in_guest(linux.uuid, 1, 1)
 
     def test_file_systems_freeze_and_thaw(self, linux):
         hypervisor = linux.hypervisor

@@ -515,6 +515,8 @@ class FakeHypervisor:
         """See the protocol."""
         self.hooks.reach("hypervisor.exit_in_guest")
         guest = self._guest(uuid)
+        if guest.state is not DomainState.RUNNING:
+            raise HypervisorError(guest.name, "domain is not running")
         if not _answers(guest):
             return None
         if not 0 < pid <= len(guest.processes):

@@ -229,7 +229,7 @@ def test_of_a_long_output_the_end_is_kept(guest):
     "answer",
     [
         {},
-        {"exited": "yes"},
+        {"exited": "yes", "exitcode": 0},
         {"exited": True},
         {"exited": True, "exitcode": None},
         {"exited": True, "exitcode": 0, "out-data": "!"},
