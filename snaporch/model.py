@@ -325,6 +325,7 @@ class VerifyDepth(StrEnum):
 
 _STEPS = "steps:"
 _DISKS = "disks"
+_COMMAND = "command"
 
 
 def _with_time(word: str, at: datetime | None) -> str:
@@ -340,6 +341,8 @@ class VerifyStep(StrEnum):
     """All data of the disks is read."""
     CLONE = "clone"
     """A clone is resumed or booted, and shows signs of life."""
+    COMMAND = "command"
+    """The guest's ``verify_command`` is run in the clone, by the guest's agent."""
     SCRIPT = "script"
     """The admin's script is run against the clone."""
 
@@ -362,6 +365,10 @@ class VerificationResult:
     """When the earlier verification ended that reached ``reached``; ``None`` for the last one."""
     earlier_disks: datetime | None = None
     """When the earlier verification ended that read the disks; ``None`` for the last one."""
+    command: bool = False
+    """Whether ``verify_command`` passed in a clone, by the last verification or an earlier one."""
+    earlier_command: datetime | None = None
+    """When the earlier verification ended in which it passed; ``None`` for the last one."""
 
     @property
     def reached_at(self) -> datetime:
@@ -372,6 +379,11 @@ class VerificationResult:
     def disks_at(self) -> datetime | None:
         """When the verification ended that read all data of the disks; ``None`` if none did."""
         return (self.earlier_disks or self.at) if self.disks else None
+
+    @property
+    def command_at(self) -> datetime | None:
+        """When the verification ended in which ``verify_command`` passed; ``None`` without one."""
+        return (self.earlier_command or self.at) if self.command else None
 
     def after(self, before: VerificationResult | None) -> VerificationResult:
         """Return this result with what ``before`` proves beyond it.
@@ -386,18 +398,22 @@ class VerificationResult:
             found = replace(found, reached=before.reached, earlier_reached=before.reached_at)
         if before.disks and not self.disks:
             found = replace(found, disks=True, earlier_disks=before.disks_at)
+        if before.command and not self.command:
+            found = replace(found, command=True, earlier_command=before.command_at)
         return found
 
     def as_text(self) -> str:
         """Return the value of the property ``snaporch:verified``.
 
-        Such as ``2026-11-21T14:00:00Z passed resumed``. A fourth word, ``disks``, says that all
-        data of the disks was read. Behind each of both stands ``@`` and the time, if an earlier
-        verification did it. A last word such as ``steps:disks,script`` has the failed steps.
+        Such as ``2026-11-21T14:00:00Z passed resumed``. A word ``disks`` says that all data of the
+        disks was read, a word ``command`` that ``verify_command`` passed. Behind each of the three
+        stands ``@`` and the time, if an earlier verification did it. A last word such as
+        ``steps:disks,script`` has the failed steps.
         """
         words = [iso(self.at), "passed" if self.passed else "failed"]
         words.append(_with_time(self.reached.value, self.earlier_reached))
         words += [_with_time(_DISKS, self.earlier_disks)] if self.disks else []
+        words += [_with_time(_COMMAND, self.earlier_command)] if self.command else []
         words += [_STEPS + ",".join(self.failed_steps)] if self.failed_steps else []
         return " ".join(words)
 
@@ -408,15 +424,18 @@ class VerificationResult:
             at, word, depth, *rest = (text or "").split(" ")
             names = rest.pop().removeprefix(_STEPS) if rest and rest[-1].startswith(_STEPS) else ""
             reached, _, reached_at = depth.partition("@")
-            disks_at = rest[0].partition("@")[2] if rest else ""
+            done = {key: at for key, _, at in (each.partition("@") for each in rest)}
+            disks_at, command_at = done.get(_DISKS), done.get(_COMMAND)
             result = cls(
                 parse_iso(at),
                 word == "passed",
                 VerifyDepth(reached),
-                bool(rest),
+                _DISKS in done,
                 tuple(VerifyStep(name) for name in names.split(",") if name),
                 parse_iso(reached_at) if reached_at else None,
                 parse_iso(disks_at) if disks_at else None,
+                _COMMAND in done,
+                parse_iso(command_at) if command_at else None,
             )
         except ValueError:
             return None
@@ -441,6 +460,8 @@ class VerificationResult:
             "reached_at": iso(self.reached_at),
             "disks_read": self.disks,
             "disks_read_at": iso(self.disks_at) if self.disks_at else None,
+            "command_passed": self.command,
+            "command_passed_at": iso(self.command_at) if self.command_at else None,
             "failed_steps": [step.value for step in self.failed_steps],
         }
 

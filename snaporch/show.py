@@ -223,5 +223,8 @@ def _verified(result: VerificationResult) -> str:
     text += ", disks read" if result.disks else ""
     if result.earlier_disks is not None:
         text += f" on {iso(result.earlier_disks)}"
+    text += ", verify_command passed" if result.command else ""
+    if result.earlier_command is not None:
+        text += f" on {iso(result.earlier_command)}"
     failed = " and ".join(result.failed_steps)
     return f"{text}; failed in: {failed}" if failed else text

@@ -58,6 +58,13 @@ def _zone(name: str) -> str:
     return name
 
 
+def _argument(text: str) -> str:
+    if not text or "\0" in text:
+        raise ValueError("must be an argument, not empty and without NUL")
+    return text
+
+
+Argument = Annotated[str, AfterValidator(_argument)]
 AbsolutePath = Annotated[Path, Strict(strict=False), AfterValidator(_absolute)]
 Target = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]+$")]
 
@@ -190,6 +197,16 @@ class DomainSettings(_Section):
     )
     agent_timeout: Annotated[int, Seconds("1s", "10m")] = Field(
         default=10, description="How long to wait for an answer of the guest agent."
+    )
+    verify_command: tuple[Argument, ...] = Field(
+        default=(),
+        strict=False,
+        description="Program and arguments that `snaporch verify` runs in each clone of the guest, "
+        'by the guest\'s agent and as its user: `["/usr/local/sbin/postgresql-check"]`. An exit '
+        "status other than 0 fails the verification.",
+    )
+    verify_command_timeout: Annotated[int, Seconds("1s", "7d")] = Field(
+        default=600, description="Longest time for `verify_command`."
     )
     ram_time_budget: Annotated[int, Seconds("0s", "1d")] = Field(
         default=600,

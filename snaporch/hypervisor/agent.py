@@ -1,4 +1,4 @@
-"""The guest's agent: freeze and thaw the guest's file systems.
+"""The guest's agent: freeze and thaw the guest's file systems, run a command in the guest.
 
 The limit of a freeze, ``agent_timeout``, is handed in: it is an option in
 :mod:`snaporch.config.schema`.
@@ -11,6 +11,7 @@ a status that it returns includes all earlier commands, and it answers nothing w
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -21,10 +22,14 @@ import libvirt
 import libvirt_qemu
 
 from snaporch.command_log import LoggedCommand
-from snaporch.hypervisor.interface import HypervisorError, NotFrozenByUsError
+from snaporch.hypervisor.interface import GuestExit, HypervisorError, NotFrozenByUsError
 
 _STATUS_SECONDS = 5
 _THAW_TRIES = 3
+_QUERIES = ("guest-ping", "guest-fsfreeze-status", "guest-exec-status")
+_MOST_OUTPUT = 4096
+"""Characters in base64, a multiple of 4, that are kept of each output of a command: its end."""
+_NO_ANSWER = (libvirt.VIR_ERR_AGENT_UNRESPONSIVE, libvirt.VIR_ERR_AGENT_UNSYNCED)
 _REFUSED = (
     libvirt.VIR_ERR_INTERNAL_ERROR,
     getattr(libvirt, "VIR_ERR_AGENT_COMMAND_FAILED", None),  # in later versions of libvirt
@@ -85,6 +90,40 @@ def frozen(domain: Any) -> bool | None:
     return None
 
 
+def start_command(domain: Any, words: Sequence[str], seconds: int) -> int:
+    """Start a command; see :meth:`Hypervisor.start_in_guest`. Errors of libvirt pass through."""
+    options = {"path": words[0], "arg": list(words[1:]), "capture-output": True}
+    try:
+        return int(_ask(domain, "guest-exec", seconds, **options)["pid"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise HypervisorError(domain.name(), _reason(error)) from error
+
+
+def command_exit(domain: Any, pid: int, seconds: int) -> GuestExit | None:
+    """How a command has ended; see :meth:`Hypervisor.exit_in_guest`.
+
+    Errors that the agent answers pass through.
+    """
+    try:
+        found = _ask(domain, "guest-exec-status", seconds, pid=pid)
+        if found["exited"] is not True:
+            return None
+        status = -int(found["signal"]) if "signal" in found else int(found["exitcode"])
+        return GuestExit(status, "".join(map(_end, (found.get("out-data"), found.get("err-data")))))
+    except libvirt.libvirtError as error:
+        if error.get_error_code() in _NO_ANSWER:
+            return None
+        raise
+    except (ValueError, KeyError, TypeError) as error:
+        raise HypervisorError(domain.name(), _reason(error)) from error
+
+
+def _end(encoded: Any) -> str:
+    """The end of an output, from base64; ``None`` is an empty one."""
+    kept = str(encoded or "")[-_MOST_OUTPUT:]
+    return base64.b64decode(kept, validate=True).decode("utf-8", "replace")
+
+
 @contextmanager
 def answering(domain: Any, seconds: int) -> Iterator[None]:
     """Set a time limit for the requests that libvirt itself sends to the agent.
@@ -105,7 +144,7 @@ def _ask(domain: Any, command: str, seconds: int, **arguments: Any) -> Any:
     Errors of libvirt and JSON pass through.
     """
     question = json.dumps({"execute": command} | ({"arguments": arguments} if arguments else {}))
-    changes = command not in ("guest-ping", "guest-fsfreeze-status")
+    changes = command not in _QUERIES
     with LoggedCommand("agent", command, domain=domain.name()) if changes else nullcontext():
         answer = libvirt_qemu.qemuAgentCommand(domain, question, seconds, 0)
     return json.loads(answer)["return"]

@@ -141,6 +141,16 @@ class DiskWrites:
 
 
 @dataclass(frozen=True, slots=True)
+class GuestExit:
+    """How a command in a guest has ended."""
+
+    status: int
+    """Its exit status; negative for the number of the signal that ended it."""
+    output: str
+    """The end of its output, and behind it the end of its error output: text of the guest."""
+
+
+@dataclass(frozen=True, slots=True)
 class OpenFile:
     """A file that an emulator has open."""
 
@@ -339,6 +349,28 @@ class Hypervisor(Protocol):
 
     def agent_answers(self, uuid: str, seconds: int) -> bool:
         """Whether the guest's agent answers a ping within ``seconds``."""
+
+    def start_in_guest(self, uuid: str, words: Sequence[str], seconds: int) -> int:
+        """Let the guest's agent start a command, as the agent's user; return its process number.
+
+        Args:
+            words: the program, which is looked for in the agent's ``PATH``, and its arguments.
+            seconds: for the agent's answer, not for the command.
+
+        Raises:
+            HypervisorError: the agent does not answer, does not run commands, or has no such
+                program.
+        """
+
+    def exit_in_guest(self, uuid: str, pid: int, seconds: int) -> GuestExit | None:
+        """How a command of :meth:`start_in_guest` has ended; the agent reports this only once.
+
+        Returns:
+            ``None`` while it runs, or if the agent does not answer within ``seconds``.
+
+        Raises:
+            HypervisorError: the agent does not know the command, or the domain does not run.
+        """
 
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
         """Let the guest's agent freeze file systems.

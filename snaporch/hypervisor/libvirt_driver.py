@@ -19,6 +19,7 @@ from snaporch.hypervisor.events import DomainEvents
 from snaporch.hypervisor.interface import (
     CaptureRequest,
     CommitStage,
+    GuestExit,
     HypervisorError,
     OnCommitStage,
     OverlayDisk,
@@ -110,6 +111,14 @@ class LibvirtHypervisor(LibvirtQueries):
     def suspend(self, uuid: str) -> None:
         with self._explained(uuid, "suspend"):
             self._handle(uuid).suspend()
+
+    def start_in_guest(self, uuid: str, words: Sequence[str], seconds: int) -> int:
+        with self._explained(uuid, f"starting {words[0]} in the guest"):
+            return agent.start_command(self._handle(uuid), words, seconds)
+
+    def exit_in_guest(self, uuid: str, pid: int, seconds: int) -> GuestExit | None:
+        with self._explained(uuid, "waiting for a command in the guest"):
+            return agent.command_exit(self._handle(uuid), pid, seconds)
 
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
         return agent.freeze(self._handle(uuid), mountpoints, seconds)

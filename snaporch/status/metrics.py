@@ -8,10 +8,12 @@ served by :mod:`snaporch.status.metrics_exporter`, and written into a file by
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from snaporch import __version__
 from snaporch.errors import UnavailableError
+from snaporch.model import SnapshotRecord
 from snaporch.status.model import DomainStatus, Problem, ProblemGrade, SourceStatus, Status
 
 if TYPE_CHECKING:
@@ -143,6 +145,20 @@ def _of_snapshots(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily
             if domain.last is not None and domain.last.pause_ms is not None
         ],
     )
+    yield _many(
+        "verify_command_passed_timestamp_seconds",
+        "When the verify_command of a guest last passed in a clone of a snapshot that passes.",
+        ("domain",),
+        [
+            ({"domain": domain.name}, max(passed).timestamp())
+            for domain in domains
+            if (passed := [at for record in domain.verified if (at := _command_at(record))])
+        ],
+    )
+
+
+def _command_at(record: SnapshotRecord) -> datetime | None:
+    return record.verified.command_at if record.verified and record.verified.passed else None
 
 
 def _of_policies(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily]:

@@ -17,14 +17,17 @@ from pathlib import Path
 from snaporch.bundle.manifest import Role
 from snaporch.clone.clone import Clone
 from snaporch.command_log import LoggedCommand
+from snaporch.config.schema import DomainSettings
 from snaporch.context import Context
-from snaporch.errors import NotFoundError, SnaporchError
-from snaporch.hypervisor import Vitals
+from snaporch.errors import NotFoundError, SnaporchError, one_line
+from snaporch.hypervisor import GuestExit, HypervisorError, LostLibvirtError, Vitals
 from snaporch.hypervisor.domain_xml import agent_connected, parse
 from snaporch.model import DomainState
 from snaporch.restore.source import Source
 
 _STDERR = 2
+_MOST_SAID = 300
+"""Characters of a failed command's output that an error repeats: its end."""
 _ADVANCES = 2
 """The restore itself uses CPU time of the vCPU threads; so their time has to advance twice."""
 
@@ -79,16 +82,65 @@ def wait_for_agent(context: Context, source: Source, uuid: str) -> bool:
     live = source.text(Role.LIVE_XML)
     if live is None or not agent_connected(parse(live)) or not source.manifest.was_running:
         return False
-    settings = context.config.settings(source.record.domain, source.record.uuid)
+    _await_agent(context, source.thing, uuid, _settings(context, source).agent_timeout)
+    return True
 
+
+def _settings(context: Context, source: Source) -> DomainSettings:
+    return context.config.settings(source.record.domain, source.record.uuid)
+
+
+def _await_agent(context: Context, thing: str, uuid: str, timeout: int) -> None:
     def answers() -> bool:
-        _running(context, source.thing, uuid)
-        return context.hypervisor.agent_answers(uuid, settings.agent_timeout)
+        _running(context, thing, uuid)
+        return context.hypervisor.agent_answers(uuid, timeout)
 
     seconds = context.liveness_times.agent
-    if not _poll(context, source.thing, answers, seconds):
-        raise LivenessError(source.thing, f"its agent does not answer within {seconds:.0f} s")
-    return True
+    if not _poll(context, thing, answers, seconds):
+        raise LivenessError(thing, f"its agent does not answer within {seconds:.0f} s")
+
+
+def run_command(context: Context, source: Source, uuid: str) -> str:
+    """Run the guest's ``verify_command`` in a clone, by the guest's agent.
+
+    The agent has to answer, also where none was connected when the snapshot was taken.
+
+    Args:
+        source: the snapshot.
+        uuid: the clone's, which runs.
+
+    Returns:
+        The name of the program, which exited with status 0.
+
+    Raises:
+        LivenessError: the command fails, cannot be run, or exceeds ``verify_command_timeout``.
+    """
+    settings, thing = _settings(context, source), source.thing
+    name, timeout = settings.verify_command[0], settings.agent_timeout
+    _await_agent(context, thing, uuid, timeout)
+    found: list[GuestExit] = []
+
+    def ended() -> bool:
+        _running(context, thing, uuid)
+        found.extend(filter(None, [context.hypervisor.exit_in_guest(uuid, pid, timeout)]))
+        return bool(found)
+
+    try:
+        pid = context.hypervisor.start_in_guest(uuid, settings.verify_command, timeout)
+        in_time = _poll(context, thing, ended, settings.verify_command_timeout)
+    except LostLibvirtError:
+        raise
+    except (HypervisorError, NotFoundError) as error:
+        reason = f"{name} could not be run in the guest ({error.reason})"
+        raise LivenessError(thing, reason) from error
+    if not in_time:
+        limit = settings.verify_command_timeout
+        raise LivenessError(thing, f"{name} did not exit in the guest within {limit} s")
+    if found[0].status != 0:
+        text = f"{name} exited with status {found[0].status} in the guest"
+        said = one_line(found[0].output)[-_MOST_SAID:]
+        raise LivenessError(thing, f"{text}: {said}" if said else text)
+    return name
 
 
 def run_script(context: Context, source: Source, made: Clone, script: Path, seconds: int) -> None:

@@ -13,6 +13,7 @@ _AGAIN = {
     VerifyStep.CHECKSUMS: [],
     VerifyStep.DISKS: ["--disks"],
     VerifyStep.CLONE: [],
+    VerifyStep.COMMAND: [],
     VerifyStep.SCRIPT: ["--script", "PATH"],
 }
 """The options that have a verification repeat a step."""

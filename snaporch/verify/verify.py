@@ -54,7 +54,13 @@ from snaporch.restore.source import (
     reading_lock,
     underlying_devices,
 )
-from snaporch.verify.liveness import LivenessError, run_script, wait_for_agent, wait_for_cpus
+from snaporch.verify.liveness import (
+    LivenessError,
+    run_command,
+    run_script,
+    wait_for_agent,
+    wait_for_cpus,
+)
 from snaporch.verify.next_step import put_back_step, repeat_command
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import Resolver
@@ -100,6 +106,8 @@ class Verification:
     reached: VerifyDepth = VerifyDepth.NOTHING
     disks: bool = False
     """Whether all data of its disks was read."""
+    command: bool = False
+    """Whether its ``verify_command`` passed."""
     step: VerifyStep = VerifyStep.CHECKSUMS
     """The step that is under way, or failed."""
     steps_passed: set[VerifyStep] = field(default_factory=set)
@@ -143,7 +151,14 @@ class Verification:
     @property
     def verdict(self) -> VerificationResult:
         """The result of this verification alone."""
-        return VerificationResult(self.at, self.passed, self.reached, self.disks, self.failed_steps)
+        return VerificationResult(
+            self.at,
+            self.passed,
+            self.reached,
+            self.disks,
+            self.failed_steps,
+            command=self.command,
+        )
 
     @property
     def problem(self) -> SnaporchError | None:
@@ -223,7 +238,9 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
     except LivenessError as error:
         outcome.failure = error
     results = _results(context, record, options.mark)
-    failed = [step for result in results if result for step in result.failed_steps]
+    failed = {step for result in results if result for step in result.failed_steps}
+    if not context.config.settings(record.domain, record.uuid).verify_command:
+        failed.discard(VerifyStep.COMMAND)  # no command is left that could pass
     outcome.end(failed, options.repeated)
     # of results that differ, since writing them was interrupted, only the failures count
     before = results.pop() if len(results) == 1 else None
@@ -344,6 +361,9 @@ def _run_clone(
             with outcome.testing(VerifyStep.CLONE):
                 made = _build_clone(context, source, request, uuid)
                 _check_liveness(context, source, options, outcome, made)
+            if context.config.settings(source.record.domain, source.record.uuid).verify_command:
+                with outcome.testing(VerifyStep.COMMAND):
+                    _run_command(context, source, outcome, made)
             if options.script is not None:
                 with outcome.testing(VerifyStep.SCRIPT):
                     _run_script(
@@ -381,6 +401,13 @@ def _check_liveness(
         outcome.add_proof(context, "the guest's agent answers")
     if options.screenshots is not None:
         _take_picture(context, source, options.screenshots, outcome, made)
+
+
+def _run_command(context: Context, source: Source, outcome: Verification, made: Clone) -> None:
+    context.progress.step(source.thing, "running its verify_command in the guest")
+    name = run_command(context, source, made.uuid)
+    outcome.command = True
+    outcome.add_proof(context, f"{name} exited with status 0 in the guest")
 
 
 def _run_script(

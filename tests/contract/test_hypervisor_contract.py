@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from contract_hosts import NAME, FakeAgentHost, FakeHost, LinuxHost, ProbeHost
 from fakes import images
+from fakes.hypervisor import AGENT_PROGRAM
 
 from snaporch.bundle.save_image import read_header
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
@@ -83,6 +85,15 @@ def request_for(host, *disks, manual=()):
         left_out=(),
         ram_path=str(host.directory / "ram.save"),
     )
+
+
+def exit_of(linux, *words):
+    """How a command in the guest ends."""
+    pid = linux.hypervisor.start_in_guest(linux.uuid, words, 10)
+    end = time.monotonic() + 60
+    while (found := linux.hypervisor.exit_in_guest(linux.uuid, pid, 10)) is None:
+        assert time.monotonic() < end
+    return found
 
 
 def sources(host):
@@ -675,6 +686,27 @@ class TestAgentContract:
     def test_it_answers(self, linux):
         assert linux.hypervisor.agent_answers(linux.uuid, 10)
         assert linux.hypervisor.blockers(linux.hypervisor.domain(NAME)) == []
+
+    def test_a_command_ends_with_a_status_and_its_output(self, linux):
+        found = [exit_of(linux, AGENT_PROGRAM, word) for word in ("--version", "--nonsense")]
+        assert [each.status for each in found] == [0, 1]
+        assert found[0].output.startswith("QEMU Guest Agent")
+        assert "Unknown option" in found[1].output
+
+    def test_a_program_that_the_guest_does_not_have_is_an_error(self, linux):
+        with pytest.raises(HypervisorError, match="No such file"):
+            linux.hypervisor.start_in_guest(linux.uuid, ["/no/such/program"], 10)
+
+    def test_a_command_that_the_agent_did_not_start_is_an_error(self, linux):
+        with pytest.raises(HypervisorError, match="does not exist"):
+            linux.hypervisor.exit_in_guest(linux.uuid, 999_999, 10)
+
+    def test_the_agent_of_a_paused_guest_starts_nothing(self, linux):
+        linux.hypervisor.suspend(linux.uuid)
+        with pytest.raises(HypervisorError):
+            linux.hypervisor.start_in_guest(linux.uuid, [AGENT_PROGRAM, "--version"], 1)
+        with pytest.raises(HypervisorError):
+            linux.hypervisor.exit_in_guest(linux.uuid, 1, 1)
 
     def test_file_systems_freeze_and_thaw(self, linux):
         hypervisor = linux.hypervisor

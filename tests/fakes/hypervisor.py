@@ -33,6 +33,7 @@ from snaporch.hypervisor.interface import (
     CaptureRequest,
     CommitStage,
     DiskWrites,
+    GuestExit,
     HostObject,
     HypervisorError,
     NotFrozenByUsError,
@@ -51,6 +52,9 @@ from snaporch.model import Domain, DomainState, Owner, PauseParts, Versions
 
 _CAPACITY = 1 << 20
 _TICK_SECONDS = 0.005
+
+
+AGENT_PROGRAM = "/usr/sbin/qemu-ga"
 
 
 class Agent(StrEnum):
@@ -121,6 +125,10 @@ class FakeGuest:
     """What it has written to its disks, by target; the others have been written nothing."""
     opened: list[str] = field(default_factory=list)
     """Files that its emulator has open for writing, besides its disks."""
+    programs: dict[str, GuestExit | None] = field(default_factory=dict)
+    """The programs in it besides its agent, and how they end; ``None``: they run on."""
+    processes: list[GuestExit | None] = field(default_factory=list)
+    """Started by the agent; by process number, counted from 1."""
 
     def listAllCheckpoints(self, flags: int) -> list[_Checkpoint]:  # noqa: N802 - libvirt's
         """The method of libvirt's handle that the search for blockers calls."""
@@ -521,6 +529,30 @@ class FakeHypervisor:
         self.hooks.reach("hypervisor.agent_answers")
         return _answers(self._guest(uuid))
 
+    def start_in_guest(self, uuid: str, words: Sequence[str], seconds: int) -> int:
+        """See the protocol."""
+        guest = self._guest(uuid)
+        self.hooks.act("hypervisor.start_in_guest", *words)
+        if not _answers(guest):
+            raise HypervisorError(guest.name, "its agent is not connected")
+        known = guest.programs | {AGENT_PROGRAM: _agent_program(words)}
+        if words[0] not in known:
+            raise HypervisorError(guest.name, "No such file or directory")
+        guest.processes.append(known[words[0]])
+        return len(guest.processes)
+
+    def exit_in_guest(self, uuid: str, pid: int, seconds: int) -> GuestExit | None:
+        """See the protocol."""
+        self.hooks.reach("hypervisor.exit_in_guest")
+        guest = self._guest(uuid)
+        if guest.state is not DomainState.RUNNING:
+            raise HypervisorError(guest.name, "domain is not running")
+        if not _answers(guest):
+            return None
+        if not 0 < pid <= len(guest.processes):
+            raise HypervisorError(guest.name, f"PID {pid} does not exist")
+        return guest.processes[pid - 1]
+
     def freeze_file_systems(self, uuid: str, mountpoints: Sequence[Path], seconds: int) -> int:
         """See the protocol."""
         guest = self._guest(uuid)
@@ -894,6 +926,13 @@ def _answers(guest: FakeGuest) -> bool:
     """Whether the agent answers: that of a paused guest does not."""
     there = guest.agent not in (Agent.MISSING, Agent.SILENT)
     return there and guest.state is DomainState.RUNNING
+
+
+def _agent_program(words: Sequence[str]) -> GuestExit:
+    """How the agent's own program ends, which is in every guest that has an agent."""
+    if list(words[1:]) == ["--version"]:
+        return GuestExit(0, "QEMU Guest Agent 10.0.0\n")
+    return GuestExit(1, "Unknown option, try 'qemu-ga --help' for more information.\n")
 
 
 def _copy_down(disk: OverlayDisk, source: str) -> None:

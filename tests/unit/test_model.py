@@ -130,11 +130,12 @@ def test_a_record_as_json_has_exactly_the_documented_keys():
 
 @pytest.mark.parametrize("passed", [True, False])
 @pytest.mark.parametrize("disks", [True, False])
+@pytest.mark.parametrize("command", [True, False])
 @pytest.mark.parametrize("reached", list(VerifyDepth))
 @pytest.mark.parametrize("steps", [(), (VerifyStep.DISKS,), (VerifyStep.CLONE, VerifyStep.SCRIPT)])
-def test_a_verification_result_is_parsed_as_written(passed, disks, reached, steps):
+def test_a_verification_result_is_parsed_as_written(passed, disks, command, reached, steps):
     at = datetime(2025, 1, 2, 3, 4, 5, tzinfo=UTC)
-    verdict = VerificationResult(at, passed, reached, disks, steps)
+    verdict = VerificationResult(at, passed, reached, disks, steps, command=command)
     assert VerificationResult.parse(verdict.as_text()) == verdict
     assert verdict.as_json() == {
         "at": "2025-01-02T03:04:05Z",
@@ -143,6 +144,8 @@ def test_a_verification_result_is_parsed_as_written(passed, disks, reached, step
         "reached_at": "2025-01-02T03:04:05Z",
         "disks_read": disks,
         "disks_read_at": "2025-01-02T03:04:05Z" if disks else None,
+        "command_passed": command,
+        "command_passed_at": "2025-01-02T03:04:05Z" if command else None,
         "failed_steps": [step.value for step in steps],
     }
 
@@ -166,9 +169,20 @@ def test_a_lesser_verification_keeps_what_an_earlier_one_has_proved():
     assert again.after(None) == again
 
 
+def test_a_command_that_passed_is_kept_with_its_time():
+    before = VerificationResult(MONDAY, True, VerifyDepth.BOOTED, disks=True, command=True)
+    found = VerificationResult(TUESDAY, True, VerifyDepth.CHECKED).after(before)
+    text = "2025-06-03T00:00:00Z passed booted@{0} disks@{0} command@{0}"
+    assert found.as_text() == text.format("2025-06-02T00:00:00Z")
+    assert VerificationResult.parse(found.as_text()) == found
+    assert found.as_json()["command_passed_at"] == "2025-06-02T00:00:00Z"
+    again = VerificationResult(FRIDAY, True, VerifyDepth.BOOTED, command=True)
+    assert again.after(found).command_at == FRIDAY
+
+
 @pytest.mark.parametrize(("first", "second"), [(True, False), (False, True), (False, False)])
 def test_a_failed_verification_proves_nothing_and_keeps_nothing(first, second):
-    before = VerificationResult(MONDAY, first, VerifyDepth.RESUMED, disks=True)
+    before = VerificationResult(MONDAY, first, VerifyDepth.RESUMED, disks=True, command=True)
     after = VerificationResult(TUESDAY, second, VerifyDepth.CHECKED)
     assert after.after(before) == after
 
@@ -189,6 +203,9 @@ def test_a_failed_verification_proves_nothing_and_keeps_nothing(first, second):
         "2025-01-02T03:04:05Z passed resumed@",
         "2025-01-02T03:04:05Z passed resumed@monday",
         "2025-01-02T03:04:05Z passed resumed disks@",
+        "2025-01-02T03:04:05Z passed resumed command@",
+        "2025-01-02T03:04:05Z passed resumed command command",
+        "2025-01-02T03:04:05Z passed resumed command disks",
         "2025-01-02T03:04:05Z failed resumed steps:luck",
         "2025-01-02T03:04:05Z failed resumed steps:",
         "2025-01-02T03:04:05Z failed resumed steps:script disks",

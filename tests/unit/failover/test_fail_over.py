@@ -458,7 +458,7 @@ def test_what_is_killed_while_it_copies_leaves_no_mark_that_another_replica_gets
     with pytest.raises(KilledError):
         pair.move()
     pair.world.hooks.killed = False
-    assert not any(ENDED in each.properties for each in pair.world.pool.snapshots())
+    assert not pair.marked_as_ended()
 
 
 def test_a_replica_that_is_lost_before_the_mark_gets_it_by_the_same_command(pair):

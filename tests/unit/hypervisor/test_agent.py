@@ -1,5 +1,6 @@
 """Freezing and thawing by an agent that may misbehave."""
 
+import base64
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,7 @@ import libvirt_qemu
 import pytest
 
 from snaporch.hypervisor import agent
-from snaporch.hypervisor.interface import HypervisorError, NotFrozenByUsError
+from snaporch.hypervisor.interface import GuestExit, HypervisorError, NotFrozenByUsError
 
 
 class Failure(libvirt.libvirtError):
@@ -177,3 +178,74 @@ def test_frozen_is_as_the_agent_reports(guest):
     agent.freeze(guest, (), 7)
     assert agent.frozen(guest) is True
     assert agent.answers(guest, 1)
+
+
+# -- commands in the guest ------------------------------------------------------------------------
+
+
+def answering(guest, **result):
+    guest.answer = json.dumps({"return": result})
+
+
+def encoded(text):
+    return base64.b64encode(text.encode()).decode()
+
+
+def test_a_command_is_started_with_its_arguments(guest):
+    with pytest.raises(HypervisorError, match="its answer is invalid"):
+        agent.start_command(guest, ["pg_amcheck", "--all"], 7)  # {}: no process number
+    assert guest.said == [("guest-exec", "pg_amcheck", ["--all"], True)]
+    answering(guest, pid=815)
+    assert agent.start_command(guest, ["true"], 7) == 815
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        ({"exited": False}, None),
+        ({"exited": True, "exitcode": 0}, GuestExit(0, "")),
+        ({"exited": True, "exitcode": 2, "err-data": encoded("no\n")}, GuestExit(2, "no\n")),
+        ({"exited": True, "signal": 9, "out-data": encoded("half")}, GuestExit(-9, "half")),
+        (
+            {"exited": True, "exitcode": 1, "out-data": encoded("a"), "err-data": encoded("b")},
+            GuestExit(1, "ab"),
+        ),
+        ({"exited": True, "exitcode": 1, "out-data": "//8="}, GuestExit(1, "\ufffd\ufffd")),
+    ],
+)
+def test_how_a_command_has_ended(guest, answer, found):
+    answering(guest, **answer)
+    assert agent.command_exit(guest, 815, 7) == found
+
+
+def test_of_a_long_output_the_end_is_kept(guest):
+    answering(guest, exited=True, exitcode=1, **{"out-data": encoded("x" * 9_000_000 + "the end")})
+    output = agent.command_exit(guest, 815, 7).output
+    assert output.endswith("xthe end")
+    assert len(output) < 4096
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"exited": "yes", "exitcode": 0},
+        {"exited": True},
+        {"exited": True, "exitcode": None},
+        {"exited": True, "exitcode": 0, "out-data": "!"},
+    ],
+    ids=str,
+)
+def test_an_invalid_answer_is_never_a_success(guest, answer):
+    answering(guest, **answer)
+    with suppress(HypervisorError):
+        assert agent.command_exit(guest, 815, 7) is None
+
+
+def test_an_agent_that_does_not_answer_is_asked_again(guest):
+    """It may be slow; that the command is unknown is its answer, and final."""
+    guest.answer = LATE
+    assert agent.command_exit(guest, 815, 7) is None
+    guest.answer = REFUSED
+    with pytest.raises(libvirt.libvirtError, match="not allowed"):
+        agent.command_exit(guest, 815, 7)

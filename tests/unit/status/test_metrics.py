@@ -2,11 +2,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from fakes.status_example import NOW, RUN, TAKEN, WELL, with_domain, with_policy
+from fakes.status_example import NOW, RECORD, RUN, TAKEN, WELL, with_domain, with_policy
 from prometheus_client.parser import text_string_to_metric_families
 
 from snaporch import __version__
 from snaporch.fence import Fence
+from snaporch.model import VerificationResult, VerifyDepth
 from snaporch.pull.record import PullRecord
 from snaporch.schedule.failed_attempts import FailedAttempt
 from snaporch.schedule.forecast import NextSnapshot
@@ -71,6 +72,20 @@ def test_a_snapshot_that_fails_is_late_however_often_it_is_tried(snapshots):
     found = samples(with_policy(next=coming))
     name = "snaporch_policy_next_run_timestamp_seconds"
     assert found[name, "hourly", "web"] == due.timestamp()
+
+
+def test_when_the_command_of_a_guest_last_passed():
+    name = ("snaporch_verify_command_passed_timestamp_seconds", "web")
+    assert name not in samples(WELL)
+    marks = [(0, False), (2, True), (1, True)]
+    verified = tuple(
+        replace(RECORD, verified=VerificationResult(at, passed, VerifyDepth.BOOTED, command=True))
+        for at, passed in ((NOW - timedelta(hours=hours), passed) for hours, passed in marks)
+    )
+    found = samples(with_domain(verified=verified))
+    assert found[name] == (NOW - timedelta(hours=1)).timestamp()
+    late = replace(RECORD, verified=VerificationResult(NOW, True, VerifyDepth.BOOTED))
+    assert samples(with_domain(verified=(late, *verified)))[name] == found[name]
 
 
 def test_names_are_escaped():

@@ -25,7 +25,7 @@ from snaporch.errors import (
     UnavailableError,
 )
 from snaporch.extract import disk_reader
-from snaporch.hypervisor import HypervisorError, LostLibvirtError
+from snaporch.hypervisor import GuestExit, HypervisorError, LostLibvirtError
 from snaporch.model import (
     BundleState,
     DatasetKind,
@@ -33,10 +33,11 @@ from snaporch.model import (
     Level,
     VerifyDepth,
     VerifyStep,
+    iso,
 )
 from snaporch.restore.plan import make_restore_plan
 from snaporch.restore.source import PUT_BACK, find_records
-from snaporch.show import describe
+from snaporch.show import describe, provenance
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import store_as_pages
@@ -635,6 +636,130 @@ def test_missing_scripts_and_directories_are_refused_first(tmp_path, what):
     }
     with pytest.raises(RefusedError):
         check_options(options[what])
+
+
+# -- the guest's verify_command ------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(world):
+    """Snapshot a guest; in its clones the agent answers, and the program ends like this."""
+
+    def prepare(found, level=None, **settings):
+        usual = {"verify_command": ["amcheck", "--all"], "verify_command_timeout": "1s"}
+        if "db" not in {guest.name for guest in world.hypervisor.guests.values()}:
+            taken(world, "db", level, agent=Agent.MISSING)
+        world.with_defaults(**(usual | settings))
+
+        def wake(guest):
+            guest.agent = Agent.ANSWERS
+            guest.programs = {"amcheck": found}
+
+        world.hypervisor.restored = wake
+
+    return prepare
+
+
+@pytest.mark.parametrize("level", [None, "crash"])
+def test_a_command_runs_in_the_guest_and_its_success_is_recorded(world, command, level):
+    """The agent need not have been connected when the snapshot was taken."""
+    command(GuestExit(0, ""), level)
+    outcome = check(world, "db@s1")
+    assert outcome.passed, outcome.failure
+    assert "amcheck exited with status 0 in the guest" in outcome.proof
+    assert "hypervisor.start_in_guest amcheck --all" in world.hooks.log
+    assert outcome.as_json()["command_passed"]
+    assert record(world, "db@s1").verified.command
+    shown = dict(provenance(record(world, "db@s1"), None))["verified"]
+    assert shown.endswith(f"{outcome.reached}, verify_command passed")
+    check(world, "db@s1", run=False)
+    again = dict(provenance(record(world, "db@s1"), None))["verified"]
+    assert f", verify_command passed on {iso(outcome.at)}" in again
+    assert nothing_of_it(world)
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (GuestExit(2, "one\n\x1b[31mindex broken\n"), "status 2 in the guest: one \\x1b[31mindex"),
+        (GuestExit(-9, ""), "exited with status -9 in the guest"),
+        (GuestExit(1, "x" * 5000 + "end"), "xxend"),
+        (None, "amcheck did not exit in the guest within 1 s"),
+    ],
+)
+def test_a_command_that_fails_fails_the_snapshot(world, command, found, reason):
+    command(found)
+    outcome = check(world, "db@s1")
+    assert (outcome.passed, outcome.reached) == (False, VerifyDepth.RESUMED)
+    assert reason in outcome.failure.line()
+    assert len(outcome.failure.line()) < 500
+    verified = record(world, "db@s1").verified
+    assert (verified.failed_steps, verified.command) == ((VerifyStep.COMMAND,), False)
+    assert (record(world, "db@s1").level, record(world, "db@s1").state) == (
+        Level.RAM,
+        BundleState.COMPLETE,
+    )
+    assert nothing_of_it(world)
+
+
+def test_a_program_that_the_guest_does_not_have_fails(world, command):
+    command(None, verify_command=["absent"])
+    line = check(world, "db@s1").failure.line()
+    assert "absent could not be run in the guest (No such file or directory)" in line
+
+
+def test_without_an_agent_a_command_fails(world, command):
+    """Else a guest whose agent does not start would pass unseen."""
+    command(None)
+    world.hypervisor.restored = lambda _guest: None
+    outcome = check(world, "db@s1")
+    assert "its agent does not answer" in outcome.failure.line()
+    assert outcome.failed_steps == (VerifyStep.COMMAND,)
+
+
+def test_a_failed_command_stays_failed_until_it_passes_or_is_not_configured(world, command):
+    command(GuestExit(1, ""))
+    assert not check(world, "db@s1").passed
+    assert "snaporch verify db@s1" in check(world, "db@s1", run=False).failure.line()
+    command(GuestExit(0, ""))
+    assert check(world, "db@s1").passed
+    command(GuestExit(1, ""))
+    assert not check(world, "db@s1").passed
+    command(None, verify_command=[])
+    assert check(world, "db@s1", run=False).passed
+
+
+def test_a_guest_that_exits_during_its_command_fails(world, command):
+    command(None, verify_command_timeout="10m")
+
+    def vanish():
+        for uuid, guest in list(world.hypervisor.guests.items()):
+            if "verify" in guest.name:
+                del world.hypervisor.guests[uuid]
+
+    world.hooks.at["hypervisor.exit_in_guest"] = vanish
+    assert not check(world, "db@s1").passed
+    assert nothing_of_it(world)
+
+
+def test_libvirt_that_is_lost_during_a_command_gives_no_result(world, command):
+    command(None)
+    world.hooks.at["hypervisor.exit_in_guest"] = failing(LostLibvirtError("db", "end of file"))
+    with pytest.raises(UnavailableError):
+        check(world, "db@s1")
+    assert record(world, "db@s1").verified is None
+
+
+def test_a_signal_ends_the_wait_for_a_command(world, command):
+    command(None, verify_command_timeout="10m")
+
+    def signal():
+        world.context.interrupt.signum = 2
+
+    world.hooks.at["hypervisor.exit_in_guest"] = signal
+    with pytest.raises(InterruptedRunError):
+        check(world, "db@s1")
+    assert nothing_of_it(world)
 
 
 # -- what is not the snapshot's fault ------------------------------------------------------------

@@ -1,0 +1,134 @@
+"""The scripts for guests, with stubs of the databases' programs on their PATH."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "guest"
+# A client of MariaDB: it holds the lock until its input ends.
+HOLDS = (
+    'while read -r line; do case $line in *locked*) echo locked ;; esac; done; echo end >"$ENDED"'
+)
+
+
+@pytest.fixture
+def guest(tmp_path):
+    """Run a script; the programs in it are stubs, by name, in shell."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def run(script, *words, programs_of=(), **environment):
+        stubs = {"runuser": 'shift 3; exec "$@"', **dict(programs_of)}
+        for name, text in stubs.items():
+            path = programs / name
+            path.write_text(f"#!/bin/sh\n{text}\n")
+            path.chmod(0o755)
+        paths = {"RUN": tmp_path / "run", "ENDED": tmp_path / "ended", "LOG": tmp_path / "log"}
+        mine = {name: str(path) for name, path in paths.items()} | environment
+        return subprocess.run(
+            [SCRIPTS / script, *words],
+            env={**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", **mine},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """A pipe in which the client of MariaDB reports its end; reading it waits for that."""
+    os.mkfifo(tmp_path / "ended")
+    return tmp_path / "ended"
+
+
+def mariadb(client):
+    return {"mariadb-admin": "exit 0", "mariadb": client}
+
+
+def test_mariadb_holds_its_lock_until_the_thaw(guest, ended, tmp_path):
+    assert guest("mariadb-fsfreeze-hook", "freeze", programs_of=mariadb(HOLDS)).returncode == 0
+    assert (tmp_path / "run/output").read_text() == "locked\n"
+    pid = (tmp_path / "run/input.pid").read_text().strip()
+    assert Path("/proc", pid, "comm").read_text() == "sleep\n"
+    assert guest("mariadb-fsfreeze-hook", "thaw").returncode == 0
+    assert ended.read_text() == "end\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_mariadb_releases_its_lock_if_no_thaw_comes(guest, ended):
+    frozen = guest("mariadb-fsfreeze-hook", "freeze", programs_of=mariadb(HOLDS), HOLD="1")
+    assert frozen.returncode == 0
+    assert ended.read_text() == "end\n"
+    assert guest("mariadb-fsfreeze-hook", "thaw").returncode == 0
+
+
+@pytest.mark.parametrize("client", ["echo refused; exit 1", "cat >/dev/null"])
+def test_without_the_lock_of_mariadb_nothing_is_frozen(guest, tmp_path, client):
+    frozen = guest("mariadb-fsfreeze-hook", "freeze", programs_of=mariadb(client), WAIT="1")
+    assert frozen.returncode == 1
+    assert frozen.stderr == ("refused\n" if "refused" in client else "")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mariadb_that_does_not_run_is_not_waited_for(guest):
+    programs = {"mariadb-admin": "exit 1", "mariadb": "exit 1"}
+    assert guest("mariadb-fsfreeze-hook", "freeze", programs_of=programs).returncode == 0
+
+
+def test_the_thaw_of_mariadb_kills_no_other_process(guest, tmp_path):
+    """After the time for the lock another process may have the number of the one that held it."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/input.pid").write_text(f"{os.getpid()}\n")
+    assert guest("mariadb-fsfreeze-hook", "thaw").returncode == 0
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "psql", "status", "asked"),
+    [
+        ("freeze", "exit 0", 0, True),
+        ("freeze", "exit 2", 2, True),
+        ("freeze", "exec sleep 100", 0, True),  # the checkpoint continues after the thaw
+        ("thaw", "exit 2", 0, False),
+    ],
+)
+def test_postgresql_writes_a_checkpoint_before_the_freeze(
+    guest, tmp_path, word, psql, status, asked
+):
+    programs = {"pg_isready": "exit 0", "psql": f'echo "$@" >"$LOG"; {psql}'}
+    found = guest("postgresql-fsfreeze-hook", word, programs_of=programs)
+    assert found.returncode == status
+    assert (tmp_path / "log").exists() is asked
+    if asked:
+        assert (tmp_path / "log").read_text().endswith("-c CHECKPOINT\n")
+
+
+def test_a_postgresql_that_does_not_run_is_frozen_as_it_is(guest):
+    programs = {"pg_isready": "exit 2", "psql": "exit 2"}
+    assert guest("postgresql-fsfreeze-hook", "freeze", programs_of=programs).returncode == 0
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_the_check_waits_for_postgresql_and_ends_as_pg_amcheck_does(guest, tmp_path, status):
+    programs = {
+        "pg_isready": f"[ -e {tmp_path}/ready ] || ! : >{tmp_path}/ready",  # at the second time
+        "pg_amcheck": f'echo "$@" >"$LOG"; exit {status}',
+    }
+    found = guest("postgresql-check", "--heapallindexed", programs_of=programs)
+    assert found.returncode == status
+    words = "--all --no-password --install-missing --heapallindexed\n"
+    assert (tmp_path / "log").read_text() == words
+
+
+def test_a_postgresql_that_never_recovers_fails_the_check(guest, tmp_path):
+    programs = {"pg_isready": "exit 1", "pg_amcheck": "exit 0"}
+    found = guest("postgresql-check", programs_of=programs, WAIT="1")
+    assert (found.returncode, found.stderr) == (
+        1,
+        "PostgreSQL accepted no connection within 1 s\n",
+    )
