@@ -263,7 +263,7 @@ def _directory(context: Context, request: ImportRequest, name: str) -> Iterator[
         raise RefusedError(dataset, "cannot be the name of a dataset", "use --name NEW")
     existing = {each.name for each in context.pool.datasets()}
     if request.parent not in existing:
-        step = f"zfs create {request.parent}"
+        step = f"zfs create {shlex.quote(request.parent)}"
         raise RefusedError(request.parent, "there is no such dataset", step)
     is_new = dataset not in existing
     if is_new:

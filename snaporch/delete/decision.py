@@ -65,9 +65,9 @@ def _needed(facts: SnapshotFacts) -> tuple[str, str] | None:
     domain, name = shlex.quote(facts.domain), shlex.quote(facts.name)
     tags = {tag for each in facts.holds.values() for tag in each}
     if facts.unfinished or RESTORE_HOLD in tags:
-        return "a run of its domain was interrupted", f"snaporch recover {domain}"
+        return "a run of its domain was interrupted", f"snaporch recover {shlex.quote(domain)}"
     if facts.kept or KEEP_HOLD in tags:
-        return "is kept", f"snaporch unkeep {name}"
+        return "is kept", f"snaporch unkeep {shlex.quote(name)}"
     if UNDO_HOLD in tags:
         # an undo would not help: it makes a safety copy that needs the snapshot, too
         bases = [full_name for full_name, own in facts.holds.items() if UNDO_HOLD in own]
