@@ -1,9 +1,9 @@
 """Running commands on this machine, or on another one by ssh, with limits of time and output.
 
 ``LIMIT_SECONDS`` applies to each command that lists or changes something, ``_OUTPUT_BYTES`` to what
-it prints. Others set their own: transfers in :mod:`snaporch.replication.transfer` and
-:mod:`snaporch.replication.stall_detector`, what ``receive`` and ``send`` wait for in
-:mod:`snaporch.replication.receive_limits`.
+it prints, ``JSON_BYTES`` to what is read as JSON. Others set their own: transfers in
+:mod:`snaporch.replication.transfer` and :mod:`snaporch.replication.stall_detector`, what
+``receive`` and ``send`` wait for in :mod:`snaporch.replication.receive_limits`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ LIMIT_SECONDS = 600
 """How long a command may take that lists or changes something, on slow disks, too."""
 _OUTPUT_BYTES = 1 << 27
 """The most output that is read: a listing of 60 000 snapshots with their properties."""
+JSON_BYTES = 1 << 24
+"""The most of an answer in JSON, which takes up to 25 times its length of memory when it is read:
+20 000 snapshots with their properties. The kernel would end a guest for the memory."""
 _ERROR_BYTES = 1 << 13
 _READ_BYTES = 1 << 16
 _END_SECONDS = 10
@@ -103,12 +106,15 @@ class Host:
         """Run a command; see :meth:`script`."""
         return self.script(shlex.join(words), what=shlex.join(words[:2]), limit=limit)
 
-    def script(self, script: str, *, what: str, limit: float | None = None) -> str:
+    def script(
+        self, script: str, *, what: str, limit: float | None = None, most: int = _OUTPUT_BYTES
+    ) -> str:
         """Run a shell script.
 
         Args:
             what: names the script in an error.
             limit: seconds; a script that takes longer is ended; the host's by default.
+            most: bytes of output; a script that prints more is ended.
 
         Returns: its standard output.
 
@@ -124,7 +130,7 @@ class Host:
         command = self.words(script)
         check_installed(command[0])
         with LoggedCommand(*(["ssh", self.name] if self.name else ["sh", "-c"]), script) as log:
-            status, out, err = self._run(command, self._where(what), limit)
+            status, out, err = self._run(command, self._where(what), limit, most)
             log.exited(status)
         if status == 0:
             return out.decode("utf-8", "surrogateescape")
@@ -144,7 +150,9 @@ class Host:
     def _where(self, what: str) -> str:
         return f"{what} on {self.name}" if self.name else what
 
-    def _run(self, command: Sequence[str], what: str, limit: float) -> tuple[int, bytes, bytes]:
+    def _run(
+        self, command: Sequence[str], what: str, limit: float, most: int
+    ) -> tuple[int, bytes, bytes]:
         """Run a command in a process group of its own; see :meth:`script`."""
         try:
             process = subprocess.Popen(
@@ -172,7 +180,7 @@ class Host:
 
         try:
             with process.stdout as out, process.stderr as err:  # type: ignore[union-attr]
-                _read_both((out, printed), (err, errors), what, check)
+                _read_both((out, printed), (err, errors), what, check, most)
             while process.poll() is None:
                 check()
                 with suppress(subprocess.TimeoutExpired):
@@ -191,6 +199,7 @@ def _read_both(
     err: tuple[IO[bytes], bytearray],
     what: str,
     check: Callable[[], None],
+    most: int,
 ) -> None:
     """Read both outputs of a command to their ends; of the errors, only the last are kept.
 
@@ -199,6 +208,7 @@ def _read_both(
         err: the errors, and what gets them.
         what: the command, for an error.
         check: called several times a second.
+        most: bytes of output.
 
     Raises:
         CommandError: there is too much output.
@@ -215,8 +225,8 @@ def _read_both(
                 if not chunk:
                     selector.unregister(key.fileobj)
             del errors[:-_ERROR_BYTES]
-            if len(printed) > _OUTPUT_BYTES:
-                raise CommandError(what, f"prints over {_OUTPUT_BYTES >> 20} MiB, and was ended")
+            if len(printed) > most:
+                raise CommandError(what, f"prints over {most >> 20} MiB, and was ended")
 
 
 def ssh_words(*more: str) -> list[str]:

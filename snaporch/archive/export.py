@@ -20,7 +20,6 @@ from snaporch.archive.contents import (
     pack_map,
 )
 from snaporch.archive.import_xml import HostRules, imported_xml
-from snaporch.archive.reserve import RoomWatch
 from snaporch.archive.used_extents import used_extents
 from snaporch.archive.write_archive import archive_writer, checksums_bytes
 from snaporch.bundle.compress import Block, Sink
@@ -41,6 +40,7 @@ from snaporch.hypervisor.domain_xml import parse
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import sha256_of
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
+from snaporch.restore.reserve import RoomWatch
 from snaporch.restore.source import IncompleteError, Source, check_whole_disks, reading_lock
 
 _BLOCK = 1 << 20

@@ -15,7 +15,7 @@ from snaporch.bundle.firmware_files import replace_host_file, swtpm_owner
 from snaporch.bundle.manifest import Role
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.clone_xml import CloneSpec
-from snaporch.hypervisor.domain_xml import parse, tpm_state
+from snaporch.hypervisor.domain_xml import nvram, parse, tpm_state
 from snaporch.model import TpmState
 from snaporch.private_files import write_private
 from snaporch.restore.firmware_checks import check_firmware_file
@@ -29,7 +29,7 @@ def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> Non
         overwrites: an interrupted import has left what is here.
 
     Raises:
-        RefusedError: with the reason.
+        RefusedError: they do not fit, or are here.
     """
     root = parse(xml)
     state = tpm_state(root)
@@ -40,6 +40,11 @@ def check_firmware(head: Head, xml: str, thing: str, *, overwrites: bool) -> Non
         raise RefusedError(
             thing, f"the TPM of a guest with its UUID is in {_directory(state)}", step
         )
+
+
+def lacks_variables(head: Head, xml: str) -> bool:
+    """Whether the guest has a file of UEFI variables that the archive does not have."""
+    return nvram(parse(xml)) is not None and head.manifest.part(Role.NVRAM) is None
 
 
 def place_firmware(head: Head, spec: CloneSpec, xml: str) -> None:

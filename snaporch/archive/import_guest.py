@@ -15,11 +15,15 @@ from uuid import UUID, uuid4
 
 from snaporch import default_paths
 from snaporch.archive.contents import MAX_XML
-from snaporch.archive.import_firmware import check_firmware, discard_tpm, place_firmware
+from snaporch.archive.import_firmware import (
+    check_firmware,
+    discard_tpm,
+    lacks_variables,
+    place_firmware,
+)
 from snaporch.archive.import_place import MARK, ImportPlace
 from snaporch.archive.import_xml import HostRules, imported_xml
 from snaporch.archive.read_archive import ArchiveReader
-from snaporch.archive.reserve import RoomWatch, reserve
 from snaporch.archive.unpack import RAM_NAME, Head, read_head, sparse, unpack
 from snaporch.bundle.compress import Compression
 from snaporch.bundle.manifest import Role
@@ -43,6 +47,7 @@ from snaporch.locks import domain_lock
 from snaporch.model import Level
 from snaporch.restore.definition_checks import check_identity
 from snaporch.restore.host_requirements import check_memory, total_memory
+from snaporch.restore.reserve import RoomWatch, reserve
 from snaporch.restore.source import mounted_at
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset, quoted
@@ -127,6 +132,7 @@ def import_guest(
     Raises:
         ArchiveError: the archive is damaged, incomplete or no archive; nothing of it is left.
         RefusedError: this host cannot have the guest; nothing of it is left.
+        BusyError: another guest with its addresses loads its RAM; nothing of it is left.
         RunFailedError, HypervisorError: a step failed; nothing of it is left.
         AttentionError: libvirt did not answer, or the guest is defined and does not start;
             everything was kept.
@@ -173,6 +179,8 @@ def _import(
     _check_is_free(context, name, uuid)
     plan = _plan(context, head, place, request, thing, identity)
     check_firmware(head, plan.definition.xml, thing, overwrites=place.check() == uuid)
+    if lacks_variables(head, plan.definition.xml):
+        context.progress.note(name, "the archive has no UEFI variables: the guest gets new ones")
     _check_room(head, place, thing)
     context.progress.step(name, f"unpacking {head.contents.domain}@{head.contents.snapshot}")
     place.begin(uuid)
@@ -263,9 +271,9 @@ def _resume_unfinished(
         network = min(networks(parse(xml)), default="none")  # the import gave it one at most
         with address_lock(context, name, xml, network, _ADDRESS_SECONDS):
             context.hypervisor.restore(image, running=running)
-    except LostLibvirtError:
-        raise
-    except (SaveImageError, HypervisorError, RefusedError, BusyError) as error:
+    except (LostLibvirtError, RefusedError, BusyError):
+        raise  # its RAM stays: the same import resumes it when its address is free
+    except (SaveImageError, HypervisorError) as error:
         return f"it is complete, and was not resumed from RAM ({error.reason}): {start}"
     return f"it is complete, and was resumed from RAM{'' if running else ', paused as it was'}"
 
@@ -290,7 +298,7 @@ def _directory(context: Context, request: ImportRequest, name: str) -> Iterator[
         raise RefusedError(dataset, "cannot be the name of a dataset", "use --name NEW")
     existing = {each.name for each in context.pool.datasets()}
     if request.parent not in existing:
-        step = f"zfs create {request.parent}"
+        step = f"zfs create {shlex.quote(request.parent)}"
         raise RefusedError(request.parent, "there is no such dataset", step)
     is_new = dataset not in existing
     if is_new:
@@ -536,11 +544,8 @@ def _start(
         except HypervisorError as error:
             reason = error.reason
         except (RefusedError, BusyError) as error:
-            place.finish()
-            reason = f"is imported, and was not started: {error.reason}"
-            raise AttentionError(
-                name, reason, f"start it with virsh start {shlex.quote(name)}"
-            ) from error
+            _undo(context, head, plan, place, error)
+            raise
         else:
             return ("resumed" if running else "paused"), ""
     was_paused = bool(reason) and not running  # it must not run because its RAM is of no use
@@ -551,8 +556,37 @@ def _start(
         context.hypervisor.start(plan.spec.uuid, paused=False)
     except HypervisorError as error:
         place.finish()
-        step = "correct the cause, and start it with virsh start"
-        raise AttentionError(name, f"is imported, and does not start: {error.reason}", step) from (
-            error
-        )
+        problem = f"does not start: {error.reason}"
+        if plan.resumes:
+            problem = f"was not resumed from its RAM, which is discarded: {reason}; it {problem}"
+        step = f"correct the cause, and boot it: virsh start {shlex.quote(name)}"
+        raise AttentionError(name, f"is imported, and {problem}", step) from error
     return "booted", reason
+
+
+def _undo(
+    context: Context, head: Head, plan: _Plan, place: ImportPlace, cause: SnaporchError
+) -> None:
+    """Remove a guest that is defined and has not run, because its RAM may not be resumed now.
+
+    Args:
+        cause: why not.
+
+    Raises:
+        AttentionError: another program has started it, or it cannot be removed; its disks are kept.
+    """
+    name, uuid = plan.spec.name, plan.spec.uuid
+    reason = f"is imported, and was not resumed from its RAM: {cause.reason}"
+    try:
+        guest = context.hypervisor.find(uuid)
+        if guest is not None and guest.active:
+            place.finish()
+            raise AttentionError(name, f"{reason}; another program has started it") from cause
+        context.hypervisor.undefine(uuid)
+    except HypervisorError as error:
+        step = (
+            f"its files were kept; to import it again: virsh undefine {shlex.quote(name)} --nvram"
+        )
+        raise AttentionError(name, f"{reason}; it stays: {error.reason}", step) from cause
+    discard_tpm(head, plan.definition.xml)
+    place.discard()

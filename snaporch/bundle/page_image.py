@@ -102,6 +102,7 @@ def build_image(
     tick: Tick,
     *,
     xml: str | None = None,
+    into: int | None = None,
 ) -> None:
     """Build a save image from the rest and the page file, so that libvirt can restore it.
 
@@ -110,6 +111,7 @@ def build_image(
     Args:
         target: the file to create (0600).
         xml: replaces the domain's XML in the image, if given.
+        into: see :class:`~snaporch.bundle.save_image.SaveImageWriter`.
 
     Raises:
         PageDamageError: the page file differs from the manifest; ``target`` was removed.
@@ -118,7 +120,7 @@ def build_image(
     """
     preface = read_preface(rest)
     header, data = (preface.header, b"") if xml is None else with_xml(preface, xml)
-    writer = SaveImageWriter(target, how, trailer=False)
+    writer = SaveImageWriter(target, how, trailer=False, into=into)
     try:
         with rest.open("rb") as stream:
             kept = stream.read(preface.end)

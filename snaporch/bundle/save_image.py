@@ -107,6 +107,8 @@ class SaveImageWriter:
         how: the compressor, its level and threads.
         trailer: whether the input ends with the finished header, as from a pipe.
         start: starts the compressor.
+        into: an open, empty file that is written instead of a new one at ``path``. It stays open,
+            and is not removed.
     """
 
     def __init__(
@@ -116,12 +118,14 @@ class SaveImageWriter:
         *,
         trailer: bool,
         start: Callable[[CompressionSettings, Sink], Compressor] = start_compressor,
+        into: int | None = None,
     ) -> None:
-        self._path = path
+        self._path = path if into is None else None
         self._how = how
         self._trailer = trailer
         self._start_compressor = start
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600) if into is None else os.dup(into)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
         self._digest = hashlib.sha256()
         self._stored = 0
@@ -310,7 +314,8 @@ class SaveImageWriter:
             self._file.close()
         else:
             self._storing.on_end(self._file.close)
-        self._path.unlink(missing_ok=True)
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
         self._free_compressor()
 
 

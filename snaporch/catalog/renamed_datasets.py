@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
@@ -72,10 +73,15 @@ def check_names(
     """
     for dataset, name in renamed(manifest, snapshots).items():
         above, old = (each.split("/", 1)[0] for each in (name, dataset))
-        step = f"zfs rename {name} {dataset}; then try again"
+        step = f"{shlex.join(['zfs', 'rename', name, dataset])}; then try again"
         if above != old:
-            step = f"zpool export {above}; zpool import {above} {old}; then try again"
+            begin = shlex.join(["zpool", "export", above])
+            step = f"{begin}; {shlex.join(['zpool', 'import', above, old])}; then try again"
         elif dataset in {known.name for known in pool.datasets()}:
             promoted = pool.origins([dataset]).get(dataset, "").startswith(f"{name}@")
-            step = f"zfs promote {dataset}; then try again" if promoted else f"move {dataset} away"
+            step = (
+                f"zfs promote {shlex.quote(dataset)}; then try again"
+                if promoted
+                else f"move {dataset} away"
+            )
         raise RefusedError(thing, f"its snapshot of {dataset} is one of {name} now", step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_format
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -91,7 +92,9 @@ def _clone(
 
 
 def _line(made: Clone) -> str:
-    action = "resumed from RAM" if made.resumed else f"defined; virsh start {made.name}"
+    action = (
+        "resumed from RAM" if made.resumed else f"defined; virsh start {shlex.quote(made.name)}"
+    )
     return f"{made.name}  clone of {made.of}, {action}"
 
 

@@ -13,6 +13,7 @@ from snaporch.cli.options import (
     QuietOption,
     SnapshotArgument,
 )
+from snaporch.errors import ExitCode
 
 
 def extract_command(
@@ -39,12 +40,14 @@ def extract_command(
 ) -> int:
     """Copy disks or the RAM out of a snapshot.
 
-    Disks become sparse images. The guest is not touched.
+    Disks become sparse images. The guest is not touched. A disk that is not in the snapshot is
+    named in a note.
     """
     from snaporch.bundle.manifest import Role
     from snaporch.cli.session import session
     from snaporch.clone.find_clones import remove_leftovers
     from snaporch.extract.extract import choose_disks, extract
+    from snaporch.extract.unseen_parts import left_out_disks
     from snaporch.output.format import size
     from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.ram_from_pages import extract_ram
@@ -52,7 +55,7 @@ def extract_command(
 
     if ram and disk is not None:
         raise typer.BadParameter("--ram copies no disk")
-    documents = []
+    documents, absent = [], []
     with session(context, config, quiet=quiet or json) as opened:
         remove_leftovers(opened)
         record = find_records(opened, snapshot)[-1]
@@ -62,6 +65,9 @@ def extract_command(
                 files = iter([extract_ram(opened, source, destination)])
             else:
                 chosen = choose_disks(opened.resolver, source, disk, destination)
+                absent = left_out_disks(source.manifest.disks) if disk is None else []
+                for text in absent:
+                    opened.progress.note(source.thing, text)
                 files = (extract(opened, source, entry, path) for entry, path in chosen)
             for each in files:
                 documents.append(each.as_json())
@@ -72,4 +78,4 @@ def extract_command(
                     )
     if json:
         print_json(documents)
-    return 0
+    return ExitCode.WARNINGS if absent else ExitCode.OK

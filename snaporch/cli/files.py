@@ -187,6 +187,7 @@ def _copy(
     from snaporch.extract.guest_files import opened_files, shown
     from snaporch.output.format import size
     from snaporch.output.terminal import print_json, print_result
+    from snaporch.restore.reserve import RoomWatch
 
     done: list[Copied] = []
     with opened_files(context, source) as files:
@@ -195,6 +196,7 @@ def _copy(
             source.thing,
             files,
             lambda: context.interrupt.check(source.thing),
+            RoomWatch(pairs[0][1].parent),
             keep_owner=keep_owner,
         )
         for path, target in pairs:

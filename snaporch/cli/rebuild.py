@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snaporch.context import Context
     from snaporch.rebuild.local_checks import AlreadyHereError
     from snaporch.rebuild.local_datasets import Local
-    from snaporch.rebuild.plan import Copies, RebuildPlan
+    from snaporch.rebuild.plan import Copies, Guests, RebuildPlan
     from snaporch.rebuild.rebuild_guest import Rebuilt
     from snaporch.rebuild.replica_source import Source
     from snaporch.rebuild.surroundings import Surroundings
@@ -161,6 +161,7 @@ class Rebuild:
         self._source, self._local = source, local
         self._options = options
         self._identity = identity
+        self._guests: Guests = {}
         self._outcomes = ResultPrinter(json=options.json)
 
     def run(self, domains: list[str]) -> int:
@@ -168,11 +169,12 @@ class Rebuild:
         from snaporch.catalog.records import by_dataset
         from snaporch.errors import InterruptedRunError, SnaporchError
         from snaporch.rebuild.local_checks import AlreadyHereError
-        from snaporch.rebuild.plan import find_domains, no_guest
+        from snaporch.rebuild.plan import bundled_guests, find_domains, no_guest
 
         snapshots = self._source.snapshots()
         copies = by_dataset(snapshots)
-        chosen = domains or list(find_domains(snapshots))
+        self._guests = bundled_guests(self._source, copies)
+        chosen = domains or list(find_domains(snapshots, self._guests))
         if not chosen:
             raise no_guest("--all", self._source)
         for domain in chosen:
@@ -202,7 +204,10 @@ class Rebuild:
         history = options.history
 
         def make_plan(copies: Copies) -> RebuildPlan:
-            return plan_guest(context, source, self._local, copies, domain, history=history)
+            local, guests = self._local, self._guests
+            return plan_guest(
+                context, source, local, copies, domain, history=history, guests=guests
+            )
 
         plan = make_plan(copies)
         for note in plan.notes(history=history):
@@ -287,6 +292,7 @@ class Rebuild:
     def _finish(self, here: AlreadyHereError, *, is_named: bool) -> None:
         """Of a guest that is here: set what an earlier rebuild did not."""
         from snaporch.errors import RefusedError, SnaporchError
+        from snaporch.rebuild.local_checks import restore_command
         from snaporch.rebuild.rebuild_guest import finish
         from snaporch.rebuild.stages import Stage, stage_of
         from snaporch.rebuild.surroundings import attempt
@@ -302,10 +308,9 @@ class Rebuild:
             return
         domain = self._context.hypervisor.find(plan.manifest.uuid)
         if stage is Stage.RESTORE and not (domain and domain.active):
-            datasets = [each.dataset for each in plan.incoming]
-            done = shlex.join(["zfs", "inherit", REBUILD_PROPERTY, *datasets])
-            restore = shlex.join(["snaporch", "restore", plan.thing])
-            step = f"{restore}; or, if it is as it is to be: {done}"
+            names = [each.dataset for each in plan.incoming]
+            done = shlex.join(["zfs", "inherit", REBUILD_PROPERTY, *names])
+            step = f"{restore_command(plan)}; or, if it is as it is to be: {done}"
             reason = "came back by a rebuild, and was not restored"
             self._outcomes.fail(RefusedError(plan.manifest.domain, reason, step))
             return

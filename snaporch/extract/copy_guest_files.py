@@ -21,12 +21,15 @@ from typing import Protocol
 from snaporch.errors import RefusedError, RunFailedError
 from snaporch.extract.guest_files import beneath, shown
 from snaporch.extract.guestfish_text import Entry
+from snaporch.restore.reserve import RoomWatch
 
 MAX_DEPTH = 200
 """Directories in directories; each keeps a descriptor open."""
 MAX_HELD = 400_000
 """Names in a directory and in those that it is in; they are in memory while it is copied."""
 _PERMISSIONS = 0o777
+_NAME_BYTES = 4096
+"""What a name takes on the host, at most: an empty file takes room, too."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -94,13 +97,20 @@ class Copy:
         thing: the snapshot, for errors.
         files: the guest's files.
         check: is called for each file; raises to stop.
+        room: of the directory that is copied into.
         keep_owner: give the files the guest's user and group numbers.
     """
 
     def __init__(
-        self, thing: str, files: Files, check: Callable[[], None], *, keep_owner: bool
+        self,
+        thing: str,
+        files: Files,
+        check: Callable[[], None],
+        room: RoomWatch,
+        *,
+        keep_owner: bool,
     ) -> None:
-        self._thing, self._files, self._check = thing, files, check
+        self._thing, self._files, self._check, self._room = thing, files, check, room
         self._keep_owner = keep_owner
         self._held = 0
 
@@ -114,7 +124,8 @@ class Copy:
 
         Raises:
             RefusedError: it is neither a file nor a directory, or there is no room.
-            RunFailedError: it cannot be written, or the target exists now; nothing of it is left.
+            RunFailedError: it cannot be written, or the target exists now, or it would take the
+                room that is kept for others; nothing of it is left.
         """
         if entry.kind not in ("file", "directory"):
             raise RefusedError(f"{self._thing} {shown(path)}", "is neither a file nor a directory")
@@ -143,6 +154,7 @@ class Copy:
         self, done: Copied, path: bytes, entry: Entry, name: bytes, parent: int, depth: int
     ) -> None:
         self._check()
+        self._room.wrote(_NAME_BYTES)
         if entry.kind == "directory":
             self._directory(done, path, entry, name, parent, depth)
         elif entry.kind == "file":
@@ -184,6 +196,7 @@ class Copy:
             def write(block: bytes) -> None:
                 nonlocal left
                 self._check()
+                self._room.wrote(len(block))
                 left -= len(block)
                 if left < 0:
                     raise OSError(errno.EFBIG, "it is longer than its file system says")

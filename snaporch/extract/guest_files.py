@@ -36,8 +36,8 @@ _AT_ONCE = 16
 _MAX_LINK = 4096
 _MAX_FSTAB = 1 << 20
 _DEVICES = ("list-devices", "list-partitions", "lvs", "list-md-devices")
-_PARTS_OF_DEVICES = ("", "LVM2_member", "linux_raid_member")
-"""What the lists above have a device for, or nothing."""
+_PARTS_OF_DEVICES = {"LVM2_member": "lvs", "linux_raid_member": "list-md-devices"}
+"""Of which list above the devices are made of such parts."""
 
 
 class GuestFiles:
@@ -52,18 +52,21 @@ class GuestFiles:
         self.appliance, self._thing = appliance, thing
 
     def file_systems(self) -> list[FileSystem]:
-        """All file systems, and what is none that libguestfs opens, such as ``crypto_LUKS``."""
+        """All file systems, and what is none that libguestfs opens, such as ``crypto_LUKS``.
+
+        A part of a volume group or RAID is among them if libguestfs has made none of such parts.
+        """
         found = parse_file_systems(self.appliance.ask("list-filesystems"))
         known = {each.device for each in found}
-        for command in _DEVICES:
-            for device in self._lines(command):
-                if device in known:
-                    continue
-                known.add(device)
-                answer = self.appliance.attempt("vfs-type", device) or b""
-                kind = answer.decode("utf-8", "backslashreplace").strip()
-                if kind not in _PARTS_OF_DEVICES:
-                    found.append(FileSystem(device, kind))
+        lists = {command: self._lines(command) for command in _DEVICES}
+        for device in (each for devices in lists.values() for each in devices):
+            if device in known:
+                continue
+            known.add(device)
+            answer = self.appliance.attempt("vfs-type", device) or b""
+            kind = answer.decode("utf-8", "backslashreplace").strip()
+            if kind and not lists.get(_PARTS_OF_DEVICES.get(kind, "")):
+                found.append(FileSystem(device, kind))
         return sorted(found, key=lambda each: each.device)
 
     def system_places(self, *, choose: bool = True) -> list[tuple[str, str]]:

@@ -13,7 +13,9 @@ from snaporch.extract.guestfish_text import FileSystem
 from snaporch.model import LeftOutCode
 
 _VOLUME = "btrfsvol:"
+_LOGICAL_VOLUME = re.compile("/dev/(?!mapper/)[^/]+/[^/]+")
 _OCTAL = re.compile(r"\\([0-3][0-7]{2})")
+_AUTOMOUNT = {"x-systemd.automount", "comment=systemd.automount"}
 _NO_DATA = re.compile(
     "swap|tmpfs|ramfs|proc|sysfs|devpts|devtmpfs|debugfs|tracefs|securityfs|configfs|mqueue"
     "|hugetlbfs|cgroup2?|bpf|efivarfs|pstore|binfmt_misc"
@@ -33,8 +35,8 @@ def left_out_disks(disks: Iterable[DiskEntry]) -> list[str]:
 def not_mounted(found: Sequence[FileSystem], places: Iterable[tuple[str, str]]) -> list[str]:
     """What to say of file systems that are mounted nowhere.
 
-    Swap and what libguestfs does not know do not count. Nor do the other subvolumes of a btrfs of
-    which one is mounted.
+    Swap does not count, nor do partitions and disks in which libguestfs knows nothing: a disk's
+    boot code has one. The other subvolumes of a btrfs of which one is mounted do not count, either.
 
     Args:
         found: all file systems.
@@ -51,14 +53,17 @@ def not_mounted(found: Sequence[FileSystem], places: Iterable[tuple[str, str]]) 
     return [
         f"{each.device} ({each.kind}) is mounted nowhere"
         for each in found
-        if each.kind not in ("swap", "unknown") and device_of(each.device) not in mounted
+        if each.kind != "swap"
+        and (each.kind != "unknown" or _LOGICAL_VOLUME.fullmatch(each.device))
+        and device_of(each.device) not in mounted
     ]
 
 
 def missing_points(fstab: str, places: Iterable[tuple[str, str]]) -> list[str]:
     """The mount points of a guest's fstab at which nothing is mounted; sorted.
 
-    Lines with ``noauto`` and kinds without data, such as tmpfs, do not count.
+    Kinds without data, such as tmpfs, do not count. Nor do lines with ``noauto``, unless systemd
+    mounts them when they are used (``x-systemd.automount``).
 
     Args:
         fstab: the file's text.
@@ -71,6 +76,8 @@ def missing_points(fstab: str, places: Iterable[tuple[str, str]]) -> list[str]:
         if device.startswith("#") or _NO_DATA.fullmatch(kind):
             continue
         point = _OCTAL.sub(lambda code: chr(int(code[1], 8)), written).rstrip("/")
-        if point.startswith("/") and "noauto" not in options.split(",") and point not in mounted:
+        chosen = options.split(",")
+        is_mounted_later = "noauto" not in chosen or not _AUTOMOUNT.isdisjoint(chosen)
+        if point.startswith("/") and is_mounted_later and point not in mounted:
             missing.add(point)
     return sorted(missing)

@@ -100,7 +100,7 @@ class LocalCopies:
             raise UnavailableError(
                 self._root,
                 "copies would inherit other properties than they need",
-                f"if it is only for copies: zfs set {settings} {self._root}",
+                f"if it is only for copies: zfs set {settings} {shlex.quote(self._root)}",
             )
 
     def copy_of(self, dataset: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -185,7 +186,7 @@ class GuestPull:
             f"{self._name}: {dataset.name}",
             f"the source has neither {copies[-1].full_name} nor a bookmark of it, as after a "
             "restore there",
-            f"keep what is here: zfs rename {copy} {copy}-kept-{copies[-1].guid}; then the next "
+            f"keep what is here: {_rename(copy, f'{copy}-kept-{copies[-1].guid}')}; then the next "
             "pull brings a full copy: see docs/how-to/pull.md",
         )
 
@@ -202,7 +203,7 @@ class GuestPull:
                 raise ReplicaError(
                     f"{self._name}: {each.full_name}",
                     f"{old} is another snapshot of the same name, which was used again",
-                    f"keep it under another name: zfs rename {old} {old}-kept-{known[each.name]}",
+                    f"keep it under another name: {_rename(old, f'{old}-kept-{known[each.name]}')}",
                 )
 
     def _receive(self, uuid: str, dataset: OfferedDataset, wanted: PoolSnapshot, base: int) -> None:
@@ -444,6 +445,11 @@ def _lacking(
     return [found[dataset] for dataset in sorted(found)]
 
 
+def _rename(old: str, new: str) -> str:
+    """The command that renames a dataset or snapshot; a shell reads no part of the names."""
+    return shlex.join(["zfs", "rename", old, new])
+
+
 def _not_here(
     thing: str, wanted: SnapshotEntry | PagesEntry, there: Mapping[str, Sequence[PoolSnapshot]]
 ) -> ReplicaError:
@@ -451,7 +457,7 @@ def _not_here(
     for dataset, some in there.items():
         if wanted.guid in {each.guid for each in some}:
             reason = f"its snapshot of {wanted.dataset} is one of {dataset} now, and is not whole"
-            step = f"on the source: zfs rename {dataset} {wanted.dataset}; or take another snapshot"
+            step = f"on the source: {_rename(dataset, wanted.dataset)}; or take another snapshot"
             return ReplicaError(thing, reason, step)
     name = f"{wanted.dataset}@{wanted.name}"
     reason = f"its ZFS snapshot {name} is not here, so the snapshot is not whole"

@@ -30,7 +30,7 @@ from snaporch.pull.source_listing import (
     parse_guest,
     parse_guests,
 )
-from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
+from snaporch.remote_host import JSON_BYTES, LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.interface import ReplicaError, readable
 from snaporch.replication.receive_limits import SLOWEST, LimitedStream
 from snaporch.replication.remote_output import remote_output
@@ -189,7 +189,8 @@ class PullSource:
         command = request_command(verb, values)
         start = time.monotonic()
         try:
-            text = self._host.script(command, what=f"snaporch send: {verb}", limit=LIMIT_SECONDS)
+            what = f"snaporch send: {verb}"
+            text = self._host.script(command, what=what, limit=LIMIT_SECONDS, most=JSON_BYTES)
         except CommandError as error:
             if error.step:
                 raise

@@ -9,6 +9,7 @@ their increments is checked before the first one comes: else they were of two in
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -166,12 +167,12 @@ def _receive(context: Context, source: Source, local: Local, each: Incoming) -> 
                     raise RefusedError(each.dataset, error.reason, step) from error
             if token == NO_TOKEN:
                 raise
-            discard = f"zfs receive -A {each.dataset}"
+            discard = f"zfs receive -A {shlex.quote(each.dataset)}"
             step = f"try again; if this error comes again: {discard}, and run this command again"
             raise ReplicaError(thing, error.reason, step) from error
         if snapshot.guid not in local.state(each.dataset).guids:
             reason = f"did not arrive from replica {source.name}: it sent another snapshot, or none"
-            raise ReplicaError(thing, reason, f"zfs list -t snapshot {each.dataset}")
+            raise ReplicaError(thing, reason, f"zfs list -t snapshot {shlex.quote(each.dataset)}")
 
 
 def _mark(context: Context, source: Source, each: Incoming) -> None:

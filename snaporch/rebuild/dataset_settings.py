@@ -60,6 +60,9 @@ _OF_FILE_SYSTEMS: Mapping[str, Check] = {
     "relatime": _one_of("on", "off"),
     "xattr": _one_of("on", "off", "sa", "dir"),
     "acltype": _one_of("off", "noacl", "posix", "posixacl", "nfsv4"),
+    "setuid": _one_of("off"),
+    "exec": _one_of("off"),
+    "devices": _one_of("off"),
     "snapdir": _one_of("hidden", "visible", "disabled"),
 }
 

@@ -17,7 +17,7 @@ from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.model import BundleState, DatasetKind, PoolSnapshot
 from snaporch.rebuild.local_datasets import ARRIVED, RECEIVED, Local, LocalState
-from snaporch.rebuild.plan import Copies, Incoming, RebuildPlan
+from snaporch.rebuild.plan import Copies, Guests, Incoming, RebuildPlan
 from snaporch.replication.resume_transfer import NO_TOKEN
 from snaporch.snapshot.host_directories import existing_part, free_mib
 
@@ -39,7 +39,7 @@ def check_guest(context: Context, plan: RebuildPlan) -> None:
     manifest = plan.manifest
     for domain in context.hypervisor.domains():
         if domain.uuid == manifest.uuid and domain.active:
-            step = f"to restore it here: {shlex.join(['snaporch', 'restore', plan.thing])}"
+            step = f"to restore it here: {restore_command(plan)}"
             here = AlreadyHereError(domain.name, "runs on this host", step)
             here.plan = plan
             raise here
@@ -49,9 +49,13 @@ def check_guest(context: Context, plan: RebuildPlan) -> None:
             step = f"to discard that RAM: virsh managedsave-remove {domain.uuid}"
             raise RefusedError(domain.name, reason, step)
         if domain.name == manifest.domain and domain.uuid != manifest.uuid:
-            rename = shlex.join(["virsh", "domrename", domain.name])
-            step = f"{rename} NEW, or rebuild on another host"
+            step = f"virsh domrename {shlex.quote(domain.name)} NEW, or rebuild on another host"
             raise RefusedError(domain.name, "is another guest of this host (UUID differs)", step)
+
+
+def restore_command(plan: RebuildPlan) -> str:
+    """The command that restores what came back; a shell reads no part of the names."""
+    return shlex.join(["snaporch", "restore", plan.thing])
 
 
 def move_away(dataset: str, kind: DatasetKind) -> str:
@@ -82,7 +86,7 @@ def check_local(plan: RebuildPlan, local: Local, pools: set[str], replica: str) 
     for each in plan.incoming:
         pool = each.dataset.partition("/")[0]
         if pool not in pools:
-            step = f"zpool import {pool}, or create it"
+            step = f"{shlex.join(['zpool', 'import', pool])}, or create it"
             raise RefusedError(each.dataset, f"this host has no pool {pool}", step)
         has_to_come |= bool(remaining(each, local.state(each.dataset), replica))
     return has_to_come
@@ -139,13 +143,16 @@ def _with_bases(snapshots: Sequence[PoolSnapshot]) -> Iterator[tuple[PoolSnapsho
         base = each.name
 
 
-def check_others(plan: RebuildPlan, copies: Copies, present: Collection[str]) -> None:
+def check_others(
+    plan: RebuildPlan, copies: Copies, present: Collection[str], guests: Guests
+) -> None:
     """Refuse a guest that cannot come back without other guests' data.
 
     Args:
         plan: the plan.
         copies: what the replica has.
         present: the datasets of this host.
+        guests: those that the replica has bundles of; a snapshot is marked with one guest only.
 
     Raises:
         RefusedError: another guest uses one of the datasets, or one above them.
@@ -156,6 +163,7 @@ def check_others(plan: RebuildPlan, copies: Copies, present: Collection[str]) ->
         marks = [snapshot.properties for snapshot in copies[each.copy]]
         foreign = [mark for mark in marks if mark.get("uuid", uuid) != uuid]
         others = {mark["domain"] for mark in foreign if "domain" in mark}
+        others |= {g.name for u, g in guests.items() if u != uuid and each.dataset in g.datasets}
         if others:
             reason = f"has snapshots of other guests, too ({', '.join(sorted(others))})"
             raise RefusedError(each.dataset, reason, step)

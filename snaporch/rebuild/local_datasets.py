@@ -9,6 +9,7 @@ not over anything, and never where the system finds programs or settings.
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -35,8 +36,12 @@ SYSTEM = tuple(
     )
 )
 """Where a file system from another machine could run programs as root; see ``hier(7)``."""
-_NOT_YET = {DatasetKind.FILESYSTEM: "canmount=noauto", DatasetKind.VOLUME: "volmode=none"}
-"""Until all is here: no boot mounts a file system, and no guest finds a volume."""
+_RECEIVED_WITH = {
+    DatasetKind.FILESYSTEM: ("canmount=noauto", "setuid=off", "exec=off", "devices=off"),
+    DatasetKind.VOLUME: ("volmode=none",),
+}
+"""Until all is here no boot mounts a file system, and no guest finds a volume. The files come from
+another machine: no user of this one may run them, or open a device of them, also later."""
 RECEIVED = "transfer"
 """The value of ``snaporch:rebuild`` of a dataset that is being received."""
 ARRIVED = "restore"
@@ -76,6 +81,7 @@ class Local(Protocol):
         """The command that receives a snapshot; nothing finds the dataset before :meth:`mount`.
 
         It marks the dataset as one of a rebuild that is not complete, also if it is interrupted.
+        A file system is one of which no user of this host runs files, or opens devices.
 
         Args:
             dataset: its name.
@@ -144,8 +150,7 @@ class LocalDatasets:
         options = (
             *(["-s"] if resumable else []),
             "-u",
-            "-o",
-            _NOT_YET[kind],
+            *(word for each in _RECEIVED_WITH[kind] for word in ("-o", each)),
             "-o",
             f"{REBUILD_PROPERTY}={RECEIVED}",
         )
@@ -180,7 +185,7 @@ class LocalDatasets:
         """See :class:`Local`."""
         if self._value("keystatus", dataset) == "unavailable":
             root = self._value("encryptionroot", dataset)
-            step = f"zfs load-key {root}, and run this command again"
+            step = f"zfs load-key {shlex.quote(root)}, and run this command again"
             raise UnavailableError(dataset, "came back, and its key is not loaded", step)
         if kind is DatasetKind.VOLUME:
             self._host.run("zfs", "inherit", "volmode", dataset)
@@ -194,7 +199,9 @@ class LocalDatasets:
             self._host.run("zfs", "mount", dataset)
         except CommandError as error:
             reason = f"came back, and is not mounted: {error.reason}"
-            step = f"zfs set mountpoint=DIRECTORY {dataset}, and run this command again"
+            step = (
+                f"zfs set mountpoint=DIRECTORY {shlex.quote(dataset)}, and run this command again"
+            )
             raise RefusedError(dataset, reason, step) from error
 
     def _names(self) -> Collection[str]:

@@ -85,13 +85,50 @@ class RebuildPlan:
         return f"{self.manifest.uuid}/{self.manifest.run}"
 
 
-def find_domains(snapshots: Sequence[PoolSnapshot]) -> dict[str, str]:
+@dataclass(frozen=True, slots=True)
+class BundledGuest:
+    """A guest that a replica has a bundle of."""
+
+    name: str
+    """As its newest bundle says; its UUID if that is damaged."""
+    datasets: frozenset[str]
+    """Of this host, of which the replica has the snapshots that the bundle names."""
+
+
+Guests = Mapping[str, BundledGuest]
+"""By UUID."""
+
+
+def bundled_guests(source: Source, copies: Copies) -> Guests:
+    """The guests whose newest bundle names snapshots that a replica has, or is damaged.
+
+    A snapshot has the marks of one guest, also if several guests have disks in it.
+
+    Args:
+        source: the replica.
+        copies: what the replica has.
+
+    Raises:
+        SnaporchError: the bundles cannot be listed.
+    """
+    found = {}
+    for reference, text in source.newest_manifests().items():
+        uuid, _, run = reference.partition("/")
+        manifest = manifest_of_copy(text.encode("utf-8", "surrogateescape"), uuid, run)
+        entries = manifest.snapshots if manifest else ()
+        datasets = {e.dataset for e in entries if e.guid in guids_of(copies, e.dataset)}
+        if manifest is None or datasets:
+            found[uuid] = BundledGuest(manifest.domain if manifest else uuid, frozenset(datasets))
+    return found
+
+
+def find_domains(snapshots: Sequence[PoolSnapshot], guests: Guests) -> dict[str, str]:
     """The domains that a replica has snapshots of: their newest names, by UUID."""
     found = {}
     for each in snapshots:
         if (uuid := each.properties.get("uuid")) and (name := each.properties.get("domain")):
             found[uuid] = name
-    return found
+    return {uuid: guest.name for uuid, guest in guests.items()} | found
 
 
 def no_guest(thing: str, source: Source) -> NotFoundError:
@@ -105,13 +142,16 @@ def no_guest(thing: str, source: Source) -> NotFoundError:
     return NotFoundError(thing, f"replica {source.name} has no snapshot of a guest", step)
 
 
-def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) -> str:
+def find_uuid(
+    source: Source, snapshots: Sequence[PoolSnapshot], domain: str, guests: Guests
+) -> str:
     """The UUID of a domain that a replica has snapshots of.
 
     Args:
         source: the replica.
         snapshots: all of its copies.
         domain: a name, also a former one, or a UUID.
+        guests: those that it has bundles of, for one that no snapshot is marked with.
 
     Raises:
         NotFoundError: the replica has no snapshot of it.
@@ -121,7 +161,9 @@ def find_uuid(source: Source, snapshots: Sequence[PoolSnapshot], domain: str) ->
     known_marks = [each for each in marks if "uuid" in each]
     named = sorted({e["uuid"] for e in known_marks if domain in (e.get("domain"), e["uuid"])})
     if not named:
-        known = ", ".join(sorted(find_domains(snapshots).values()))
+        named = sorted(uuid for uuid, guest in guests.items() if domain in (guest.name, uuid))
+    if not named:
+        known = ", ".join(sorted(find_domains(snapshots, guests).values()))
         if not known:
             raise no_guest(domain, source)
         reason = f"replica {source.name} has no snapshot of it, but of: {known}"
@@ -198,7 +240,7 @@ def _manifest(source: Source, uuid: str, run: str) -> Manifest | None:
 
 
 def manifest_of_copy(data: bytes, uuid: str, run: str) -> Manifest | None:
-    """The valid manifest of a bundle; None if it is damaged, or names datasets that cannot be.
+    """The valid manifest of a bundle; None if it is damaged, or has names that cannot be.
 
     Args:
         data: what the replica sent as the manifest.
@@ -212,9 +254,14 @@ def manifest_of_copy(data: bytes, uuid: str, run: str) -> Manifest | None:
         return None
     names = [each.dataset for each in manifest.snapshots]
     names += [manifest.pages.dataset] if manifest.pages else []
-    known = (manifest.uuid, manifest.run) == (uuid, run)
+    known = (manifest.uuid, manifest.run) == (uuid, run) and _is_name(manifest.domain)
     is_possible = all(map(is_dataset, names)) and not {COPY_NAME, MANIFEST_NAME} & {*files}
     return manifest if known and is_possible else None
+
+
+def _is_name(domain: str) -> bool:
+    """Whether libvirt may have a guest of this name, and a command takes it for one."""
+    return domain.isprintable() and domain == domain.strip() and domain[:1] not in ("", "-")
 
 
 def lacking(manifest: Manifest, name: str, copies: Copies, bundle: BundleCopy) -> str:

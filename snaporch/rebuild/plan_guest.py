@@ -6,7 +6,6 @@ way, by :mod:`snaporch.rebuild.local_checks`.
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
 from snaporch.catalog.records import check_store
@@ -18,15 +17,31 @@ from snaporch.rebuild.local_checks import (
     check_local,
     check_others,
     check_room,
+    restore_command,
 )
 from snaporch.rebuild.local_datasets import Local
-from snaporch.rebuild.plan import Copies, RebuildPlan, choose_snapshot, find_uuid, make_plan
+from snaporch.rebuild.plan import (
+    Copies,
+    Guests,
+    RebuildPlan,
+    bundled_guests,
+    choose_snapshot,
+    find_uuid,
+    make_plan,
+)
 from snaporch.rebuild.replica_source import Source
 from snaporch.rebuild.stages import Stage, stage_of
 
 
 def plan_guest(
-    context: Context, source: Source, local: Local, copies: Copies, words: str, *, history: bool
+    context: Context,
+    source: Source,
+    local: Local,
+    copies: Copies,
+    words: str,
+    *,
+    history: bool,
+    guests: Guests | None = None,
 ) -> RebuildPlan:
     """Plan how to bring back one guest, and make the checks that need no transfer.
 
@@ -37,6 +52,7 @@ def plan_guest(
         copies: all snapshots of its copies.
         words: the guest's name or UUID, or ``DOMAIN@SNAPSHOT``.
         history: the older snapshots and their bundles come back, too.
+        guests: those that the replica has bundles of; it is asked for them by default.
 
     Raises:
         SnaporchError: the replica does not have all of it, or this host is in the way.
@@ -44,7 +60,8 @@ def plan_guest(
     everything = [each for snapshots in copies.values() for each in snapshots]
     names = {e.properties.get(key) for e in everything for key in ("domain", "uuid")}
     domain, _, snapshot = (words, "", "") if words in names else words.rpartition("@")
-    uuid = find_uuid(source, everything, domain or snapshot)
+    guests = bundled_guests(source, copies) if guests is None else guests
+    uuid = find_uuid(source, everything, domain or snapshot, guests)
     manifest, name, skipped = choose_snapshot(source, copies, uuid, snapshot if domain else "")
     plan = replace(make_plan(source, copies, manifest, name, history=history), skipped=skipped)
     check_guest(context, plan)
@@ -60,7 +77,7 @@ def plan_guest(
     has_to_come = check_local(plan, local, {each.pool for each in present}, source.name)
     if not has_to_come and stage is not Stage.TRANSFER:
         raise _already_here(plan)
-    check_others(plan, copies, here)
+    check_others(plan, copies, here, guests)
     check_room(context, plan)
     for each in plan.incoming:
         local.mountpoint_to_set(each.dataset, each.mountpoint)
@@ -68,8 +85,7 @@ def plan_guest(
 
 
 def _already_here(plan: RebuildPlan) -> AlreadyHereError:
-    step = shlex.join(["snaporch", "restore", plan.thing])
     reason = "is on this host, with all its datasets"
-    here = AlreadyHereError(plan.manifest.domain, reason, step)
+    here = AlreadyHereError(plan.manifest.domain, reason, restore_command(plan))
     here.plan = plan
     return here

@@ -73,6 +73,15 @@ class Source(Protocol):
     def manifest(self, reference: str) -> str:
         """The text of the manifest of a bundle; any text, or none."""
 
+    def newest_manifests(self) -> Mapping[str, str]:
+        """The text of the newest manifest of each domain that has bundles, by ``uuid/run``.
+
+        It may be any text, or none.
+
+        Raises:
+            SnaporchError: the bundles cannot be listed.
+        """
+
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Read a bundle on the replica.
 
@@ -210,6 +219,10 @@ class ReplicaSource:
     def manifest(self, reference: str) -> str:
         """See :class:`Source`."""
         return self._bundles.manifest(reference)
+
+    def newest_manifests(self) -> Mapping[str, str]:
+        """See :class:`Source`."""
+        return self._bundles.newest_manifests()
 
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See :class:`Source`."""

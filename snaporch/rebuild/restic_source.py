@@ -80,6 +80,10 @@ class ResticSource:
         """See the protocol."""
         return self._bundles.manifest(reference)
 
+    def newest_manifests(self) -> Mapping[str, str]:
+        """See the protocol; each is read from the repository."""
+        return self._bundles.newest_manifests()
+
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See the protocol."""
         return self._bundles.damaged(reference, sums)

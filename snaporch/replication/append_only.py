@@ -20,7 +20,7 @@ from snaporch.config import Replica
 from snaporch.interrupt import Interrupt
 from snaporch.model import PoolSnapshot, moment_at
 from snaporch.progress import Progress
-from snaporch.remote_host import LIMIT_SECONDS, CommandError, Host
+from snaporch.remote_host import JSON_BYTES, LIMIT_SECONDS, CommandError, Host
 from snaporch.replication.append_only_protection import weakness
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
 from snaporch.replication.receive_request import Verb, is_mark, request_command
@@ -73,7 +73,8 @@ class Receiving:
         """
         command = request_command(verb, values)
         try:
-            text = self.host.script(command, what=f"snaporch receive: {verb}", limit=limit)
+            what = f"snaporch receive: {verb}"
+            text = self.host.script(command, what=what, limit=limit, most=JSON_BYTES)
         except CommandError as error:
             if error.step:
                 raise

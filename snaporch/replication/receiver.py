@@ -7,6 +7,7 @@ properties are set by :mod:`snaporch.replication.mark_rules`.
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -135,7 +136,7 @@ class Receiver:
             raise UnavailableError(
                 self._dataset,
                 "copies would inherit other properties than they need",
-                f"as root on the replica: zfs set {settings} {self._dataset}",
+                f"as root on the replica: zfs set {settings} {shlex.quote(self._dataset)}",
             )
         self._bundles.check()
         free = [int(found["available"]), self._bundles.free_bytes()]
@@ -199,7 +200,7 @@ class Receiver:
         try:
             self._zfs.discard_partial(name)
         except PoolError as error:
-            step = f"as root on the replica: zfs receive -A {name}"
+            step = f"as root on the replica: zfs receive -A {shlex.quote(name)}"
             raise PoolError(error.thing, error.reason, step) from error
         return {}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from base64 import b64decode
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from math import inf
 from pathlib import Path
 
 from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
-from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME
+from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, UUID_NAME
 from snaporch.config import Replica
 from snaporch.remote_host import Host, ssh_words
 from snaporch.replication.interface import BundleCopy, ReplicaError, readable, seconds_to_read
@@ -36,7 +37,18 @@ _FINISH_REPLACING = (
 A bundle was being replaced if its former directory is still there. If none has its name, the new
 one gets it, which was synced before the former one lost the name.
 """
+_NEWEST_MANIFESTS = (
+    "for domain in *; do"
+    ' run=$(ls -1 "$domain" 2>/dev/null | LC_ALL=C sort | tail -n 1);'
+    ' test -n "$run" && test -d "$domain/$run" || continue;'
+    ' printf "%s/%s " "$domain" "$run";'
+    f' if test -f "$domain/$run/{MANIFEST_NAME}"; then'
+    f' head -c {MAX_MANIFEST_BYTES} "$domain/$run/{MANIFEST_NAME}" | base64 -w 0; fi; echo;'
+    " done"
+)
+"""A script for the directory of all bundles: a line for each domain. Names of runs sort by time."""
 _MISSING = "missing"
+_MANIFEST_LINE = re.compile(f"({UUID_NAME}/{RUN_NAME}) ([A-Za-z0-9+/=]*)")
 _BUNDLE_FILE = re.compile(rf"(\d+) (-?\d+) \./({RUN_NAME})/([^/]+)")
 
 
@@ -119,6 +131,20 @@ class ReplicaBundles:
         path = shlex.quote(f"{self._replica.bundles}/{reference}/{MANIFEST_NAME}")
         read = f"if test -f {path}; then head -c {MAX_MANIFEST_BYTES} {path}; fi"
         return self._host.script(read, what=MANIFEST_NAME)
+
+    def newest_manifests(self) -> dict[str, str]:
+        """The text of the newest manifest of each domain, by ``uuid/run``; empty without one.
+
+        Raises:
+            ReplicaError: the directory does not exist.
+        """
+        found = {}
+        for line in self._in_store(_NEWEST_MANIFESTS).splitlines():
+            if match := _MANIFEST_LINE.fullmatch(line):
+                with readable(self._name, self._host.label):
+                    text = b64decode(match[2], validate=True)
+                found[match[1]] = text.decode("utf-8", "surrogateescape")
+        return found
 
     def _differing(self, directory: str, sums: Mapping[str, str], limit: float) -> list[str]:
         """The files in a directory whose content does not have this SHA-256.

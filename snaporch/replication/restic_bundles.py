@@ -63,6 +63,13 @@ class ResticBundles:
         record = self.record(reference)
         return "" if record is None else self.text(record, MANIFEST_NAME, MAX_MANIFEST_BYTES)
 
+    def newest_manifests(self) -> dict[str, str]:
+        """The text of the newest manifest of each domain, by ``uuid/run``; any text, or none."""
+        newest = {
+            each.partition("/")[0]: each for each in sorted(self._repository.contents().bundles)
+        }
+        return {reference: self.manifest(reference) for reference in newest.values()}
+
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Read a bundle; return the files that are missing, cannot be read or differ."""
         record = self.record(reference)

@@ -1,15 +1,12 @@
-"""The file that is copied out of a snapshot, and the check of its destination.
+"""The file that is copied out of a snapshot.
 
-Room for a disk is checked in :mod:`snaporch.extract.extract`, for RAM in
-:mod:`snaporch.restore.ram_from_pages`.
+It is made by :mod:`snaporch.restore.new_file`. Room for a disk is checked in
+:mod:`snaporch.extract.extract`, for RAM in :mod:`snaporch.restore.ram_from_pages`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from snaporch.errors import RefusedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +30,3 @@ class ExtractedFile:
             "bytes": self.bytes,
             "stored_bytes": self.stored_bytes,
         }
-
-
-def check_destination(path: Path) -> None:
-    """Require that the file does not exist and that its directory does.
-
-    Raises:
-        RefusedError: otherwise.
-    """
-    if path.exists():
-        raise RefusedError(str(path), "exists already", "remove it, or take another name")
-    if not path.parent.is_dir():
-        raise RefusedError(str(path.parent), "is not a directory", "make it first")

@@ -233,7 +233,7 @@ def changed_other_files(
             raise RefusedError(
                 member.dataset,
                 "is not mounted, so it is unknown whether others have written to it",
-                f"zfs mount -l {member.dataset}, or {step}",
+                f"zfs mount -l {shlex.quote(member.dataset)}, or {step}",
             ) from error
         except TooManyError as error:
             raise RefusedError(

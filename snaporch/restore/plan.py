@@ -99,7 +99,7 @@ def make_restore_plan(
         raise RefusedError(
             record.full_name,
             "was taken while overlays were committed: its disks are not of one instant",
-            f"choose another: snaporch list {record.domain}",
+            f"choose another: snaporch list {shlex.quote(record.domain)}",
         )
     domain = without_bar(context, context.hypervisor.find(record.uuid))
     resumes = not cold and not disks_only

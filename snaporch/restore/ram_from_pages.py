@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from snaporch.bundle.compress import Compression, CompressionSettings, choose_compression
 from snaporch.bundle.manifest import PagesEntry, Part, Role
@@ -16,8 +18,9 @@ from snaporch.bundle.qemu_stream import StreamError
 from snaporch.bundle.save_image import SaveImageError
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
-from snaporch.private_files import sha256_of, sync_directory
-from snaporch.restore.extracted_file import ExtractedFile, check_destination
+from snaporch.restore.extracted_file import ExtractedFile
+from snaporch.restore.new_file import check_destination, new_file
+from snaporch.restore.reserve import RoomWatch
 from snaporch.restore.source import IncompleteError, Source
 from snaporch.zfs import PoolError
 
@@ -49,7 +52,14 @@ def check_pages(context: Context, thing: str, part: Part) -> None:
 
 
 def make_image(
-    context: Context, thing: str, directory: Path, part: Part, target: Path, xml: str | None = None
+    context: Context,
+    thing: str,
+    directory: Path,
+    part: Part,
+    target: Path,
+    xml: str | None = None,
+    *,
+    into: int | None = None,
 ) -> None:
     """Write a RAM image that libvirt can restore, from the RAM part and its pages.
 
@@ -61,20 +71,32 @@ def make_image(
         part: the RAM part of the bundle.
         target: the image; must not exist.
         xml: replaces the definition in the image.
+        into: an open, empty file that becomes the image, for a file of a user: it takes no room
+            that is kept for others. ``target`` only names it then.
 
     Raises:
         IncompleteError: a piece is missing or damaged; ``target`` does not exist then.
         RefusedError: the file system has too little room.
+        RunFailedError: the room that is kept for others would be taken.
         OSError: the image cannot be written.
     """
     entry = _located(context, thing, part)
     how = _compressing(context)
     check_room(target.parent, part, how)
     context.progress.step(thing, f"rebuilding the RAM image from {entry.full_name}")
-    rest, tick = directory / part.name, _ticker(context, thing, entry)
+    rest, report = directory / part.name, _ticker(context, thing, entry)
+    room, before = RoomWatch(target.parent), 0
+
+    def tick(done: int) -> None:
+        nonlocal before
+        if into is not None:
+            room.wrote(done - before)
+        before = done
+        report(done)
+
     try:
         with _page_file(context, entry) as pages:
-            build_image(rest, entry, pages, target, how, tick, xml=xml)
+            build_image(rest, entry, pages, target, how, tick, xml=xml, into=into)
     except StreamError as error:
         raise IncompleteError(str(rest), f"its stream {error.reason}") from error
     except SaveImageError as error:
@@ -189,29 +211,30 @@ def extract_ram(context: Context, source: Source, to: Path) -> ExtractedFile:
         raise RefusedError(source.thing, "has no RAM")
     target = to / f"{source.thing}-{IMAGE_NAME}".replace("/", "_") if to.is_dir() else to
     check_destination(target)
-    partial = target.with_name(f".{target.name}.partial")
     try:
-        partial.unlink(missing_ok=True)
-        if part.pages is not None:
-            make_image(context, source.thing, source.directory, part, partial)
-        else:
-            _copy(source.directory / part.name, part, partial)
-        partial.rename(target)
-        sync_directory(target.parent)
+        with new_file(target) as writing:
+            if part.pages is not None:
+                directory = source.directory
+                make_image(context, source.thing, directory, part, target, into=writing.fileno())
+            else:
+                _copy(context, source, part, writing, RoomWatch(target.parent))
+            size = os.fstat(writing.fileno())
     except OSError as error:
         reason = f"{error.filename or target}: {error.strerror}"
         raise RunFailedError(source.thing, f"its RAM could not be copied ({reason})") from error
-    finally:
-        partial.unlink(missing_ok=True)
-    size = target.stat()
     return ExtractedFile("ram", str(target), "save", size.st_size, size.st_blocks * 512)
 
 
-def _copy(image: Path, part: Part, to: Path) -> None:
-    descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with image.open("rb") as reading, os.fdopen(descriptor, "wb") as writing:
-        shutil.copyfileobj(reading, writing, _BLOCK)
-        writing.flush()
-        os.fsync(writing.fileno())
-    if sha256_of(to) != part.sha256:
+def _copy(context: Context, source: Source, part: Part, writing: BinaryIO, room: RoomWatch) -> None:
+    image, digest, done = source.directory / part.name, hashlib.sha256(), 0
+    with image.open("rb") as reading:
+        while block := reading.read(_BLOCK):
+            context.interrupt.check(source.thing)
+            room.wrote(len(block))
+            writing.write(block)
+            digest.update(block)
+            done += len(block)
+            context.progress.amount(source.thing, done, part.bytes)
+    writing.flush()
+    if digest.hexdigest() != part.sha256:
         raise IncompleteError(str(image), "its SHA-256 is not that of the manifest: it is damaged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -83,7 +84,7 @@ def newest_until(context: Context, domain: str, moment: datetime) -> SnapshotRec
     raise NotFoundError(
         domain,
         f"its oldest snapshot, {first.snapshot}, was taken after that, at {iso(first.created)}",
-        f"see `snaporch list {domain}`",
+        f"see `snaporch list {shlex.quote(domain)}`",
     )
 
 
@@ -166,7 +167,7 @@ def _named(records: Sequence[SnapshotRecord], domain: str, name: str) -> list[Sn
     found = [record for record in of_domain if record.run == name]
     found = found or [record for record in of_domain if record.snapshot == name]
     if not found:
-        step = f"see `snaporch list {domain}`"
+        step = f"see `snaporch list {shlex.quote(domain)}`"
         if not of_domain:  # it may have been renamed since
             alike = dict.fromkeys(e.full_name for e in records if name in (e.snapshot, e.run))
             step = f"{_alike(list(alike))}see `snaporch list`"

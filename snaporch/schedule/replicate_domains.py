@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -102,7 +103,7 @@ def replicate_domains(
             context.interrupt.check(REPLICATION)
             domain = target.domain
             if not records[domain.uuid]:
-                step = f"take one: snaporch snapshot {domain.name}"
+                step = f"take one: snaporch snapshot {shlex.quote(domain.name)}"
                 yield domain.name, name, NotFoundError(domain.name, "has no snapshots", step)
                 continue
             key = f"{domain.uuid}/{name}"

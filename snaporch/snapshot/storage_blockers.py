@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from snaporch.context import Context
@@ -74,7 +75,8 @@ def _check_unknown_overlay(context: Context, domain: Domain, out: LeftOut) -> No
             f"{domain.name}: {out.disk.target}",
             f"it runs on the overlay {out.disk.source} over {below} ({dataset.name}), which "
             "snaporch did not make",
-            f"commit it: virsh blockcommit {domain.name} {out.disk.target} --active --pivot",
+            f"commit it: virsh blockcommit {shlex.quote(domain.name)} {out.disk.target} --active "
+            "--pivot",
         )
 
 

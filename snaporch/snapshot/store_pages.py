@@ -11,6 +11,7 @@ file does no harm: only its snapshots are used, and the next image is compared w
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -148,7 +149,7 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
         raise RefusedError(
             name,
             "was not created for RAM by this snaporch",
-            f"zfs set {RAM_PROPERTY}={uuid} {name}",
+            f"zfs set {RAM_PROPERTY}={uuid} {shlex.quote(name)}",
         )
     if own.get(_SNAPDIR) not in ("hidden", "visible"):
         context.pool.set_properties([name], {_SNAPDIR: "hidden"})

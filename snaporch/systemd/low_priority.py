@@ -14,6 +14,8 @@ from snaporch.default_paths import HOST, HostPaths
 from snaporch.systemd.unit_settings import LOW_WEIGHT
 
 _NICE = 10
+_OOM_SCORE = 500
+"""Added to this process's part of the memory, in thousandths (proc_pid_oom_score_adj(5))."""
 _MANAGER = (
     "org.freedesktop.systemd1",
     "/org/freedesktop/systemd1",
@@ -22,7 +24,9 @@ _MANAGER = (
 
 
 def lower_priority(work: str, host: HostPaths = HOST) -> None:
-    """Lower the CPU and I/O priority of this process.
+    """Lower the CPU and I/O priority of this process, and offer it if the host is out of memory.
+
+    The kernel ends this process then, and not a guest, which is larger.
 
     Under systemd the process also moves into a scope in ``snaporch.slice``
     (org.freedesktop.systemd1(5), ``StartTransientUnit``), unless it already runs in a unit for
@@ -38,6 +42,9 @@ def lower_priority(work: str, host: HostPaths = HOST) -> None:
             nice = os.getpriority(os.PRIO_PROCESS, thread)
             os.setpriority(os.PRIO_PROCESS, thread, max(nice, _NICE))
     _try("ionice", "-c", "3", "-p", *threads)
+    with suppress(OSError, ValueError):
+        score = host.proc / "self" / "oom_score_adj"
+        score.write_text(str(max(int(score.read_text()), _OOM_SCORE)))
     is_booted = (host.run / "systemd" / "system").is_dir()  # sd_booted(3)
     if is_booted and not _is_inside(host, f"snaporch-{work}"):
         arguments = _scope(work, os.getpid())

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -284,7 +285,7 @@ class Resolver:
         for mount in self.mounts():
             if (mount.filesystem, mount.source, mount.root) == ("zfs", dataset, "/"):
                 return Path(mount.mount_point)
-        raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {dataset}")
+        raise NotOnZfsError(dataset, "is not mounted", f"zfs mount {shlex.quote(dataset)}")
 
     def volume_link(self, volume: str) -> Path:
         """The link to the device of a volume, as ``zvol_id`` of OpenZFS names it."""

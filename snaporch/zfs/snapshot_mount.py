@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,7 +46,9 @@ def mounted_snapshot(snapshot: str) -> Iterator[Path]:
         descriptor = _mount(snapshot)
     except OSError as error:
         reason = f"cannot be mounted to be read ({error.strerror})"
-        raise PoolError(snapshot, reason, f"see `zfs get type,keystatus {snapshot}`") from error
+        raise PoolError(
+            snapshot, reason, f"see `zfs get type,keystatus {shlex.quote(snapshot)}`"
+        ) from error
     try:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:

@@ -175,6 +175,7 @@ NOT_RUN = {
         'window = "22:00-06:00"': "needs a night",
         "user=snaporch-vm1 dataset=backup/vm1": "test_append_only runs it",
         "[replica.nas]": "test_append_only has it as its configuration",
+        "bundles=/backup/snaporch": "tests/unit/rebuild/test_by_hand.py runs it, without a replica",
         "snaporch rebuild web --from offsite": "test_rebuild runs it, without the question",
         "dataset=backup/vm1 limit=": "test_append_only runs it",
         "zfs list -H -o name -t bookmark -r tank/vm": _PLACES + "test_replicate_faults",

@@ -389,6 +389,7 @@ def test_a_hostile_replica_chooses_nothing_of_this_host(plain, there):
     outcome = snaporch(*words, "--yes", "--no-restore")
     assert outcome.status == 0, outcome.err
     assert "'mountpoint'" in outcome.err
-    assert settings("tank/plain", *bad).keys() == {"recordsize"}
+    assert settings("tank/plain", *bad) == {"recordsize": "16384", "setuid": "off"}
+    assert settings("tank/plain", "exec", "devices") == {"exec": "off", "devices": "off"}
     assert not {*HOSTILE} & {*must("virsh", "net-list", "--all", "--name").split()}
     assert "etc" not in must("virsh", "pool-list", "--all", "--name").split()

@@ -125,10 +125,12 @@ class FakeSource(Host):
             return output.data, f"snaporch: {error}"
         return output.data, ""
 
-    def script(self, script, *, what, limit=0.0):
+    def script(self, script, *, what, limit=0.0, most=1 << 27):
         if self.is_away:
             raise CommandError(self.name, "cannot be reached: no route", "see: ssh")
         data, error = self._answer(script)
+        if len(data) > most:
+            raise CommandError(what, f"prints over {most >> 20} MiB, and was ended")
         if error:
             raise CommandError(what, error)
         return data.decode("utf-8", "surrogateescape")

@@ -63,6 +63,13 @@ class FakeSource:
         """See the protocol."""
         return self._replica.manifest(reference)
 
+    def newest_manifests(self) -> Mapping[str, str]:
+        """See the protocol."""
+        runs = {path.name: max(path.glob("[!.]*")) for path in self._replica.root.glob("[!.]*")}
+        return {
+            f"{uuid}/{run.name}": self.manifest(f"{uuid}/{run.name}") for uuid, run in runs.items()
+        }
+
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See the protocol."""
         return self._replica.damaged(reference, sums)

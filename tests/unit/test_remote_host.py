@@ -75,6 +75,12 @@ def test_an_output_without_end_is_an_error_and_no_shorter_listing(nas):
         nas.script("yes | head -c 300000000", what="zfs list")
 
 
+def test_an_answer_may_have_a_limit_of_its_own(nas):
+    with pytest.raises(CommandError, match="prints over 1 MiB, and was ended"):
+        nas.script("yes | head -c 3000000", what="x", most=1 << 20)
+    assert len(nas.script("yes | head -c 3000000", what="x")) == 3_000_000
+
+
 def test_of_errors_without_end_the_last_are_kept(nas):
     script = "yes x | tr -d '\\n' | head -c 300000000 >&2; echo the cause >&2; exit 1"
     with pytest.raises(CommandError, match=r"the cause$") as caught:

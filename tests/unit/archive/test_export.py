@@ -11,12 +11,13 @@ from fakes.domain_xml import DiskSpec
 from fakes.images import qcow2
 from fakes.story import Story
 
-from snaporch.archive.archive_file import destination, new_archive, partial_name, standard_output
+from snaporch.archive.archive_file import destination, new_archive, standard_output
 from snaporch.archive.export import check_export, export
 from snaporch.archive.write_archive import END_MARK
 from snaporch.bundle.manifest import parse_manifest
 from snaporch.errors import BusyError, InterruptedRunError, RefusedError, RunFailedError
 from snaporch.model import DatasetKind
+from snaporch.restore.new_file import partial_name
 from snaporch.restore.source import IncompleteError, complete_source, find_records
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot

@@ -19,7 +19,6 @@ from snaporch import default_paths
 from snaporch.archive.contents import ArchiveError, Member, contents_bytes, pack_map
 from snaporch.archive.import_guest import ImportRequest, import_guest
 from snaporch.archive.import_place import MARK, ImportPlace
-from snaporch.archive.reserve import reserve
 from snaporch.archive.tar_header import header, padding
 from snaporch.archive.write_archive import END_MARK
 from snaporch.bundle.manifest import Part, Role
@@ -36,6 +35,7 @@ from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.hypervisor.domain_xml import parse, sources, text
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState
+from snaporch.restore.reserve import reserve
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 
@@ -268,6 +268,58 @@ def test_a_guest_that_does_not_start_is_kept(archive, there):
         bring(there, archive, cold=True)
     assert there.guest("web").inactive is not None
     assert sorted(os.listdir(there.images / "web")) == ["vda.raw", "vdb.raw"]
+
+
+def test_ram_that_cannot_be_resumed_is_not_lost_silently(archive, there):
+    there.hooks.at["hypervisor.restore"] = failing(HypervisorError("x", "restore: bad CPU"))
+    there.hooks.at["hypervisor.start"] = failing(HypervisorError("x", "start: no network"))
+    words = "its RAM, which is discarded: restore: bad CPU; it does not start: start: no network"
+    with pytest.raises(AttentionError, match=words) as caught:
+        bring(there, archive)
+    assert "boot it: virsh start web" in caught.value.line()
+    assert sorted(os.listdir(there.images / "web")) == ["vda.raw", "vdb.raw"]
+
+
+TAKEN = RefusedError("web", "the guest rival has the same MAC address", "shut it off")
+
+
+def test_an_import_whose_addresses_are_taken_meanwhile_leaves_nothing(archive, there):
+    """The guest would boot without its RAM later."""
+    there.hooks.at["hypervisor.restore"] = failing(TAKEN)
+    with pytest.raises(RefusedError, match="same MAC address; shut it off"):
+        bring(there, archive)
+    assert nothing_of_it(there)
+    there.hooks.at.clear()
+    assert bring(there, archive).state == "resumed"
+
+
+def test_a_guest_that_was_started_meanwhile_is_kept(archive, there):
+    def start():
+        there.hypervisor.start(there.guest("web").uuid, paused=False)
+        raise TAKEN
+
+    there.hooks.at["hypervisor.restore"] = start
+    with pytest.raises(AttentionError, match="another program has started it"):
+        bring(there, archive)
+    assert there.guest("web").live is not None
+    assert sorted(os.listdir(there.images / "web")) == ["vda.raw", "vdb.raw"]
+
+
+def test_a_guest_that_cannot_be_removed_is_kept_with_its_ram(archive, there):
+    there.hooks.at["hypervisor.restore"] = failing(TAKEN)
+    there.hooks.at["hypervisor.undefine"] = failing(HypervisorError("x", "undefine: denied"))
+    with pytest.raises(AttentionError, match="same MAC address; it stays: undefine: denied; its"):
+        bring(there, archive)
+    assert ".import-ram.save" in os.listdir(there.images / "web")
+
+
+def test_missing_uefi_variables_are_named(archive, there):
+    forged = Opened(archive)
+    xml = forged.data["domain.xml"].decode()
+    assert "<os>" in xml
+    xml = xml.replace("</os>", "<nvram>/var/lib/libvirt/qemu/nvram/web.fd</nvram></os>")
+    bring(there, forged.change_part("domain.xml", xml.encode()).written(), cold=True)
+    assert "the archive has no UEFI variables: the guest gets new ones" in there.heard.notes
 
 
 def test_no_room_is_refused_before_anything_is_written(archive, there):

@@ -25,10 +25,10 @@ def case(tmp_path, world):
     world.context.config = made.config
     request = made.host.script
 
-    def script(text, *, what, limit=0.0):
+    def script(text, *, what, limit=0.0, **more):
         if text == "true":
             raise CommandError("true", "is no request of snaporch")
-        return request(text, what=what, limit=limit)
+        return request(text, what=what, limit=limit, **more)
 
     made.host.script = script
     answer(made, [{"uuid": UUID.format(n), "domain": name} for n, name in NAMES.items()])

@@ -249,3 +249,22 @@ def test_an_extracted_disk(taken, snaporch, tmp_path):
     answer = snaporch("extract", "web@s1", str(tmp_path / "y"), "--disk", "vda", "--json")
     assert answer.json[0]["path"] == str(tmp_path / "y")
     assert Path(tmp_path / "y").read_bytes() == b"content"
+
+
+def test_a_disk_that_is_not_extracted_is_named(host, snaporch, tmp_path):
+    with host.config_file.open("a") as stream:
+        stream.write('[domain.web]\nexclude_disks = ["vdb"]\n')
+    host.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    assert snaporch("snapshot", "web", "--name", "s1").code in (ExitCode.OK, ExitCode.WARNINGS)
+    folder = host.root / "zfs" / "tank/web" / ".zfs" / "snapshot" / "s1"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "web-vda.img").write_bytes(b"content")
+    answer = snaporch("extract", "web@s1", str(tmp_path), "--json")
+    assert answer.code == ExitCode.WARNINGS
+    assert "the disk vdb is not in the snapshot: " in answer.err
+    assert [each["disk"] for each in answer.json] == ["vda"]
+    answer = snaporch("extract", "web@s1", str(tmp_path / "y"), "--disk", "vdb")
+    assert answer.code == ExitCode.NOT_FOUND
+    assert "vdb: is not in the snapshot: " in answer.err
+    answer = snaporch("extract", "web@s1", str(tmp_path / "y"), "--disk", "vda")
+    assert (answer.code, "note" in answer.err) == (ExitCode.OK, False)

@@ -690,3 +690,18 @@ def test_a_rebuild_that_was_killed_before_the_ram_was_loaded_resumes_it(lost, sn
     guest = lost.guest()
     assert (guest.state, guest.running_reason) == (DomainState.RUNNING, "restored")
     assert guest.inactive is not None
+
+
+def test_all_fails_for_a_guest_that_no_snapshot_is_marked_with(lost, snaporch):
+    """Two guests share a dataset, and sanoid's snapshot has the marks of one."""
+    (run,) = (lost.there.root / lost.lost_uuid).iterdir()
+    uuid = "4b1d2f0e-0000-4000-8000-00000000000f"
+    shutil.copytree(run, lost.there.root / uuid / run.name)
+    path = lost.there.root / uuid / run.name / MANIFEST_NAME
+    manifest = parse_manifest(path.read_bytes(), "x")
+    path.write_bytes(manifest_bytes(manifest.model_copy(update={"uuid": uuid, "domain": "db"})))
+    answer = snaporch("rebuild", "--all", "--from", "nas", "--no-restore", "--yes")
+    assert answer.code == ExitCode.REFUSED
+    assert "has snapshots of other guests, too (db)" in answer.err
+    assert "has snapshots of other guests, too (web)" in answer.err
+    assert lost.pool.names() == []

@@ -165,8 +165,11 @@ def test_links_are_bounded(run, tree, monkeypatch):
         assert all(e.link is None for e in files.entries(b"/d", files.names(b"/d")))
 
 
-def test_what_libguestfs_does_not_list_is_found(run, tmp_path, tree):
+@pytest.mark.parametrize("has_volumes", [True, False])
+def test_what_libguestfs_does_not_list_is_found(run, tmp_path, tree, has_volumes):
+    """Without a volume of it the group was not activated: two disks have groups of one name."""
     answers = {
+        **({"lvs": "/dev/vg/swap", "vfs-type /dev/vg/swap": "swap"} if has_volumes else {}),
         "list-devices": "/dev/sda\n/dev/sdb",
         "list-partitions": "/dev/sda1\n/dev/sda2\n/dev/sda3",
         "vfs-type /dev/sda2": "crypto_LUKS",
@@ -181,7 +184,9 @@ def test_what_libguestfs_does_not_list_is_found(run, tmp_path, tree):
         assert [(each.device, each.kind) for each in files.file_systems()] == [
             ("/dev/sda1", "ext4"),
             ("/dev/sda2", "crypto_LUKS"),
+            *([] if has_volumes else [("/dev/sda3", "LVM2_member")]),
             ("/dev/sdb", "zfs_member"),
+            *([("/dev/vg/swap", "swap")] if has_volumes else []),
         ]
         # the fstab names the root as a device that the appliance does not have
         assert files.system_places() == [("/", "/dev/sda1"), ("/srv", "/dev/vdb1")]

@@ -15,6 +15,7 @@ from snaporch.extract.copy_guest_files import (
     rename_complete,
 )
 from snaporch.extract.guestfish_text import Entry
+from snaporch.restore.reserve import RoomWatch
 
 THEN = 1_600_000_000 * 10**9
 
@@ -54,9 +55,10 @@ def to(tmp_path):
     return made
 
 
-def copy(tree, path, found, to, check=lambda: None, *, keep_owner=False):
+def copy(tree, path, found, to, check=lambda: None, *, room=None, keep_owner=False):
     target = destination(path, to)
-    return Copy("web@s1", tree, check, keep_owner=keep_owner).run(path, found, target)
+    copying = Copy("web@s1", tree, check, room or RoomWatch(to), keep_owner=keep_owner)
+    return copying.run(path, found, target)
 
 
 def test_a_file_with_its_mode_and_time(to):
@@ -184,7 +186,9 @@ def test_of_two_copies_to_one_name_the_first_that_ends_is_kept_whole(to, kind):
         def read(self, path, into):
             into(b"2222")
             first = Tree({b"/x": [entry(b"f", size=8)]}, dict.fromkeys((b"/x", b"/x/f"), b"1" * 8))
-            Copy("web@mon", first, lambda: None, keep_owner=False).run(b"/x", found, target)
+            Copy("web@mon", first, lambda: None, RoomWatch(to), keep_owner=False).run(
+                b"/x", found, target
+            )
             into(b"2222")
 
         def entries(self, path, names):
@@ -197,7 +201,9 @@ def test_of_two_copies_to_one_name_the_first_that_ends_is_kept_whole(to, kind):
     target = destination(b"/x", to)
     (to / "other").touch()
     with pytest.raises(RunFailedError, match="File exists"):
-        Copy("web@tue", Second({}, {}), lambda: None, keep_owner=False).run(b"/x", found, target)
+        Copy("web@tue", Second({}, {}), lambda: None, RoomWatch(to), keep_owner=False).run(
+            b"/x", found, target
+        )
     assert sorted(path.name for path in to.iterdir()) == ["other", "x"]
     data = target if kind == "file" else target / "f"
     assert data.read_bytes() == b"1" * 8
@@ -247,3 +253,27 @@ def test_the_owner_is_kept_only_on_request(to, monkeypatch):
     assert given == []
     copy(Tree({}, {b"/y": b""}), b"/y", entry(b"y"), to, keep_owner=True)
     assert given == [(os.geteuid(), os.getegid())]
+
+
+class Room:
+    """A watch on a file system with so many bytes for others to write."""
+
+    def __init__(self, free):
+        self.free = free
+
+    def wrote(self, count):
+        self.free -= count
+        if self.free < 0:
+            raise RunFailedError("/out", "has 0 MiB left")
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 1 << 20), (100, 20_000), (1000, 0)])
+def test_what_a_guest_has_does_not_use_up_the_room_of_others(to, count, size):
+    """The guest says how much there is: one file of many names, or many empty ones."""
+    names = [entry(b"f%d" % number, size=size) for number in range(count)]
+    tree = Tree({b"/d": names}, {})
+    tree.read = lambda _path, into: into(bytes(size))
+    with pytest.raises(RunFailedError, match="0 MiB left"):
+        copy(tree, b"/d", directory(b"d"), to, room=Room(1_000_000))
+    assert list(to.iterdir()) == []
+    copy(tree, b"/d", directory(b"d"), to, room=Room(1 << 40))

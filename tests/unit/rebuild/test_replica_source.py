@@ -80,6 +80,27 @@ def machine(tmp_path, monkeypatch):
     return Machine(tmp_path)
 
 
+def test_the_newest_manifest_of_each_guest_is_read_at_once(machine):
+    bundles = machine.place / "bundles"
+    other = UUID.replace("1", "2")
+    for reference, text in (
+        (f"{UUID}/20260101T000000Z-a", b"old"),
+        (f"{UUID}/20260102T000000Z-a", b"new\n\xff"),
+        (f"{UUID}/.20260103T000000Z-a.partial", b"being written"),
+        (f"{other}/20260101T000000Z-b", None),
+        ("no-uuid/20260101T000000Z-c", b"x"),
+    ):
+        (bundles / reference).mkdir(parents=True)
+        if text is not None:
+            (bundles / reference / "manifest.json").write_bytes(text)
+    (bundles / "empty").mkdir()
+    (bundles / "file").write_text("x")
+    assert machine.source.newest_manifests() == {
+        f"{UUID}/20260102T000000Z-a": "new\n\udcff",
+        f"{other}/20260101T000000Z-b": "",
+    }
+
+
 def test_a_snapshot_is_received_byte_by_byte(machine):
     machine.receive()
     assert machine.got == header() + REST

@@ -142,6 +142,7 @@ def test_a_part_of_a_bundle_is_read(cloud):
     part = Part(role=Role.LIVE_XML, name="z", bytes=4, sha256=sums()["z"])
     assert cloud.source().text(REFERENCE, part) == "last"
     assert cloud.source().manifest(REFERENCE) == "{}"
+    assert cloud.source().newest_manifests() == {REFERENCE: "{}"}
     assert list(cloud.source().bundles(UUID)) == ["r-1"]
 
 

@@ -106,6 +106,12 @@ def listed(machine, name, **more):
     return {**document, "properties": {}, **more}
 
 
+def test_an_answer_that_would_take_all_memory_is_refused(machine):
+    (machine.place / "bundles.answer").write_text('{"bundles":[' + "[]," * (6 << 20) + "[]]}")
+    with pytest.raises(ReplicaError, match="prints over 16 MiB"):
+        machine.there.bundles(UUID)
+
+
 def test_snapshots_have_the_names_of_this_host(machine):
     take(machine, "s1")
     machine.answer("snapshots", {"snapshots": [listed(machine, "s1", properties={"run": "r"})]})

@@ -12,7 +12,7 @@ from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image import read_header
 from snaporch.catalog.records import all_records
 from snaporch.clone.clone import CloneRequest, check_clone, clone
-from snaporch.errors import AttentionError, RefusedError, RunFailedError
+from snaporch.errors import AttentionError, BusyError, RefusedError, RunFailedError
 from snaporch.hypervisor import HypervisorError
 from snaporch.model import BundleState, Level
 from snaporch.recovery.recover_runs import recover
@@ -227,6 +227,40 @@ def test_extracting_ram_that_is_an_image_copies_it(paged, tmp_path):
         extract_ram(paged.context, source(paged, "s3"), tmp_path / "other")
     assert sorted(path.name for path in tmp_path.iterdir() if "image" in path.name) == ["image"]
     assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("in_pages", [True, False])
+def test_two_extracts_of_ram_do_not_write_one_file(paged, tmp_path, in_pages):
+    if not in_pages:
+        paged.with_defaults()
+    take_snapshot(paged.context, paged.hypervisor.domain("web"), SnapshotRequest("s3"))
+    seen = []
+
+    def amount(*_given):
+        if not seen:
+            seen.append(True)
+            with pytest.raises(BusyError, match="another process writes it"):
+                extract_ram(paged.context, source(paged, "s1"), tmp_path / "image")
+
+    paged.heard.amount = amount
+    extract_ram(paged.context, source(paged, "s3"), tmp_path / "image")
+    assert seen == [True]
+    assert read_header(tmp_path / "image").was_running
+    assert list(tmp_path.glob("*image*")) == [tmp_path / "image"]
+
+
+@pytest.mark.parametrize("in_pages", [True, False])
+def test_extracted_ram_does_not_use_up_the_room_of_guests(paged, tmp_path, monkeypatch, in_pages):
+    if not in_pages:
+        paged.with_defaults()
+    take_snapshot(paged.context, paged.hypervisor.domain("web"), SnapshotRequest("s3"))
+    real = shutil.disk_usage(tmp_path)
+    looks = [real.total] if in_pages else []
+    left = lambda _path: real._replace(free=looks.pop() if looks else 0)  # noqa: E731
+    monkeypatch.setattr(shutil, "disk_usage", left)
+    with pytest.raises(RunFailedError, match="are kept for others"):
+        extract_ram(paged.context, source(paged, "s3"), tmp_path / "image")
+    assert not list(tmp_path.glob("*image*"))
 
 
 def test_damaged_pages_are_not_extracted(paged, tmp_path):

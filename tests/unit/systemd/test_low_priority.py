@@ -47,6 +47,14 @@ def test_without_systemd_by_nice_and_ionice_of_each_thread(commands, host):
     assert {one, other} == {"7", "8"}
 
 
+@pytest.mark.parametrize(("before", "after"), [("0", "500"), ("900", "900")])
+def test_without_memory_the_kernel_ends_this_process_and_no_guest(commands, host, before, after):
+    score = host.proc / "self" / "oom_score_adj"
+    score.write_text(f"{before}\n")
+    low_priority.lower_priority("replicate", host)
+    assert score.read_text().strip() == after
+
+
 def test_under_systemd_in_a_slice_of_its_own(commands, host):
     low_priority.lower_priority("seal", host)
     words = commands()[-1]

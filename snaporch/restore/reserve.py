@@ -1,4 +1,4 @@
-"""The room that an archive, or an imported guest, leaves on a file system for what is there."""
+"""The room that archives, imports and copies leave on a file system for what is there."""
 
 from __future__ import annotations
 
@@ -22,8 +22,14 @@ def reserve(total: int) -> int:
     return min(total // _PART, _MOST)
 
 
+def free_room(directory: Path) -> int:
+    """The bytes that may be written on the file system of a directory."""
+    usage = shutil.disk_usage(directory)
+    return max(usage.free - reserve(usage.total), 0)
+
+
 class RoomWatch:
-    """Ends an export or import that would take the room that guests of this host need.
+    """Ends what would take the room that guests of this host need.
 
     A guest whose image cannot grow is paused by QEMU until an admin resumes it.
 
