@@ -197,6 +197,8 @@ class RunFacts:
     """The user and group that the emulator runs as, if libvirt reports them."""
     vcpu_quotas: Mapping[str, str] = field(default_factory=dict)
     """The quotas of its vCPUs before, by control group; empty if the run leaves them unchanged."""
+    slowing_seconds: int = 0
+    """How long the run may reduce them, from the beginning of its freeze."""
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunFacts:

@@ -288,6 +288,9 @@ class Hypervisor(Protocol):
         """Set the CPU time of vCPUs, also while libvirt saves RAM.
 
         A vCPU that is gone is no error.
+
+        Raises:
+            HypervisorError: the kernel refuses it.
         """
 
     def abort_job(self, uuid: str) -> None:

@@ -8,13 +8,16 @@ libvirt would write is written here: ``cpu.max`` of each vCPU's control group (t
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from snaporch.errors import UnavailableError
+from snaporch.hypervisor.interface import HypervisorError
 from snaporch.hypervisor.open_files import emulator_process
 
 _PROC = Path("/proc")
@@ -46,14 +49,26 @@ def read_quotas(uuid: str, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> dict
 
 
 def write_quotas(quotas: VcpuQuotas, cgroups: Path = _CGROUPS) -> None:
-    """Set quotas. A control group that is gone is no error: its guest has ended."""
+    """Set quotas. A control group that is gone is no error: its guest has ended.
+
+    Raises:
+        HypervisorError: the kernel refuses one; the others are set.
+    """
+    refused = ""
     for group, text in quotas.items():
-        with suppress(OSError):
-            descriptor = os.open(_file(cgroups, group), os.O_WRONLY | os.O_CLOEXEC)
+        file = _file(cgroups, group)
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CLOEXEC)
             try:
                 os.write(descriptor, text.encode())
             finally:
                 os.close(descriptor)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                step = f"as root: echo {text} > {shlex.quote(str(file))}"
+                refused = f"cannot be set to '{text}' ({error.strerror}); {step}"
+    if refused:
+        raise HypervisorError("cpu.max of a vCPU", refused)
 
 
 def reduced(own: VcpuQuotas, percent: int) -> dict[str, str]:

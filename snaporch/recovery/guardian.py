@@ -34,7 +34,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, release
+from snaporch.recovery.guardian_actions import Host, RunningPoll, complain, end_slowing, release
 from snaporch.recovery.hold_limits import (
     GuestHold,
     exceeds_limits,
@@ -44,6 +44,7 @@ from snaporch.recovery.hold_limits import (
     is_released,
     is_suspended,
     last_noted,
+    slows_too_long,
 )
 
 _RECOVER_WAIT = "600s"
@@ -108,6 +109,8 @@ class _Guardian:
         self._uri = uri
         self._lines: list[dict[str, Any]] = []
         self._damaged = False
+        self._saving_since: float | None = None
+        """When saving RAM was first seen."""
         self._held_since: float | None = None
         """When the guest was last known to run."""
         self._released: tuple[GuestHold, bool] | None = None
@@ -242,6 +245,9 @@ class _Guardian:
             )
             self._running_poll.ours = is_suspended(lines)
             self._held_since = self._running_poll.ran_at
+            self._saving_since = self._saving_since or self._host.monotonic()
+            if slows_too_long(facts, self._host.monotonic() - self._saving_since):
+                self._actions.end_slowing(facts, self._uri, self._host)
         else:
             self._held_since = self._held_since or self._host.monotonic()
             self._end_running_poll()
@@ -354,6 +360,8 @@ class Actions(NamedTuple):
 
     release: Callable[..., bool] = release
     """See :func:`~snaporch.recovery.guardian_actions.release`."""
+    end_slowing: Callable[[dict[str, Any], str, Host], None] = end_slowing
+    """See :func:`~snaporch.recovery.guardian_actions.end_slowing`."""
     recover: Callable[[Sequence[str], float, Callable[[], None], float], bytes] = run_recovery
     """See :func:`run_recovery`."""
 

@@ -137,11 +137,11 @@ def release(
     """
     from snaporch.command_log import set_fields
     from snaporch.errors import SnaporchError
-    from snaporch.hypervisor import OverlayDisk
+    from snaporch.hypervisor import HypervisorError, OverlayDisk
     from snaporch.hypervisor.commit_timeouts import CommitTimeouts
     from snaporch.journal import Note, append_note, note_stages
     from snaporch.recovery.drain_pipe import reader_of
-    from snaporch.recovery.release_guest import abort_snapshot_job, resume
+    from snaporch.recovery.release_guest import abort_snapshot_job, restore_vcpu_quotas, resume
     from snaporch.waiting_times import LibvirtTimes
 
     facts = lines[0]["facts"]
@@ -154,6 +154,8 @@ def release(
             domain = hypervisor.find(facts["uuid"])
             if domain is None or not domain.active or domain.boot != facts["boot"]:
                 return True  # another emulator: recovery handles RAM it may have started from
+            with contextlib.suppress(HypervisorError):
+                restore_vcpu_quotas(hypervisor, facts["uuid"], facts.get("vcpu_quotas", {}))
             if saving:
                 abort_snapshot_job(hypervisor, facts["uuid"], facts["domain"], times=times)
             elif hold is GuestHold.ON_OVERLAYS:
@@ -185,6 +187,18 @@ def release(
         complain(error)
         return False
     return True
+
+
+def end_slowing(facts: dict[str, Any], uri: str, host: Host) -> None:
+    """Give the guest's vCPUs the CPU time back that its run took, which takes too long."""
+    from snaporch.errors import SnaporchError
+    from snaporch.recovery.release_guest import restore_vcpu_quotas
+
+    try:
+        hypervisor = host.open_hypervisor(uri)
+        restore_vcpu_quotas(hypervisor, facts["uuid"], facts["vcpu_quotas"])
+    except SnaporchError as error:
+        complain(error)
 
 
 def _may_lack_its_suspend(journal: Path) -> bool:

@@ -128,3 +128,13 @@ def exceeds_limits(hold: GuestHold, facts: dict[str, Any], seconds: float, deadl
         return False
     limit, floor = facts["overlay_max_mib"], facts["overlay_floor_mib"]
     return bool(limit and size >> 20 > limit) or room.f_bavail * room.f_frsize >> 20 < floor
+
+
+def slows_too_long(facts: dict[str, Any], seconds: float) -> bool:
+    """Whether a run that may slow its guest down has saved RAM for too long: it may hang.
+
+    Args:
+        seconds: how long it has saved RAM.
+    """
+    limit = facts.get("slowing_seconds", 0) if facts.get("vcpu_quotas") else 0
+    return bool(limit and seconds > limit + _GRACE_SECONDS)

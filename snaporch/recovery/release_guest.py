@@ -25,7 +25,7 @@ from tenacity import (
 from snaporch.context import Context
 from snaporch.errors import AttentionError, ChangedError
 from snaporch.hypervisor import Hypervisor, HypervisorError
-from snaporch.hypervisor.vcpu_quota import left_reduced
+from snaporch.hypervisor.vcpu_quota import VcpuQuotas, left_reduced
 from snaporch.journal import Note, RunFacts, append_note, explains_no_pause
 from snaporch.model import Domain, DomainState, Level, Strategy
 from snaporch.recovery.result import Effect, RecoveryResult
@@ -94,6 +94,8 @@ def _release_active(
     context: Context, facts: RunFacts, notes: Collection[Note]
 ) -> list[RecoveryResult]:
     done: list[RecoveryResult] = []
+    with suppress(HypervisorError):  # first of all: nothing else may keep the guest slow
+        restore_vcpu_quotas(context.hypervisor, facts.uuid, facts.vcpu_quotas)
     if Note.FREEZING in notes and Note.RELEASED not in notes:
         settings = context.config.settings(facts.domain, facts.uuid)
         context.hypervisor.thaw_file_systems(facts.uuid, settings.agent_timeout)
@@ -104,7 +106,7 @@ def _release_active(
         )
     done += resume_if_ours(context, facts, notes)
     _restore_downtime_limit(context, facts)
-    _restore_vcpu_quotas(context, facts)
+    restore_vcpu_quotas(context.hypervisor, facts.uuid, facts.vcpu_quotas)
     return done
 
 
@@ -324,7 +326,14 @@ def _restore_downtime_limit(context: Context, facts: RunFacts) -> None:
         context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 
-def _restore_vcpu_quotas(context: Context, facts: RunFacts) -> None:
-    """Give the guest's vCPUs the CPU time back that the run took, if it has not done so."""
-    now = context.hypervisor.vcpu_quotas(facts.uuid) if facts.vcpu_quotas else {}
-    context.hypervisor.set_vcpu_quotas(left_reduced(facts.vcpu_quotas, now))
+def restore_vcpu_quotas(hypervisor: Hypervisor, uuid: str, own: VcpuQuotas) -> None:
+    """Give a guest's vCPUs the CPU time back that a run took, if it has not done so.
+
+    Args:
+        own: their quotas before the run.
+
+    Raises:
+        HypervisorError: the kernel refuses it.
+    """
+    now = hypervisor.vcpu_quotas(uuid) if own else {}
+    hypervisor.set_vcpu_quotas(left_reduced(own, now))

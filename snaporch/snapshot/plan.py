@@ -46,6 +46,8 @@ _SAME_ROOM = 64 << 20
 _FREEZING = (Strategy.MANUAL, Strategy.PAUSED, Strategy.QUIESCED)
 """Strategies that keep the guest paused or quiesced until the ZFS snapshots exist."""
 _ALL_CPU_TIME = 100
+_SLOWING_SECONDS = 3600
+"""How long a guest may be slowed down where saving its RAM has no limit."""
 _MARGIN_SECONDS = 2
 
 
@@ -204,6 +206,7 @@ def make_plan(
         group=group.mark if group else "",
         **_downtime(context, domain, choice.strategy, settings),
         vcpu_quotas=_vcpu_quotas(context, domain, choice.strategy, settings),
+        slowing_seconds=settings.ram_time_budget or _SLOWING_SECONDS,
     )
     return Plan(
         domain,

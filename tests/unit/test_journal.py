@@ -304,9 +304,9 @@ def test_a_step_of_a_later_version_is_an_error_that_names_the_file(directory, pa
 
 
 KEYS = (
-    "boot datasets domain downtime_ms emulator group overlay_dir overlay_floor_mib overlay_max_mib "
-    "overlays own_downtime_ms ram_pipe run snapshot strategy taken_by_other_program uuid "
-    "vcpu_quotas was window_seconds"
+    "boot datasets domain downtime_ms emulator group overlay_dir overlay_floor_mib "
+    "overlay_max_mib overlays own_downtime_ms ram_pipe run slowing_seconds snapshot strategy "
+    "taken_by_other_program uuid vcpu_quotas was window_seconds"
 )
 NOTES = "suspended resumed held ending freezing pivoting pivoted committed saving released damaged"
 

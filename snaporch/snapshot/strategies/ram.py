@@ -118,9 +118,12 @@ class RamStrategy(FreezeStrategy):
         self._budget.begin()
         self._downtime.set()
         try:
-            self.pause = self.work.hypervisor.capture(
-                request, self._tick, self._capture.enlarge_pipe
-            )
+            try:
+                self.pause = self.work.hypervisor.capture(
+                    request, self._tick, self._capture.enlarge_pipe
+                )
+            finally:
+                self._brake.release()
             self._capture.record_times()
             self._note_resumed()
             self._keep_suspended()
@@ -131,8 +134,6 @@ class RamStrategy(FreezeStrategy):
             if self._capture.failure is not None:  # the cause of libvirt's "broken pipe"
                 raise self._capture.failure from None
             raise
-        finally:
-            self._brake.release()
 
     def _note_resumed(self) -> None:
         """Note that libvirt has resumed a guest on its overlays that the budget had suspended."""

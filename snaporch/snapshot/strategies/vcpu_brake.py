@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from itertools import takewhile
 
+from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.vcpu_quota import reduced
 from snaporch.snapshot.strategies.base import RunMaterial
 
@@ -51,10 +52,17 @@ class VcpuBrake:
             self._work.warn("its RAM changes faster than it is saved: slowing its vCPUs down")
         self._left.pop(0)
         self._slowed = True
-        self._work.hypervisor.set_vcpu_quotas(reduced(self._own, percent))
+        try:
+            self._work.hypervisor.set_vcpu_quotas(reduced(self._own, percent))
+        except HypervisorError as error:
+            self._work.warn(f"it cannot be slowed down: {error}")
+            self.release()
 
     def release(self) -> None:
         """Give the vCPUs their CPU time back."""
         if self._slowed:
-            self._work.hypervisor.set_vcpu_quotas(self._own)
-        self._slowed = False
+            try:
+                self._work.hypervisor.set_vcpu_quotas(self._own)
+            except HypervisorError as error:
+                self._work.warn(f"it may still be slowed down: {error}")
+        self._left, self._slowed = [], False

@@ -2,6 +2,7 @@
 
 import pytest
 
+from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.vcpu_quota import left_reduced, read_quotas, reduced, write_quotas
 
 UUID = "6f1d0d4e-4f7d-4a6e-9d0a-0d7c5a1b2c3d"
@@ -63,6 +64,16 @@ def test_a_guest_that_has_ended_has_none(guest):
     assert left_reduced({"/a/vcpu0": "max 100000"}, {}) == {}
     assert read_quotas("00000000-0000-0000-0000-000000000000", guest / "proc") == {}
     write_quotas({"/gone/vcpu0": "max 100000"}, guest / "cgroup")
+
+
+def test_a_quota_that_the_kernel_refuses_is_an_error_and_the_others_are_set(guest):
+    own = read(guest)
+    file = guest / "cgroup" / SCOPE[1:] / "vcpu0" / "cpu.max"
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(HypervisorError, match="cannot be set to"):
+        write_quotas(reduced(own, 25), guest / "cgroup")
+    assert read(guest) == {f"{SCOPE}/vcpu1": "2500 10000"}
 
 
 @pytest.mark.parametrize("group", ["0::/../../etc/vcpu0", "0::/a/vcpu0/b", "4:cpu:/a/vcpu0", ""])

@@ -973,6 +973,36 @@ def test_the_cause_of_a_pause_while_ram_is_saved(
     assert host.guest().state is state
 
 
+REDUCED = {"/machine/vcpu0": "1000 10000"}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "quota"),
+    [(1, REDUCED["/machine/vcpu0"]), (100, "max 100000")],
+)
+@pytest.mark.parametrize("strategy", SAVING)
+def test_a_guest_that_is_slowed_down_for_too_long_gets_its_cpu_time_back(
+    saving, host, process, releases, strategy, seconds, quota
+):
+    """Its run hangs; the guest runs, so no deadline counts."""
+    run = saving(strategy)
+    assert run.facts.slowing_seconds == 600
+    host.guest().vcpu_quotas = dict(REDUCED)
+    run.tools.use(monotonic=itertools.count(1, seconds).__next__)
+    looking(run, 20, run.over)
+    guard(run, process.pid, "1000000")
+    assert host.guest().vcpu_quotas == {"/machine/vcpu0": quota}
+    assert releases.times == 0
+
+
+@pytest.mark.parametrize("strategy", SAVING)
+def test_a_guest_that_is_released_gets_its_cpu_time_back(saving, host, recovering, strategy):
+    run = saving(strategy)
+    host.guest().vcpu_quotas = dict(REDUCED)
+    release(run, hold_limits.GuestHold.SAVING_RAM)
+    assert host.guest().vcpu_quotas == {"/machine/vcpu0": "max 100000"}
+
+
 @pytest.mark.parametrize("reason", ["unknown", "migration"])
 def test_a_pause_for_the_end_of_ram_has_a_deadline(
     saving, host, process, recovering, releases, reason

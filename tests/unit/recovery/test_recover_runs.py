@@ -218,8 +218,10 @@ def test_a_job_of_ours_that_does_not_end_needs_attention(world):
     world.libvirt_times = LibvirtTimes(job=0)
     run = Killed(world)
     world.hooks.at["hypervisor.busy_with"] = lambda: setattr(run.guest, "job", "snapshot")
+    run.guest.vcpu_quotas = {"/machine/vcpu0": "1000 10000"}
     with pytest.raises(AttentionError, match="libvirt still saves its RAM"):
         run.settle(Note.SAVING)
+    assert run.guest.vcpu_quotas == {"/machine/vcpu0": "max 100000"}  # first of all
 
 
 @pytest.mark.parametrize(

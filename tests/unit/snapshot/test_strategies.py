@@ -1354,6 +1354,25 @@ def test_a_guest_that_was_slowed_down_gets_its_cpu_time_back_after_an_error(worl
     assert world.guest().vcpu_quotas == QUOTAS
 
 
+@pytest.mark.parametrize("refused", ["5000 10000", "max 100000"])
+def test_a_kernel_that_refuses_a_quota_fails_no_run(world, prepare, refused):
+    fast_guest(world, prepare)
+    with strategy_of(world) as strategy:
+        observe_slowing(world, strategy)
+        setting = world.hypervisor.set_vcpu_quotas
+
+        def refuse(quotas):
+            if refused in quotas.values():
+                raise HypervisorError("cpu.max of a vCPU", "cannot be set")
+            setting(quotas)
+
+        world.hypervisor.set_vcpu_quotas = refuse
+        strategy.freeze()
+        strategy.release()
+        strategy.ram_part()
+    assert any("cpu.max of a vCPU: cannot be set" in text for text in world.heard.notes)
+
+
 # -- a lower level instead ----------------------------------------------------------------------
 
 
