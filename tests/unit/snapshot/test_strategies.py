@@ -1328,8 +1328,8 @@ def test_a_guest_that_changes_ram_faster_is_slowed_down_in_steps(world, prepare,
         strategy.release()
         strategy.ram_part()
     assert list(dict.fromkeys(seen)) == quotas
-    told = [text for text in world.heard.notes if "slowing its vCPUs down" in text]
-    assert len(told) == (0 if floor == 100 else 1)
+    noted = [text for text in world.heard.notes if "slowing its vCPUs down" in text]
+    assert len(noted) == (0 if floor == 100 else 1)
 
 
 def test_a_guest_that_uses_more_ram_than_at_first_is_not_slowed_down(world, prepare):
