@@ -40,13 +40,10 @@ from snaporch.replication.ram_in_clear import secrets_in
 from snaporch.replication.receive_request import SentFile, parse_request, request_command
 from snaporch.replication.receive_request import Verb as ReceiveVerb
 from snaporch.replication.received_bundles import ReceivedBundles
-from snaporch.replication.resume_transfer import NO_TOKEN
+from snaporch.replication.resume_transfer import NO_TOKEN, is_refusal
 from snaporch.replication.unsent_files import unsent_files
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset
-
-_CUT = "incomplete stream"
-"""In errors of ``zfs receive`` for a stream that was cut: it can be continued."""
 
 
 class Readable(Protocol):
@@ -217,7 +214,7 @@ class GuestPull:
                     if not refused:
                         self._copies.receive(dataset, wanted, incoming.stream)
             except PoolError as error:
-                if _CUT in error.reason or self._copies.token(dataset.name) != token:
+                if not is_refusal(error.reason) or self._copies.token(dataset.name) != token:
                     raise
                 refused = error.reason
             if not refused:

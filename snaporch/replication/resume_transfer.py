@@ -114,7 +114,7 @@ class InterruptedTransfers:
             try:
                 self._transfer(ours.dataset, [*words, "-t", token])
             except ReplicaError as error:
-                if not _is_refusal(error.reason):
+                if not is_refusal(error.reason):
                     raise
                 if not refusal:
                     return self.resume(ours, newest, options, refusal=error.reason)
@@ -185,6 +185,6 @@ def _values(lines: Iterable[str]) -> dict[str, str] | None:
     return values
 
 
-def _is_refusal(reason: str) -> bool:
+def is_refusal(reason: str) -> bool:
     """Whether ``zfs receive`` refused a stream, for a reason that another stream may not have."""
     return reason.startswith("cannot receive ") and not _OTHER_OBSTACLE.search(reason)

@@ -3,10 +3,13 @@
 import asyncio
 import multiprocessing
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
+
+from support import started, wait_for
 
 _SSH_CONFIG = Path("/root/.ssh/config")
 _SSHD_PORT = 2222
@@ -15,6 +18,7 @@ _OPEN, _STALLED, _CUT = range(3)
 _UNLIMITED = 1 << 62
 _CHUNK_BYTES = 1 << 16
 _POLL_SECONDS = 0.02
+_PATIENCE_SECONDS = 600
 
 
 class Line:
@@ -47,6 +51,20 @@ class Line:
     def cut(self) -> None:
         """End all connections, and each new one."""
         self._state.value = _CUT
+
+    def cut_after(self, count: int, has_ended: Callable[[], bool]) -> None:
+        """Carry this many bytes more and end all connections, unless the program ends before.
+
+        Raises:
+            TimeoutError: neither happens.
+        """
+        self.limit(count)
+        end = time.monotonic() + _PATIENCE_SECONDS
+        while not (self.is_stalled or has_ended()):
+            if time.monotonic() > end:
+                raise TimeoutError(f"{self._left.value} of {count} bytes were not carried")
+            time.sleep(_POLL_SECONDS)
+        self.cut()
 
     def serve(self, listening: socket.socket) -> None:
         """Accept connections and carry their bytes until the process is ended."""
@@ -87,7 +105,7 @@ class Line:
 
 @contextmanager
 def line_to_sshd() -> Iterator[Line]:
-    """Lead all of root's connections to ``localhost`` through a :class:`Line`.
+    """Lead all of root's connections to the lab's sshd through a :class:`Line`.
 
     To be used within ``sshd_here()``. The process of the line is forked: the test has one thread.
     """
@@ -96,12 +114,39 @@ def line_to_sshd() -> Iterator[Line]:
     process = multiprocessing.get_context("fork").Process(target=line.serve, args=(listening,))
     process.start()
     listening.close()
-    _SSH_CONFIG.write_text(
-        f"Host localhost\n    Port {_PORT}\n    HostKeyAlias [localhost]:{_SSHD_PORT}\n"
-    )
+    through = f"Port {_PORT}\n    HostKeyAlias [localhost]:{_SSHD_PORT}"
+    _SSH_CONFIG.write_text(config.replace(f"Port {_SSHD_PORT}", through))
     try:
         yield line
     finally:
         _SSH_CONFIG.write_text(config)
         process.terminate()
         process.join()
+
+
+def begins() -> bool:
+    """The phase in which a command begins."""
+    return True
+
+
+def cut(line: Line, words: Sequence[str], count: int, when: Callable[[], bool] = begins) -> None:
+    """Cut the line of a command in a phase of it, and open it again; the command must fail of it.
+
+    Args:
+        line: the line.
+        words: of snaporch.
+        count: bytes that are carried from the phase on.
+        when: whether the phase has begun.
+    """
+    with started(*words, env={}) as process:
+
+        def has_ended() -> bool:
+            return process.poll() is not None
+
+        wait_for(lambda: when() or has_ended(), "the phase", _PATIENCE_SECONDS)
+        line.cut_after(count, has_ended)
+        _, errors = process.communicate(timeout=_PATIENCE_SECONDS)
+    line.open()
+    assert process.returncode == 8, f"{count}: {process.returncode}: {errors}"
+    assert errors.splitlines()[-1].startswith("snaporch: "), errors
+    assert "Traceback" not in errors, errors

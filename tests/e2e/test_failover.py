@@ -6,6 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+from cut_line import begins, cut
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
@@ -150,6 +151,7 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     guest.start()
 
 
+@pytest.mark.daily(2, "long")
 def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
     done = fail_over("offsite")
     expected = guest.snapshot_count(done["snapshot"])
@@ -178,6 +180,7 @@ def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
     must("zfs", "destroy", "-r", "tank/plain-before")
 
 
+@pytest.mark.daily(2, "long")
 def test_it_goes_by_append_only_replicas_that_cannot_read_its_ram_and_back(hosts, guest, tmp_path):
     must("age-keygen", "-o", str(tmp_path / "key"))
     recipient = must("age-keygen", "-y", str(tmp_path / "key")).strip()
@@ -195,6 +198,56 @@ def test_it_goes_by_append_only_replicas_that_cannot_read_its_ram_and_back(hosts
         rebuild(guest, replica, expected, *options)
     assert guids() == datasets  # they got increments
     assert not (STATE / "fences" / guest.uuid).exists()
+
+
+def fill(receiver, words):
+    """Run a command while the receiving dataset has no room."""
+    must("zpool", "sync")
+    used = must("zfs", "get", "-Hpo", "value", "used", receiver).strip()
+    must("zfs", "set", f"quota={used}", receiver)
+    one_line_error(snaporch(*words), 8, "quota")
+    must("zfs", "set", "quota=none", receiver)
+
+
+QUIET = ("--yes", "--quiet")
+HANDSHAKE, TRANSFER = 2_000, 300_000
+"""Bytes of a line: within its first connection; more than all that is asked before a transfer."""
+
+
+@pytest.mark.daily(2, "long")
+def test_a_cut_line_and_a_full_receiver_in_any_phase_leave_one_guest(hosts, guest):
+    words = ("failover", "plain", "--to", "offsite", *QUIET)
+    line, fence = hosts.line, STATE / "fences" / guest.uuid
+    marks = ("zfs", "get", "-H", "-o", "value", "-r", "snaporch:ended", "backup/offsite")
+
+    def asks_for_room():
+        return "no" in run(*marks).out.split()
+
+    for count, when in ((HANDSHAKE, begins), (TRANSFER, begins), (0, asks_for_room)):
+        cut(line, words, count, when)
+        assert not fence.exists()
+        assert guest.state() == "running"
+        guest.wait_count()
+    cut(line, words, 0, fence.exists)
+    assert_fenced(guest)
+    fill("backup/offsite", words)
+    cut(line, words, TRANSFER)
+    assert_fenced(guest)
+    expected, datasets = guest.snapshot_count(fail_over("offsite")["snapshot"]), guids()
+
+    hosts.change()
+    for count in (HANDSHAKE, TRANSFER):
+        cut(line, ("rebuild", "plain", "--from", "offsite", *QUIET), count)
+        assert guest.state() == "undefined"
+    rebuild(guest, "offsite", expected)
+    expected = guest.snapshot_count(fail_over("home")["snapshot"])
+
+    hosts.change()
+    for count in (HANDSHAKE, TRANSFER):
+        cut(line, ("rebuild", "plain", "--from", "home", *QUIET), count)
+        assert_fenced(guest)
+    rebuild(guest, "home", expected)
+    assert guids() == datasets
 
 
 def assert_late_writes_stop_it(words, last):

@@ -13,6 +13,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from cut_line import cut, line_to_sshd
 from forced_key import ForcedKey, backup_machine, block
 from guests.disks import Disk, destroy
 from guests.guest import Guest
@@ -269,6 +270,33 @@ def test_a_cut_line_is_continued(pulled, guests, machine, tmp_path):
     outcome = snaporch("--verbose", "pull", "vm1", "--json")
     assert outcome.status == 0, outcome.err
     assert "begins again" not in outcome.err
+    assert {each["domain"]: each["arrived"] for each in outcome.json}["web"] == [new]
+    assert guids(copy("tank/web")) == guids("tank/web")
+
+
+@pytest.mark.daily(2, "long")
+def test_a_line_that_is_cut_in_any_phase_and_a_full_machine_lose_nothing(pulled, guests):
+    Path(guests["web"].sources()["vda"]).with_name("noise").write_bytes(os.urandom(4 << 20))
+    new, bundles = snapshot(guests["web"])["snapshot"], PULLED / uuid_of("web")
+    before, quota = {*bundles.iterdir()}, value("quota", ROOT)
+    words = ("pull", "vm1", "--quiet")
+    with line_to_sshd() as line:
+        for count in (2_000, 1 << 20):  # the first handshake, a stream
+            cut(line, words, count)
+            assert new not in guids(copy("tank/web"))
+        part = value("receive_resume_token", copy("tank/web"))
+        assert part != "-"
+        must("zpool", "sync")
+        must("zfs", "set", f"quota={value('used', ROOT)}", ROOT)
+        outcome = snaporch(*words)
+        must("zfs", "set", f"quota={quota}", ROOT)
+        assert outcome.status == 8, outcome.err
+        assert "quota exceeded" in outcome.err
+        assert value("receive_resume_token", copy("tank/web")) == part
+        cut(line, words, 20_000, lambda: new in guids(copy("tank/web")))  # the bundle
+        assert {*bundles.glob("[!.]*")} == before
+    outcome = snaporch("pull", "vm1", "--json")
+    assert outcome.status == 0, outcome.err
     assert {each["domain"]: each["arrived"] for each in outcome.json}["web"] == [new]
     assert guids(copy("tank/web")) == guids("tank/web")
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from cut_line import Line, line_to_sshd
 from lab_ssh import RECEIVING_HOST, permit_copies, receive_as_user, sshd_here
 from support import must, run
 
@@ -41,8 +42,9 @@ encrypt_to = ["{recipient}"]
 class Hosts:
     """The host that the lab is now, and the other one; the pool ``backup`` is there for both."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, line: Line) -> None:
         self._place = place
+        self.line = line
         self.here, self.there = "first", "second"
         for name in ("second", "backup"):
             (place / name).mkdir()
@@ -116,12 +118,11 @@ def _make_file(path: Path) -> None:
 @contextmanager
 def two_hosts(place: Path) -> Iterator[Hosts]:
     """Two hosts with files in an empty directory; commands use one configuration for both."""
-    hosts = Hosts(place)
     config = place / "snaporch.toml"
     for name in ("offsite", "home"):
         (place / name).mkdir()
-    with sshd_here() as host, pytest.MonkeyPatch.context() as patch:
+    with sshd_here() as host, line_to_sshd() as line, pytest.MonkeyPatch.context() as patch:
         config.write_text(_CONFIG.format(host=host, place=place))
         patch.setenv("SNAPORCH_CONFIG", str(config))
-        yield hosts
+        yield Hosts(place, line)
     must("zpool", "destroy", "backup")

@@ -165,18 +165,44 @@ def test_a_transfer_that_was_cut_is_continued(case):
     assert result.arrived == ["r1"]
 
 
-@pytest.mark.parametrize("how", ["source", "zfs"])
-def test_a_transfer_that_cannot_be_continued_begins_again(case, how):
+def has_a_part(case):
+    """A part of the first snapshot has arrived, and the source would continue it."""
     case.take("r1")
     case.zfs.tokens[FLASH] = "1-a-b-789c"
-    if how == "zfs":
-        guid = case.pool.snapshots(["flash/web"])[0].guid
-        case.send.resumes = "flash/web@r1"
-        case.send.contents = (
-            "resume token contents:\nnvlist version: 0\n\tobject = 0x1\n\toffset = 0x0\n"
-            f"\tbytes = 0x1\n\ttoguid = {guid:#x}\n\ttoname = flash/web@r1\n"
-            "full\tflash/web@r1\t400\nsize\t400\n"
-        )
+    guid = case.pool.snapshots(["flash/web"])[0].guid
+    case.send.resumes = "flash/web@r1"
+    case.send.contents = (
+        "resume token contents:\nnvlist version: 0\n\tobject = 0x1\n\toffset = 0x0\n"
+        f"\tbytes = 0x1\n\ttoguid = {guid:#x}\n\ttoname = flash/web@r1\n"
+        "full\tflash/web@r1\t400\nsize\t400\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        "cannot receive resume stream: destination backup/vm1/flash:web space quota exceeded.",
+        "cannot receive resume stream: out of space",
+        "cannot receive resume stream: pool I/O is currently suspended",
+    ],
+)
+def test_what_has_arrived_is_kept_while_this_machine_cannot_store_more(case, obstacle):
+    has_a_part(case)
+    case.zfs.refusals = [obstacle]
+    result = case.pull()
+    assert obstacle in errors(result)[0]
+    assert (case.zfs.done, case.zfs.tokens[FLASH]) == ([], "1-a-b-789c")
+    assert case.progress.notes == []
+    assert case.pull().arrived == ["r1"]
+    assert case.zfs.streams[f"{FLASH}@r1"].startswith("-t ")
+
+
+@pytest.mark.parametrize("how", ["source", "zfs"])
+def test_a_transfer_that_cannot_be_continued_begins_again(case, how):
+    has_a_part(case)
+    if how == "source":
+        case.send.contents = ""
+    else:
         case.zfs.refusals = ["cannot receive resume stream: the snapshot is another one"]
     result = case.pull()
     assert errors(result) == []
