@@ -53,6 +53,8 @@ _PRIVILEGES = (
 )
 """Priority over this host's processes, memory that cannot be swapped, files, and data of it."""
 _DUMP = "coredump-"
+_BY_ROOT = ("script", "downscript", "log")
+"""libvirt runs the first two as root for an interface; its log daemon writes the last as root."""
 _IMAGES = ("backingStore", "dataStore", "mirror")
 
 
@@ -79,7 +81,8 @@ def for_the_emulator(root: Element) -> str | None:
 def confining(root: Element) -> set[str]:
     """The elements by which a guest gets more of this host than libvirt gives others.
 
-    These are the ones for the emulator, such as ``qemu:commandline``, and ``seclabel`` if one has
+    These are the ones for the emulator, such as ``qemu:commandline``; what root's daemons run or
+    write; a file at a relative path, which is not shown as a path; and ``seclabel`` if one has
     more than what libvirt itself writes for a running guest, and does not read at its next start.
     """
     found = {
@@ -90,7 +93,14 @@ def confining(root: Element) -> set[str]:
     labels = {id(each) for each in root.findall("seclabel")}
     if any(_is_chosen(each, is_top=id(each) in labels) for each in root.iter("seclabel")):
         found.add("seclabel")
-    return found
+    found |= {each.tag for each in root.iter() if each.tag in _BY_ROOT or _is_relative(each)}
+    booted = (each for path in (*_BOOTED, *_READ) for each in root.findall(path))
+    return found | {each.tag for each in booted if not (each.text or "/").startswith("/")}
+
+
+def _is_relative(element: Element) -> bool:
+    """Whether an element names a file by a path that depends on where its daemon runs."""
+    return any(not element.get(key, "/").startswith("/") for key in ("file", "path"))
 
 
 def _is_chosen(label: Element, *, is_top: bool) -> bool:

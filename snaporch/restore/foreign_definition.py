@@ -1,7 +1,7 @@
 """What the definition of a snapshot that came from another host may not have, unless accepted.
 
-It may be forged, and libvirt runs as root: an argument of QEMU may start a program, and a security
-label may give the emulator another user. Paths and devices are shown to the admin instead. What an
+It may be forged, and libvirt runs as root: an argument of QEMU or the script of an interface may
+start a program, and a security label may give the emulator another user. Paths and devices are shown to the admin instead. What an
 import refuses besides is in :mod:`snaporch.archive.import_xml`.
 """
 
@@ -24,7 +24,7 @@ def came_from_elsewhere(members: Iterable[PoolSnapshot]) -> bool:
 def check_foreign_definitions(
     thing: str, definitions: Sequence[str], accepted: Collection[str]
 ) -> None:
-    """Refuse definitions of another host with arguments for QEMU, or with chosen security labels.
+    """Refuse definitions of another host with arguments for QEMU, programs or security labels.
 
     Args:
         thing: the subject of the error.
