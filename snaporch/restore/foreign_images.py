@@ -91,7 +91,8 @@ class _Check:
             return PurePosixPath(self._context.resolver.mount_point_of(dataset))
         except NotOnZfsError as error:
             reason = f"{dataset} is not mounted, so that its images cannot be checked"
-            raise RefusedError(self._thing, reason, f"zfs mount -l {shlex.quote(dataset)}") from error
+            step = f"zfs mount -l {shlex.quote(dataset)}"
+            raise RefusedError(self._thing, reason, step) from error
 
     def _check_image(self, image: ForeignImage) -> None:
         if image.format in SELF_CONTAINED or image.target in self._accepted:
@@ -171,7 +172,7 @@ class _Check:
         return None
 
     def _covered(self, home: PurePosixPath) -> set[PurePosixPath]:
-        """Where other file systems are mounted below a dataset: its snapshot has not their files."""
+        """Where others are mounted below a file system: its snapshot does not have their files."""
         return {each for each in self._mounts if each != home and each.is_relative_to(home)}
 
     @contextmanager
