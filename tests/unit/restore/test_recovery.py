@@ -158,7 +158,8 @@ def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill
     with kill("after", RestoreStep.STOP):
         put_back(world)
     (record,) = find_records(world.context, "web@s2")
-    with reading_lock(world.context, record), pytest.raises(BusyError, match="cloned, verified, copied or"):
+    busy = pytest.raises(BusyError, match="cloned, verified, copied or mounted")
+    with reading_lock(world.context, record), busy:
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}
     recover(world.context, story.domain.uuid)
