@@ -11,25 +11,26 @@ from snaporch.hypervisor.qcow2 import SELF_CONTAINED, HeaderError, is_qcow2, rea
 from snaporch.zfs_names import quoted
 
 
-def named_by(descriptor: int, form: str) -> dict[str, str]:
+def named_by(descriptor: int, form: str) -> list[tuple[str, str]]:
     """The names in the header of an image, each with the format of that file.
 
     Args:
         descriptor: of the open image; at most a few KiB are read.
         form: the format that the definition has for it; empty if it is not known.
 
-    Returns: names as they are in the header; of a backing file without a format, an empty format.
+    Returns: names as they are in the header, the same one twice if it is the backing file and the
+        data file; of a backing file without a format, an empty format.
 
     Raises:
         HeaderError: it is damaged, or its format may name files in a way that is not read here.
         OSError: it cannot be read.
     """
     if form in SELF_CONTAINED or (not form and not is_qcow2(descriptor)):
-        return {}
+        return []
     if form not in ("", "qcow2"):
         raise HeaderError(f"has the format {quoted(form)}, which may name other files")
     header = read_qcow2(descriptor)
     if header.data_file == "":
         raise HeaderError("has its data in a file that its header does not name")
-    found = {} if header.backing is None else {header.backing: header.backing_format or ""}
-    return found if header.data_file is None else {**found, header.data_file: "raw"}
+    found = [] if header.backing is None else [(header.backing, header.backing_format or "")]
+    return found if header.data_file is None else [*found, (header.data_file, "raw")]

@@ -24,7 +24,7 @@ from snaporch.context import Context
 from snaporch.errors import AttentionError, NotFoundError, RefusedError, SnaporchError
 from snaporch.failover.delete_first import delete_first
 from snaporch.failover.last_snapshot import last_record, members_of
-from snaporch.failover.own_changes import discard_own_changes, written_since
+from snaporch.failover.own_changes import check_examinable, discard_own_changes, written_since
 from snaporch.failover.refusal import (
     FailoverFacts,
     changed_state,
@@ -201,6 +201,8 @@ def _end(
     there.mark({name: {ENDED: NOT_ENDED} for name in before})  # it will accept the last one's
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
     facts = _check(forced, now, replica)  # that may have taken hours
+    # Not first when it has ended: it would be nowhere until an admin has removed files.
+    check_examinable(context, _disks(context, now, first), members_of(context, first))
     free = there.free_bytes()  # not later: the replica may not answer, and the guest would wait
 
     def end(record: SnapshotRecord, check_paused: Callable[[], None]) -> None:

@@ -47,6 +47,25 @@ def written_since(
     ]
 
 
+def check_examinable(
+    context: Context, disks: Sequence[str], members: Sequence[PoolSnapshot]
+) -> None:
+    """Look through the file systems as :func:`written_since` will, while the guest still runs.
+
+    Args:
+        context: of this host.
+        disks: the paths of the guest's disks.
+        members: ZFS snapshots of its datasets.
+
+    Raises:
+        UnavailableError: a file system cannot be examined, such as one with too many files.
+    """
+    kinds = {each.name: each.kind for each in context.pool.datasets()}
+    for each in members:
+        if kinds.get(each.dataset) is DatasetKind.FILESYSTEM:
+            changed_own_files(context, each, disks)
+
+
 def discard_own_changes(
     context: Context, domain: Domain, record: SnapshotRecord, members: Sequence[PoolSnapshot]
 ) -> None:

@@ -187,10 +187,14 @@ def _mark(context: Context, source: Source, each: Incoming) -> None:
 
 
 def _wanted(snapshot: PoolSnapshot, replica: str) -> Mapping[str, str]:
-    """The properties that a snapshot gets: those of its copy that are possible."""
+    """The properties that a snapshot gets: those of its copy that are possible.
+
+    ``copy`` does not depend on what the replica has: because of it, a snapshot's images and
+    definition are checked before a restore.
+    """
     keys = {*COPIED, *OF_PAGES} - {ENDED}  # here it is not its last one
     found = {k: v for k, v in snapshot.properties.items() if k in keys and is_mark(k, v)}
-    return {**found, COPY: replica} if found else {}
+    return {**found, COPY: replica}
 
 
 def policies_of(source: Source, plan: RebuildPlan) -> dict[str, str]:

@@ -7,8 +7,9 @@ host is in the way is decided by :mod:`snaporch.rebuild.local_checks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import PurePosixPath
 
 from snaporch.bundle.encrypted_bundles import plain_manifest
@@ -90,19 +91,23 @@ class BundledGuest:
     """A guest that a replica has a bundle of."""
 
     name: str
-    """As its newest bundle says; its UUID if that is damaged."""
+    """As its newest bundle says, or an older one; its UUID if all that were read are damaged."""
     datasets: frozenset[str]
     """Of this host, of which the replica has the snapshots that the bundle names."""
 
+
+OLDER_BUNDLES = 3
+"""So many bundles of a guest are read if its newest one names no snapshots of the replica."""
 
 Guests = Mapping[str, BundledGuest]
 """By UUID."""
 
 
 def bundled_guests(source: Source, copies: Copies) -> Guests:
-    """The guests whose newest bundle names snapshots that a replica has, or is damaged.
+    """The guests whose newest bundles name snapshots that a replica has, or are damaged.
 
-    A snapshot has the marks of one guest, also if several guests have disks in it.
+    A snapshot has the marks of one guest, also if several guests have disks in it. If the newest
+    bundle of a guest names none of its snapshots, :data:`OLDER_BUNDLES` more are read.
 
     Args:
         source: the replica.
@@ -114,12 +119,23 @@ def bundled_guests(source: Source, copies: Copies) -> Guests:
     found = {}
     for reference, text in source.newest_manifests().items():
         uuid, _, run = reference.partition("/")
-        manifest = manifest_of_copy(text.encode("utf-8", "surrogateescape"), uuid, run)
-        entries = manifest.snapshots if manifest else ()
-        datasets = {e.dataset for e in entries if e.guid in guids_of(copies, e.dataset)}
-        if manifest is None or datasets:
-            found[uuid] = BundledGuest(manifest.domain if manifest else uuid, frozenset(datasets))
+        newest = manifest_of_copy(text.encode("utf-8", "surrogateescape"), uuid, run)
+        for manifest in chain([newest], _older(source, uuid, run)):
+            entries = manifest.snapshots if manifest else ()
+            datasets = {e.dataset for e in entries if e.guid in guids_of(copies, e.dataset)}
+            if datasets:
+                break
+        if newest is None or datasets:
+            known = newest or manifest
+            found[uuid] = BundledGuest(known.domain if known else uuid, frozenset(datasets))
     return found
+
+
+def _older(source: Source, uuid: str, newest: str) -> Iterator[Manifest | None]:
+    """The manifests of a guest before its newest one; none for what is damaged."""
+    runs = sorted(run for run in source.bundles(uuid) if run < newest)
+    for run in reversed(runs[-OLDER_BUNDLES:]):
+        yield _manifest(source, uuid, run)
 
 
 def find_domains(snapshots: Sequence[PoolSnapshot], guests: Guests) -> dict[str, str]:

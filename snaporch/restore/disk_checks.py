@@ -9,6 +9,7 @@ Whether something else would be rolled back with them is in
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -75,24 +76,24 @@ def check_datasets(context: Context, thing: str, manifest: Manifest) -> None:
     existing = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
     for disk in manifest.disks:
         kind = existing.get(disk.dataset or "")
-        place = Path(disk.source or "")
+        place, word = Path(disk.source or ""), shlex.quote(disk.dataset or "")
         if kind is DatasetKind.FILESYSTEM:
             try:
                 place = context.resolver.mount_point_of(disk.dataset or "")
             except NotOnZfsError as error:
                 reason = f"{disk.dataset} is not mounted"
-                raise RefusedError(thing, reason, f"zfs mount -l {disk.dataset}") from error
+                raise RefusedError(thing, reason, f"zfs mount -l {word}") from error
         if kind is DatasetKind.VOLUME and disk.source and not Path(disk.source).exists():
             raise RefusedError(
                 thing,
                 f"the volume {disk.dataset} is not at {disk.source}",
-                f"is its key loaded? see `zfs get keystatus {disk.dataset}`",
+                f"is its key loaded? see `zfs get keystatus {word}`",
             )
         if kind is not None and is_read_only(place, context.resolver):
             raise RefusedError(
                 thing,
                 f"{disk.dataset} is read-only, so that the guest could not be started on it",
-                f"zfs set readonly=off {disk.dataset}, or use --disks-only",
+                f"zfs set readonly=off {word}, or use --disks-only",
             )
 
 

@@ -1,8 +1,8 @@
 """What the definition of a snapshot that came from another host may not have, unless accepted.
 
 It may be forged, and libvirt runs as root: an argument of QEMU or the script of an interface may
-start a program, and a security label may give the emulator another user. Paths and devices are shown to the admin instead. What an
-import refuses besides is in :mod:`snaporch.archive.import_xml`.
+start a program, and a security label may give the emulator another user. Paths and devices are
+shown to the admin instead. What an import refuses besides is in :mod:`snaporch.archive.import_xml`.
 """
 
 from __future__ import annotations

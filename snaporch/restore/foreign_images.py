@@ -28,6 +28,8 @@ from snaporch.zfs.resolver import NotOnZfsError
 from snaporch.zfs_names import quoted
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_SNAPSHOTS = PurePosixPath(".zfs")
+"""Below it are the other snapshots of a file system, which came from the other host, too."""
 
 
 def check_foreign_images(
@@ -69,6 +71,7 @@ class _Check:
             for name in self._members
             if kinds[name] is DatasetKind.FILESYSTEM
         }
+        self._mounts = {PurePosixPath(each.mount_point) for each in context.resolver.mounts()}
         self._roots: dict[str, Path] = {}
         self._named: set[str] = set()
 
@@ -88,7 +91,8 @@ class _Check:
             return PurePosixPath(self._context.resolver.mount_point_of(dataset))
         except NotOnZfsError as error:
             reason = f"{dataset} is not mounted, so that its images cannot be checked"
-            raise RefusedError(self._thing, reason, f"zfs mount -l {dataset}") from error
+            step = f"zfs mount -l {shlex.quote(dataset)}"
+            raise RefusedError(self._thing, reason, step) from error
 
     def _check_image(self, image: ForeignImage) -> None:
         if image.format in SELF_CONTAINED or image.target in self._accepted:
@@ -113,7 +117,7 @@ class _Check:
                 raise self._refusal(f"{path} {error}", path) from error
             except OSError as error:
                 raise self._refusal(f"{path} cannot be read: {error.strerror}", path) from error
-        for name, below in names.items():
+        for name, below in names:
             self._check_name(path, name)
             if name not in self._accepted:
                 self._follow(str(PurePosixPath(path).parent / name), below, depth + 1)
@@ -157,7 +161,9 @@ class _Check:
         for each in map(PurePosixPath, (path, os.path.realpath(path))):
             for name, home in nearest:
                 if each.is_relative_to(home):
-                    return name, each.relative_to(home)
+                    if self._covered(home).isdisjoint((each, *each.parents)):
+                        return name, each.relative_to(home)
+                    break  # it is in another file system
         with suppress(OSError, NotOnZfsError):
             found = self._context.resolver.resolve(path)
             if found.name in self._members:
@@ -165,13 +171,19 @@ class _Check:
                 return found.name, PurePosixPath(inside or "")
         return None
 
+    def _covered(self, home: PurePosixPath) -> set[PurePosixPath]:
+        """Where others are mounted below a file system: its snapshot does not have their files."""
+        return {each for each in self._mounts if each != home and each.is_relative_to(home)}
+
     @contextmanager
     def _in_snapshot(self, dataset: str, inside: PurePosixPath) -> Iterator[int]:
         full = self._members[dataset].full_name
         if dataset not in self._roots:
             mounted = self._context.pool.mounted_snapshot(full)
             self._roots[dataset] = self._stack.enter_context(mounted)
-        with open_beneath(self._roots[dataset], inside, self._homes[dataset], called=full) as file:
+        root, home = self._roots[dataset], self._homes[dataset]
+        covered = {each.relative_to(home) for each in self._covered(home)} | {_SNAPSHOTS}
+        with open_beneath(root, inside, home, called=full, covered=covered) as file:
             yield file.descriptor
 
     def _volume(self, stack: ExitStack, dataset: str, path: str) -> int:

@@ -122,6 +122,8 @@ class RestoreFacts:
     """Whether only some disks were rolled back, by a replaced restore, when this one began."""
     whole: str = ""
     """If so: the directory of the safety copy made before that restore, or empty."""
+    accepted: tuple[str, ...] = ()
+    """What a snapshot that came from another host may name of this one."""
 
     @property
     def way_back(self) -> str:
@@ -157,6 +159,7 @@ class RestoreFacts:
             "files": tuple(HostFile(**each) for each in value["files"]),
             "supersedes": tuple(value["supersedes"]),
             "kept": tuple(_kept(each) for each in value.get("kept", ())),
+            "accepted": tuple(value.get("accepted", ())),
         }
         return cls(**value | known)
 

@@ -127,6 +127,7 @@ def make_restore_plan(
         also_roll_back=also_roll_back,
         despite_other_disks=despite_other_disks,
         keep_definition=keep_definition,
+        accepted=tuple(accepted),
     )
     if keep_definition:
         with refusals:

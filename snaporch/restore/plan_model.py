@@ -45,6 +45,8 @@ class RestorePlan:
     """Whether disks outside the snapshot and backing files may have changed since."""
     keep_definition: bool = False
     """Whether the domain stays defined as it is."""
+    accepted: tuple[str, ...] = ()
+    """What a snapshot that came from another host may name of this one."""
     undoes: str = ""
     """In an undo: the name of the safety copy that is put back."""
     kept: tuple[KeptDataset, ...] = ()

@@ -20,6 +20,8 @@ def restore_command(context: Context, facts: RestoreFacts) -> str:
         facts: of the restore, which was no undo.
     """
     words = ["snaporch", "restore", facts.thing]
+    for each in facts.accepted:
+        words += ["--accept", each]
     with suppress(SnaporchError):  # a restore that is impossible prints the reason itself
         words += _options(context, facts)
     return shlex.join(words)
@@ -48,6 +50,7 @@ def _options(context: Context, facts: RestoreFacts) -> list[str]:
                 discard_newer=discard_newer,
                 also_roll_back=also_roll_back,
                 despite_other_disks=despite_other_disks,
+                accepted=facts.accepted,
             )
         except SnaporchError:
             return True

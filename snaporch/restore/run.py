@@ -363,6 +363,7 @@ def _facts(
         undoes=plan.undoes,
         half_way=whole is not None,
         whole=whole or "",
+        accepted=plan.accepted,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -39,7 +39,12 @@ class SafeFile:
 
 @contextmanager
 def open_beneath(
-    root: Path, path: PurePosixPath, home: PurePosixPath, *, called: str = ""
+    root: Path,
+    path: PurePosixPath,
+    home: PurePosixPath,
+    *,
+    called: str = "",
+    covered: Collection[PurePosixPath] = (),
 ) -> Iterator[SafeFile]:
     """Open a regular file below ``root``.
 
@@ -48,12 +53,14 @@ def open_beneath(
         path: relative to ``root``. Links are followed if they stay below ``root``.
         home: the mount point of the original of ``root``, which absolute links name.
         called: the name of ``root`` in errors; by default its path.
+        covered: relative paths at which the original has another file system.
 
     Raises:
         LeadsOutError: a component is not below ``root``, or the file is not a regular one.
         OSError: the file does not exist or cannot be read.
     """
-    walk = _Walk(root, path, home, f"{called}: {path}" if called else str(root / path))
+    thing = f"{called}: {path}" if called else str(root / path)
+    walk = _Walk(root, path, home, thing, covered)
     try:
         found = walk.go()
         descriptor = os.open(f"/proc/self/fd/{found}", _READ)
@@ -68,8 +75,15 @@ def open_beneath(
 class _Walk:
     """A walk along a path: the open descriptors from the root to the present component."""
 
-    def __init__(self, root: Path, path: PurePosixPath, home: PurePosixPath, thing: str) -> None:
-        self._path, self._home, self._thing = path, home, thing
+    def __init__(
+        self,
+        root: Path,
+        path: PurePosixPath,
+        home: PurePosixPath,
+        thing: str,
+        covered: Collection[PurePosixPath],
+    ) -> None:
+        self._path, self._home, self._thing, self._covered = path, home, thing, covered
         self._open = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._device = os.fstat(self._open[0]).st_dev
         self.done: list[str] = []
@@ -90,12 +104,14 @@ class _Walk:
             if name == "..":
                 self._back(len(self.done) - 1)
                 continue
+            if (step := PurePosixPath(*self.done, name)) in self._covered:
+                raise self._out(f"{step} is on another file system")
             descriptor = os.open(name, _LOOK, dir_fd=self._open[-1])
             self._open.append(descriptor)
             self.done.append(name)
             status = os.fstat(descriptor)
             if status.st_dev != self._device:
-                raise self._out(f"{PurePosixPath(*self.done)} is on another file system")
+                raise self._out(f"{step} is on another file system")
             if stat.S_ISLNK(status.st_mode):
                 links += 1
                 if links > _MAX_LINKS:

@@ -578,6 +578,18 @@ def test_a_file_system_that_is_not_mounted_is_not_one_that_was_written_to(pair):
     assert pair.move().record.replicated == ("nas",)
 
 
+def test_a_file_system_that_cannot_be_examined_is_found_while_the_guest_runs(pair):
+    """Else it would have ended, and be nowhere until an admin has removed files."""
+    deep = pair.world.root / "zfs" / "tank" / "web" / Path(*["d"] * 102)
+    deep.mkdir(parents=True)
+    with pytest.raises(UnavailableError, match="tank/web: has more than the") as raised:
+        pair.move()
+    assert raised.value.step == "remove what is not the guest's"
+    assert pair.runs()
+    shutil.rmtree(pair.world.root / "zfs" / "tank" / "web" / "d")  # as the error says
+    assert pair.move().record.replicated == ("nas",)
+
+
 def test_what_it_wrote_to_a_disk_that_only_the_running_guest_had_is_found(pair):
     """After a kill the guest is off, and its definition does not have that disk."""
     pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill

@@ -37,6 +37,7 @@ from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.replication.interface import ReplicaError
 from snaporch.replication.replicate import replicate
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
+from snaporch.restore.foreign_definition import came_from_elsewhere
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PREFIX
@@ -119,6 +120,18 @@ def test_the_newest_snapshot_comes_back_with_its_bundle_and_properties(loss):
     store = loss.world.paths.bundles
     assert not (store / loss.uuid / record.run / "copy.json").exists()
     assert [path.name for path in (store / loss.uuid).iterdir()] == [record.run]
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_what_the_replica_has_no_marks_of_is_marked_as_a_copy(loss, history):
+    """Else its images and definition would count as this host's, and not be checked."""
+    there = loss.source.snapshots()
+    loss.source.snapshots = lambda: [replace(each, properties={}) for each in there]
+    loss.rebuild("web@s2", history=history)
+    snapshots = loss.world.pool.snapshots()
+    assert len(snapshots) == (4 if history else 2)
+    assert [dict(each.properties) for each in snapshots] == [{"copy": "nas"}] * len(snapshots)
+    assert all(came_from_elsewhere([each]) for each in snapshots)
 
 
 def test_nothing_is_mounted_before_all_is_here(loss):
@@ -404,6 +417,20 @@ def test_a_guest_whose_snapshots_have_the_marks_of_another_is_known_and_refused(
     with pytest.raises(RefusedError, match=f"other guests, too .{other}.*By hand"):
         loss.plan(words)
     assert not loss.world.pool.names()
+
+
+@pytest.mark.parametrize("text", ["damaged", None])
+def test_the_datasets_of_another_guest_are_known_from_its_older_bundle(loss, text):
+    """If its newest one is damaged, or names no snapshot that the replica has."""
+    manifest = shared(loss)
+    newest = manifest.parent.parent / f"9{manifest.parent.name[1:]}"
+    shutil.copytree(manifest.parent, newest)
+    gone = rewrite(newest / MANIFEST_NAME, run=newest.name, snapshots=())
+    if text:
+        gone.write_text(text)
+    assert bundled_guests(loss.source, by_dataset(loss.source.snapshots()))[UUID].name == "db"
+    with pytest.raises(RefusedError, match=r"other guests, too .db"):
+        loss.plan("web")
 
 
 def test_a_guest_that_no_mark_names_is_among_all(loss):

@@ -37,7 +37,7 @@ def test_what_root_runs_or_writes_and_relative_paths_are_refused(xml, name):
 def test_a_definition_as_virt_install_writes_it_passes():
     xml = definition(
         "<emulator>/usr/bin/qemu-system-x86_64</emulator>"
-        "<disk type='file' device='disk'><source file='/tank/web/web.raw'/><target dev='vda'/></disk>"
+        "<disk type='file'><source file='/tank/web/web.raw'/><target dev='vda'/></disk>"
         "<interface type='network'><source network='default'/><model type='virtio'/></interface>"
         "<serial type='pty'><source path='/dev/pts/3'/><target type='isa-serial'/></serial>"
         "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"

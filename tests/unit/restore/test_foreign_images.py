@@ -13,6 +13,7 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor.domain_xml import parse
 from snaporch.hypervisor.foreign_xml import confining
 from snaporch.restore.bundle_checks import check_bundle
+from snaporch.zfs.resolver import Mount
 
 from .plans import plan
 
@@ -98,6 +99,12 @@ def test_what_its_backing_file_names_is_read_too(copy, world):
         planned(world)
 
 
+def test_a_backing_file_that_is_the_data_file_too_is_read(copy, world):
+    put(world, qcow2("base.img", "qcow2", "base.img"))
+    put(world, qcow2("/etc/shadow", "raw"), "base.img")
+    refused(world, "base.img names '/etc/shadow'", "/etc/shadow")
+
+
 def test_a_backing_file_that_the_definition_shows_is_accepted(copy, world):
     put(world, qcow2("/srv/base.img", "raw"))
     refused(world, "names '/srv/base.img'", "/srv/base.img")
@@ -127,6 +134,39 @@ def test_a_link_that_leads_out_of_it_is_refused(copy, world):
     inside.unlink()
     os.mkfifo(inside)  # as a device file
     refused(world, "is not a regular file", path)
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("link", ["", "way"])
+def test_a_file_of_a_dataset_that_is_mounted_below_its_own_is_not_its(copy, world, link, is_there):
+    """Also by a link, and if the snapshot has a file at the same place."""
+    home = Path(copy.domain.disks[0].source).parent
+    world.resolver.table.append(Mount("0:9", str(home / "db"), "zfs", "tank/web/db"))
+    put(world, qcow2(f"{link or 'db'}/disk.raw", "raw"))
+    inside = world.snapshot_files("tank/web", "s1")
+    if link:
+        (inside / link).symlink_to("db")
+    if is_there:
+        (inside / "db").mkdir()
+        put(world, b"", "db/disk.raw")
+    if link:
+        refused(world, "db is on another file system", str(home / link / "disk.raw"))
+    else:
+        refused(world, "names 'db/disk.raw', which is not in the snapshot", "db/disk.raw")
+
+
+def test_a_path_in_a_dataset_below_its_own_that_the_definition_shows_is_this_hosts(copy, world):
+    home = Path(copy.domain.disks[0].source).parent
+    world.resolver.table.append(Mount("0:9", str(home / "db"), "zfs", "tank/web/db"))
+    disk = f"<disk><source file='{home}/db/cd.iso'/><target dev='vdz'/></disk>"
+    change(copy, "</devices>", f"{disk}</devices>")
+    planned(world)
+
+
+def test_a_file_in_another_snapshot_of_its_dataset_is_not_read_unchecked(copy, world):
+    put(world, qcow2(".zfs/snapshot/s0/base.img", "qcow2"))
+    path = Path(copy.domain.disks[0].source).parent / ".zfs/snapshot/s0/base.img"
+    refused(world, ".zfs is on another file system", str(path))
 
 
 @pytest.mark.parametrize("form", ["vmdk", "qed", "fat"])

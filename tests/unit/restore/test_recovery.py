@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fakes import manifests
 from fakes.claimed_volume import ClaimedVolume
 from fakes.hooks import failing
 
@@ -157,10 +158,8 @@ def test_recovery_rolls_back_nothing_while_a_snapshot_is_read(story, world, kill
     with kill("after", RestoreStep.STOP):
         put_back(world)
     (record,) = find_records(world.context, "web@s2")
-    with (
-        reading_lock(world.context, record),
-        pytest.raises(BusyError, match="cloned, verified, copied or"),
-    ):
+    busy = pytest.raises(BusyError, match="cloned, verified, copied or mounted")
+    with reading_lock(world.context, record), busy:
         recover(world.context, story.domain.uuid)
     assert story.content() == {b"now"}
     recover(world.context, story.domain.uuid)
@@ -375,6 +374,22 @@ def test_a_guest_that_was_redefined_and_may_have_run_is_not_rolled_back(story, w
     with pytest.raises(AttentionError, match="snaporch restore web@s1"):
         recover(world.context, story.domain.uuid)
     assert world.pool.read("tank/web") == b"now"
+
+
+def test_the_restore_is_named_with_what_was_accepted_of_another_hosts_snapshot(story, world, kill):
+    world.pool.set_properties([f"{e}@s1" for e in story.datasets], {"snaporch:copy": "nas"})
+    directory = Path(story.record.bundle)
+    for path in directory.glob("domain*.xml"):
+        text = path.read_text()
+        path.write_text(text.replace("</domain>", "<seclabel type='none'/></domain>"))
+    manifests.with_sums(directory)
+    with kill("after", "flash/web"):
+        put_back(world, cold=True, accepted=("seclabel",))
+    world.hypervisor.define(story.domain.inactive_xml)
+    with pytest.raises(AttentionError) as caught:
+        recover(world.context, story.domain.uuid)
+    step = "do it again: snaporch restore web@s1 --accept seclabel --cold"
+    assert caught.value.step == step
 
 
 @pytest.mark.parametrize(
