@@ -201,6 +201,5 @@ def thin_volumes(facts: HostFacts) -> Iterator[Finding]:
                 f"{listed(list(volumes))} can grow by {_gib(growth)} without a reservation, and "
                 f"{_gib(available)} are available",
                 "when the pool is full, writes of guests fail, or pause the guests",
-                "free space or add disks; reserve what must never fail, while there is room:",
-                tuple(f"zfs set refreservation=auto {shlex.quote(name)}" for name in volumes),
+                "free space or add disks: docs/how-to/check.md, thin-volumes",
             )
