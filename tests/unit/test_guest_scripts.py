@@ -113,22 +113,72 @@ def test_a_postgresql_that_does_not_run_is_frozen_as_it_is(guest):
     assert guest("postgresql-fsfreeze-hook", "freeze", programs_of=programs).returncode == 0
 
 
+def clusters(*lines):
+    """A pg_lsclusters; with a version and a name it lists one cluster, without its start.conf."""
+    cases = "".join(
+        f'"{line.split()[0]} {line.split()[1]}") echo "{line.replace(",auto", "")}" ;;\n'
+        for line in lines
+    )
+    listed = "\n".join(f'echo "{line}"' for line in lines)
+    return f'case "$2 $3" in\n{cases}*) {listed or ":"} ;;\nesac'
+
+
+MAIN = "17 main 5432 online,auto postgres /var/lib/postgresql/17/main log"
+SECOND = "18 main 5433 online,auto postgres /var/lib/postgresql/18/main log"
+
+
 @pytest.mark.parametrize("status", [0, 2])
 def test_the_check_waits_for_postgresql_and_ends_as_pg_amcheck_does(guest, tmp_path, status):
     programs = {
+        "pg_lsclusters": clusters(MAIN),
         "pg_isready": f"[ -e {tmp_path}/ready ] || ! : >{tmp_path}/ready",  # at the second time
         "pg_amcheck": f'echo "$@" >"$LOG"; exit {status}',
     }
     found = guest("postgresql-check", "--heapallindexed", programs_of=programs)
     assert found.returncode == status
-    words = "--all --no-password --install-missing --heapallindexed\n"
+    words = "--port 5432 --all --no-password --install-missing --heapallindexed\n"
     assert (tmp_path / "log").read_text() == words
 
 
-def test_a_postgresql_that_never_recovers_fails_the_check(guest, tmp_path):
-    programs = {"pg_isready": "exit 1", "pg_amcheck": "exit 0"}
+@pytest.mark.parametrize("damaged", [5432, 5433])
+def test_every_cluster_of_postgresql_is_checked(guest, tmp_path, damaged):
+    programs = {
+        "pg_lsclusters": clusters(MAIN, SECOND),
+        "pg_isready": "exit 0",
+        "pg_amcheck": f'cat >>"$LOG"; echo "$2" >>"$LOG"; [ "$2" != {damaged} ] || exit 2',
+    }
+    assert guest("postgresql-check", programs_of=programs).returncode == 2
+    assert (tmp_path / "log").read_text() == "5432\n5433\n"
+
+
+@pytest.mark.parametrize(
+    ("listed", "status"),
+    [
+        ((MAIN, SECOND.replace("online", "down")), 1),
+        ((MAIN, SECOND.replace("online", "down").replace("5433", "5432")), 1),  # the port is taken
+        ((MAIN, SECOND.replace("online,auto", "down,manual")), 0),
+        ((MAIN, SECOND.replace("online,auto", "down,disabled")), 0),
+        ((SECOND.replace("online,auto", "down,manual"),), 1),  # nothing was checked
+        ((), 1),
+    ],
+)
+def test_a_cluster_of_postgresql_that_is_down_fails_the_check_if_it_is_started(
+    guest, listed, status
+):
+    programs = {"pg_lsclusters": clusters(*listed), "pg_isready": "exit 0", "pg_amcheck": "exit 0"}
+    found = guest("postgresql-check", programs_of=programs, WAIT="1")
+    assert (found.returncode, bool(found.stderr)) == (status, status != 0)
+
+
+def test_a_guest_without_a_list_of_clusters_fails_the_check(guest):
+    programs = {"pg_lsclusters": "exit 127", "pg_isready": "exit 0", "pg_amcheck": "exit 0"}
+    assert guest("postgresql-check", programs_of=programs).returncode == 1
+
+
+def test_a_postgresql_that_never_recovers_fails_the_check(guest):
+    programs = {"pg_lsclusters": clusters(MAIN), "pg_isready": "exit 1", "pg_amcheck": "exit 0"}
     found = guest("postgresql-check", programs_of=programs, WAIT="1")
     assert (found.returncode, found.stderr) == (
         1,
-        "PostgreSQL accepted no connection within 1 s\n",
+        "PostgreSQL 17/main accepted no connection within 1 s\n",
     )
