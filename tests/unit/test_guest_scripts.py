@@ -47,7 +47,7 @@ def ended(tmp_path):
 
 
 def mariadb(client):
-    return {"mariadb-admin": "exit 0", "mariadb": client}
+    return {"pgrep": "exit 0", "mariadb": client}
 
 
 def test_mariadb_holds_its_lock_until_the_thaw(guest, ended, tmp_path):
@@ -76,8 +76,17 @@ def test_without_the_lock_of_mariadb_nothing_is_frozen(guest, tmp_path, client):
 
 
 def test_a_mariadb_that_does_not_run_is_not_waited_for(guest):
-    programs = {"mariadb-admin": "exit 1", "mariadb": "exit 1"}
+    programs = {"pgrep": "exit 1", "mariadb": "exit 1"}
     assert guest("mariadb-fsfreeze-hook", "freeze", programs_of=programs).returncode == 0
+
+
+@pytest.mark.parametrize("status", [0, 2, 127])  # it runs, or that is unknown
+def test_a_mariadb_that_cannot_be_asked_is_not_frozen_without_its_lock(guest, tmp_path, status):
+    programs = {"pgrep": f"exit {status}", "mariadb": "echo not found; exit 127"}
+    programs["mariadb-admin"] = "exit 127"
+    found = guest("mariadb-fsfreeze-hook", "freeze", programs_of=programs)
+    assert (found.returncode, found.stderr) == (1, "not found\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_thaw_of_mariadb_kills_no_other_process(guest, tmp_path):
