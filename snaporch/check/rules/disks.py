@@ -152,20 +152,16 @@ def log_bias(facts: HostFacts) -> Iterator[Finding]:
 
 
 def disk_cache(facts: HostFacts) -> Iterator[Finding]:
-    """A disk's cache mode costs memory, or waits at each write."""
+    """The cache mode of a volume costs memory."""
     for disk, records in _disks_written(facts):
-        if disk.cache in ("writethrough", "directsync"):
-            why = "each write waits until it is on the disks, also where the guest needs no flush"
-        elif disk.cache == "writeback" and records.is_volume:
-            why = "the host's page cache has the data of the volume beside ZFS's own cache"
-        else:
-            continue
-        yield hint(
-            disk.guest,
-            f"the cache mode of {disk.target} is {disk.cache}",
-            f"{why}: {_MEASURED}",
-            _in_definition(disk, "cache='none'"),
-        )
+        if disk.cache == "writeback" and records.is_volume:
+            yield hint(
+                disk.guest,
+                f"the cache mode of {disk.target} is {disk.cache}",
+                "the host's page cache has the data of the volume beside ZFS's own cache: "
+                f"{_MEASURED}",
+                _in_definition(disk, "cache='none'"),
+            )
 
 
 def _in_definition(disk: DiskFacts, setting: str) -> str:
