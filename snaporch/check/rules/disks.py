@@ -21,6 +21,8 @@ _SMALL = 4
 _SECTORS = 4
 """A record needs this many: compression saves whole sectors (docs/benchmarks/storage.md)."""
 _USUAL_SECTOR = 4096
+_SMALLEST = 16 << 10
+"""Smaller records gain nothing, and cost metadata (docs/benchmarks/storage.md)."""
 _IMMEDIATE = 32 << 10
 """Larger writes are not copied into the intent log (OpenZFS: ``zfs_immediate_write_sz``)."""
 _MEASURED = "docs/benchmarks/storage.md"
@@ -46,9 +48,9 @@ class _Written:
 
     @property
     def fitting_record(self) -> int:
-        """The mean of the writes as a power of two: at most a cluster, at least four sectors."""
+        """The mean of the writes as a power of two, at most a cluster; at least what gains."""
         power = 1 << max(self.mean - 1, 0).bit_length()
-        return max(min(power, self.cluster or power), self.smallest_record)
+        return max(min(power, self.cluster or power), self.smallest_record, _SMALLEST)
 
     def describe(self) -> str:
         """What was observed, for a message."""

@@ -56,7 +56,7 @@ def test_small_writes_on_large_records():
     [
         (4 * K, 128, 4 * K, 0, "16K"),  # four sectors, for compression
         (4 * K, 128, 8 * K, 0, "32K"),
-        (4 * K, 128, 512, 0, "4K"),
+        (4 * K, 128, 512, 0, "16K"),  # smaller ones gain nothing
         (4 * K, 128, 0, 0, "16K"),  # an unknown sector counts as one of 4K
         (20 * K, 128, 4 * K, 0, "32K"),
         (20 * K, 128, 4 * K, 16 * K, "16K"),  # at most a cluster
