@@ -47,7 +47,7 @@ def ended(tmp_path):
 
 
 def mariadb(client):
-    return {"mariadb-admin": "exit 0", "mariadb": client}
+    return {"pgrep": "exit 0", "mariadb": client}
 
 
 def test_mariadb_holds_its_lock_until_the_thaw(guest, ended, tmp_path):
@@ -76,8 +76,17 @@ def test_without_the_lock_of_mariadb_nothing_is_frozen(guest, tmp_path, client):
 
 
 def test_a_mariadb_that_does_not_run_is_not_waited_for(guest):
-    programs = {"mariadb-admin": "exit 1", "mariadb": "exit 1"}
+    programs = {"pgrep": "exit 1", "mariadb": "exit 1"}
     assert guest("mariadb-fsfreeze-hook", "freeze", programs_of=programs).returncode == 0
+
+
+@pytest.mark.parametrize("status", [0, 2, 127])  # it runs, or that is unknown
+def test_a_mariadb_that_cannot_be_asked_is_not_frozen_without_its_lock(guest, tmp_path, status):
+    programs = {"pgrep": f"exit {status}", "mariadb": "echo not found; exit 127"}
+    programs["mariadb-admin"] = "exit 127"
+    found = guest("mariadb-fsfreeze-hook", "freeze", programs_of=programs)
+    assert (found.returncode, found.stderr) == (1, "not found\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_thaw_of_mariadb_kills_no_other_process(guest, tmp_path):
@@ -92,7 +101,7 @@ def test_the_thaw_of_mariadb_kills_no_other_process(guest, tmp_path):
     ("word", "psql", "status", "asked"),
     [
         ("freeze", "exit 0", 0, True),
-        ("freeze", "exit 2", 2, True),
+        ("freeze", "exit 2", 0, True),  # a snapshot needs no checkpoint
         ("freeze", "exec sleep 100", 0, True),  # the checkpoint continues after the thaw
         ("thaw", "exit 2", 0, False),
     ],
@@ -113,22 +122,72 @@ def test_a_postgresql_that_does_not_run_is_frozen_as_it_is(guest):
     assert guest("postgresql-fsfreeze-hook", "freeze", programs_of=programs).returncode == 0
 
 
+def clusters(*lines):
+    """A pg_lsclusters; with a version and a name it lists one cluster, without its start.conf."""
+    cases = "".join(
+        f'"{line.split()[0]} {line.split()[1]}") echo "{line.replace(",auto", "")}" ;;\n'
+        for line in lines
+    )
+    listed = "\n".join(f'echo "{line}"' for line in lines)
+    return f'case "$2 $3" in\n{cases}*) {listed or ":"} ;;\nesac'
+
+
+MAIN = "17 main 5432 online,auto postgres /var/lib/postgresql/17/main log"
+SECOND = "18 main 5433 online,auto postgres /var/lib/postgresql/18/main log"
+
+
 @pytest.mark.parametrize("status", [0, 2])
 def test_the_check_waits_for_postgresql_and_ends_as_pg_amcheck_does(guest, tmp_path, status):
     programs = {
+        "pg_lsclusters": clusters(MAIN),
         "pg_isready": f"[ -e {tmp_path}/ready ] || ! : >{tmp_path}/ready",  # at the second time
         "pg_amcheck": f'echo "$@" >"$LOG"; exit {status}',
     }
     found = guest("postgresql-check", "--heapallindexed", programs_of=programs)
     assert found.returncode == status
-    words = "--all --no-password --install-missing --heapallindexed\n"
+    words = "--port 5432 --all --no-password --install-missing --heapallindexed\n"
     assert (tmp_path / "log").read_text() == words
 
 
-def test_a_postgresql_that_never_recovers_fails_the_check(guest, tmp_path):
-    programs = {"pg_isready": "exit 1", "pg_amcheck": "exit 0"}
+@pytest.mark.parametrize("damaged", [5432, 5433])
+def test_every_cluster_of_postgresql_is_checked(guest, tmp_path, damaged):
+    programs = {
+        "pg_lsclusters": clusters(MAIN, SECOND),
+        "pg_isready": "exit 0",
+        "pg_amcheck": f'cat >>"$LOG"; echo "$2" >>"$LOG"; [ "$2" != {damaged} ] || exit 2',
+    }
+    assert guest("postgresql-check", programs_of=programs).returncode == 2
+    assert (tmp_path / "log").read_text() == "5432\n5433\n"
+
+
+@pytest.mark.parametrize(
+    ("listed", "status"),
+    [
+        ((MAIN, SECOND.replace("online", "down")), 1),
+        ((MAIN, SECOND.replace("online", "down").replace("5433", "5432")), 1),  # the port is taken
+        ((MAIN, SECOND.replace("online,auto", "down,manual")), 0),
+        ((MAIN, SECOND.replace("online,auto", "down,disabled")), 0),
+        ((SECOND.replace("online,auto", "down,manual"),), 1),  # nothing was checked
+        ((), 1),
+    ],
+)
+def test_a_cluster_of_postgresql_that_is_down_fails_the_check_if_it_is_started(
+    guest, listed, status
+):
+    programs = {"pg_lsclusters": clusters(*listed), "pg_isready": "exit 0", "pg_amcheck": "exit 0"}
+    found = guest("postgresql-check", programs_of=programs, WAIT="1")
+    assert (found.returncode, bool(found.stderr)) == (status, status != 0)
+
+
+def test_a_guest_without_a_list_of_clusters_fails_the_check(guest):
+    programs = {"pg_lsclusters": "exit 127", "pg_isready": "exit 0", "pg_amcheck": "exit 0"}
+    assert guest("postgresql-check", programs_of=programs).returncode == 1
+
+
+def test_a_postgresql_that_never_recovers_fails_the_check(guest):
+    programs = {"pg_lsclusters": clusters(MAIN), "pg_isready": "exit 1", "pg_amcheck": "exit 0"}
     found = guest("postgresql-check", programs_of=programs, WAIT="1")
     assert (found.returncode, found.stderr) == (
         1,
-        "PostgreSQL accepted no connection within 1 s\n",
+        "PostgreSQL 17/main accepted no connection within 1 s\n",
     )

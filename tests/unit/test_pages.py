@@ -75,3 +75,65 @@ def test_copies_that_were_kept_are_not_brought_back():
         ["awk", "-F", "\t", program], input=lines, capture_output=True, text=True, check=True
     )
     assert done.stdout.split()[1::2] == [name for name, listed in names.items() if listed]
+
+
+@pytest.fixture
+def rewrite(tmp_path):
+    """Paste the block that rewrites an image, with a guest in a state; its output."""
+    (text,) = [
+        each.text
+        for each in blocks("docs/how-to/check.md")
+        if each.first == "zfs set recordsize=16K tank/vm/web"
+    ]
+    programs, directory = tmp_path / "bin", tmp_path / "web"
+    programs.mkdir()
+    directory.mkdir()
+    (directory / "disk.raw").write_text("first")
+
+    def run(state, **stubs):
+        for name, line in {"zfs": "exit 0", "virsh": f"echo '{state}'", **stubs}.items():
+            (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+            (programs / name).chmod(0o700)
+        done = subprocess.run(
+            ["bash", "-c", text.replace("/tank/vm/web", str(directory))],
+            env={"PATH": f"{programs}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) == (done.stdout == "")
+        return done.stdout, {each.name: each.read_text() for each in directory.iterdir()}
+
+    return run
+
+
+@pytest.mark.parametrize("state", ["running", "shut off"])
+def test_an_image_is_not_rewritten_from_the_old_one_of_an_earlier_time(rewrite, tmp_path, state):
+    image = tmp_path / "web/disk.raw"
+    assert rewrite("shut off") == ("", {"disk.raw": "first", "disk.old": "first"})
+    image.write_text("weeks later")
+    inode = image.stat().st_ino
+    said, files = rewrite(state)
+    assert said.startswith("not rewritten")
+    assert files == {"disk.raw": "weeks later", "disk.old": "first"}
+    assert image.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("left", ["disk.old", "disk.new"])
+def test_an_image_that_is_left_over_is_not_overwritten(rewrite, tmp_path, left):
+    (tmp_path / "web" / left).write_text("left")
+    said, files = rewrite("shut off")
+    assert said.startswith("not rewritten")
+    assert files == {"disk.raw": "first", left: "left"}
+
+
+def test_the_image_of_a_guest_that_runs_is_not_touched(rewrite):
+    said, files = rewrite("running")
+    assert said.startswith("not rewritten")
+    assert files == {"disk.raw": "first"}
+
+
+def test_an_image_whose_copy_failed_stays_as_it_was(rewrite):
+    said, files = rewrite("shut off", cp="echo part >disk.new; exit 1")
+    assert said.startswith("not rewritten")
+    assert files == {"disk.new": "part\n", "disk.old": "first"}

@@ -21,6 +21,8 @@ _SMALL = 4
 _SECTORS = 4
 """A record needs this many: compression saves whole sectors (docs/benchmarks/storage.md)."""
 _USUAL_SECTOR = 4096
+_SMALLEST = 16 << 10
+"""Smaller records gain nothing, and cost metadata (docs/benchmarks/storage.md)."""
 _IMMEDIATE = 32 << 10
 """Larger writes are not copied into the intent log (OpenZFS: ``zfs_immediate_write_sz``)."""
 _MEASURED = "docs/benchmarks/storage.md"
@@ -46,9 +48,9 @@ class _Written:
 
     @property
     def fitting_record(self) -> int:
-        """The mean of the writes as a power of two: at most a cluster, at least four sectors."""
+        """The mean of the writes as a power of two, at most a cluster; at least what gains."""
         power = 1 << max(self.mean - 1, 0).bit_length()
-        return max(min(power, self.cluster or power), self.smallest_record)
+        return max(min(power, self.cluster or power), self.smallest_record, _SMALLEST)
 
     def describe(self) -> str:
         """What was observed, for a message."""
@@ -152,20 +154,16 @@ def log_bias(facts: HostFacts) -> Iterator[Finding]:
 
 
 def disk_cache(facts: HostFacts) -> Iterator[Finding]:
-    """A disk's cache mode costs memory, or waits at each write."""
+    """The cache mode of a volume costs memory."""
     for disk, records in _disks_written(facts):
-        if disk.cache in ("writethrough", "directsync"):
-            why = "each write waits until it is on the disks, also where the guest needs no flush"
-        elif disk.cache == "writeback" and records.is_volume:
-            why = "the host's page cache has the data of the volume beside ZFS's own cache"
-        else:
-            continue
-        yield hint(
-            disk.guest,
-            f"the cache mode of {disk.target} is {disk.cache}",
-            f"{why}: {_MEASURED}",
-            _in_definition(disk, "cache='none'"),
-        )
+        if disk.cache == "writeback" and records.is_volume:
+            yield hint(
+                disk.guest,
+                f"the cache mode of {disk.target} is {disk.cache}",
+                "the host's page cache has the data of the volume beside ZFS's own cache: "
+                f"{_MEASURED}",
+                _in_definition(disk, "cache='none'"),
+            )
 
 
 def _in_definition(disk: DiskFacts, setting: str) -> str:
@@ -201,6 +199,5 @@ def thin_volumes(facts: HostFacts) -> Iterator[Finding]:
                 f"{listed(list(volumes))} can grow by {_gib(growth)} without a reservation, and "
                 f"{_gib(available)} are available",
                 "when the pool is full, writes of guests fail, or pause the guests",
-                "free space or add disks; reserve what must never fail, while there is room:",
-                tuple(f"zfs set refreservation=auto {shlex.quote(name)}" for name in volumes),
+                "free space or add disks: docs/how-to/check.md, thin-volumes",
             )
