@@ -16,10 +16,6 @@ RUN = {
         "snaporch check                  # everything",
         "mkdir -p /etc/sanoid && snaporch render sanoid >>/etc/sanoid/sanoid.conf",
         "zfs set recordsize=16K tank/vm/web",
-        (
-            "LC_ALL=C virsh domstate web | grep -qx 'shut off' && "
-            "zfs rename tank/vm/data tank/vm/data-old"
-        ),
         "find /var/lib/snaporch/overlays -name '*.qcow2'",
         "df -h /var/lib/snaporch/overlays",
         "findmnt -T /var/lib/snaporch/overlays",
