@@ -79,10 +79,10 @@ _OUTPUT_OF_EXPORT = "test_export runs it, with names of its own"
 _PLACES_OF_FILES = "the lab has no libguestfs; tests/integration/test_guest_files.py runs it"
 NOT_RUN = {
     "docs/how-to/databases.md": {
-        "scp /usr/share/snaporch/guest/postgresql": "installs in a guest; see test_guest_scripts",
+        "scp /usr/share/snaporch/guest/postgresql": "installs in a guest; test_databases has both",
         "scp /usr/share/snaporch/guest/mariadb": "installs in a guest; test_guest_scripts runs it",
-        "[general]": "is a file in a guest",
-        "[domain.db]": "needs a guest with PostgreSQL",
+        "[general]": "is a file in a guest; that of test_databases has it",
+        "[domain.db]": "test_databases has such a section",
     },
     "README.md": {
         "make demo": "runs the lab",
@@ -196,7 +196,7 @@ NOT_RUN = {
         "nagios ALL=(root) NOPASSWD: /usr/bin/snaporch status --nagios": "is a line for sudoers",
     },
     "docs/how-to/verify.md": {
-        "[domain.db]": "needs a guest with PostgreSQL",
+        "[domain.db]": "test_databases has such a section",
         "snaporch verify --on offsite": "test_verify_on runs it",
         "snaporch verify --on vm1": "test_pull runs it",
     },

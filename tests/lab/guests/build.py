@@ -1,6 +1,6 @@
 """Builds the probes on the host; the lab has no compiler.
 
-``tests/lab/guests/build [--out DIR] [--only bios,uefi,linux]`` fills
+``tests/lab/guests/build [--out DIR] [--only bios,uefi,linux] [--also database]`` fills
 ``${XDG_CACHE_HOME:-~/.cache}/snaporch/guests/<hash of the sources>``, or DIR,
 with what is not there yet, and prints that folder's name as its last line.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from guests import initramfs
 
 HERE = Path(__file__).resolve().parent
+SCRIPTS = HERE.parents[2] / "guest"
 SOURCES = HERE / "probes"
 # Tools, and files, with the Debian package each comes from.
 TOOLS = {
@@ -40,9 +41,10 @@ def main() -> None:
     """Command line entry."""
     parser = argparse.ArgumentParser(prog="build", description=__doc__)
     parser.add_argument("--out", type=Path, help="fill this folder instead")
-    parser.add_argument("--only", default=",".join(BUILDERS), help="kinds, comma-separated")
+    parser.add_argument("--only", default=",".join(USUAL), help="kinds, comma-separated")
+    parser.add_argument("--also", action="append", default=[], help="a kind that few tests need")
     options = parser.parse_args()
-    out = build(options.out, options.only.split(","))
+    out = build(options.out, [*options.only.split(","), *options.also])
     print(out)
 
 
@@ -56,7 +58,7 @@ def build(out: Path | None = None, kinds: list[str] | None = None) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         os.utime(out)
         ensure_tools()
-        for kind in kinds or list(BUILDERS):
+        for kind in kinds or USUAL:
             BUILDERS[kind](out)
     return out
 
@@ -71,8 +73,9 @@ def forget_old() -> None:
 def cache_folder() -> Path:
     """The folder for the sources as they are now."""
     digest = hashlib.sha256()
-    recipe = [HERE / "build.py", HERE / "initramfs.py", HERE / "fetch-packages"]
-    for source in sorted([*SOURCES.iterdir(), *recipe]):
+    names = ("build.py", "build-database", "fetch-packages", "initramfs.py")
+    recipe = [HERE / name for name in names]
+    for source in sorted([*SOURCES.iterdir(), *SCRIPTS.iterdir(), *recipe]):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return cache_root() / digest.hexdigest()[:_DIGITS]
 
@@ -174,6 +177,12 @@ def _initrd(target: Path, root: Path) -> None:
     _write(target, initramfs.initramfs(root, init))
 
 
+def build_database(out: Path) -> None:
+    """database.img: the disk of a Debian with PostgreSQL, which "linux" boots."""
+    build_linux(out)
+    _make(out / "database.img", lambda image: run(HERE / "build-database", image, image.parent))
+
+
 def _write(target: Path, content: bytes) -> None:
     target.write_bytes(content)
 
@@ -207,7 +216,10 @@ BUILDERS: dict[str, Callable[[Path], None]] = {
     "bios": build_bios,
     "uefi": build_uefi,
     "linux": build_linux,
+    "database": build_database,
 }
+USUAL = ["bios", "uefi", "linux"]
+"""The database takes minutes and hundreds of megabytes: for its own tests only."""
 
 if __name__ == "__main__":
     main()

@@ -174,7 +174,7 @@ def create(
     name: str,
     form: Format,
     cache: str | None,
-    content: bytes,
+    content: bytes | mmap.mmap,
 ) -> Image:
     """Makes the disk with ``content`` at its start, and what holds it.
 
@@ -200,7 +200,7 @@ def create(
     return image
 
 
-def _fill(image: Image, content: bytes, size: int) -> None:
+def _fill(image: Image, content: bytes | mmap.mmap, size: int) -> None:
     if image.format == "raw":
         mode = "r+b" if image.is_block else "xb"
         with image.path.open(mode) as target:

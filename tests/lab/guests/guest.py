@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import mmap
 import re
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from guests.domain_xml import (
     nvram_path,
 )
 
-Kind = Literal["probe", "load", "busy", "linux"]
+Kind = Literal["probe", "load", "busy", "linux", "database"]
 
 LOG_DIRECTORY = Path("/var/log/snaporch-guests")
 URI = "qemu:///system"
@@ -52,6 +53,7 @@ _KERNEL_OPTIONS = (
     "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off tsc=reliable no_timer_check "
     "lsm=capability audit=0 cryptomgr.notests init_on_alloc=0"
 )
+_LINUX = ("linux", "database")
 _MEMORY_MIB = {
     ("probe", "bios"): 16,
     ("load", "bios"): 4,
@@ -60,6 +62,7 @@ _MEMORY_MIB = {
     ("busy", "uefi"): 64,
     ("linux", "bios"): 128,
     ("linux", "uefi"): 192,
+    ("database", "bios"): 256,
 }
 
 
@@ -115,7 +118,7 @@ class Guest:
                 vcpus=vcpus,
                 serial_log=log,
                 boot=_direct_boot(kind, command_line),
-                agent=kind == "linux",
+                agent=kind in _LINUX,
             ),
             [],
         )
@@ -139,7 +142,7 @@ class Guest:
         cache_mode: str | None,
     ) -> None:
         for index, disk in enumerate(wanted):
-            content = b""
+            content: bytes | mmap.mmap = b""
             if index == 0:
                 content = _first_disk(kind, self.machine.firmware)
             self.images.append(disks.create(disk, index, stem, form, cache_mode, content))
@@ -407,9 +410,12 @@ def file_stem(name: str) -> str:
     return f"{safe.lstrip('.-')}-{digest}"
 
 
-def _first_disk(kind: Kind, firmware: Firmware) -> bytes:
+def _first_disk(kind: Kind, firmware: Firmware) -> bytes | mmap.mmap:
     if kind == "linux":
         return artefact("linux-disk.img").read_bytes()
+    if kind == "database":  # half a GiB, of which the lab need not have all in memory
+        with artefact("database.img").open("rb") as image:
+            return mmap.mmap(image.fileno(), 0, access=mmap.ACCESS_READ)
     suffix = "" if kind == "probe" else f"-{kind}"
     image = "probe{}.bin" if firmware == "bios" else "probe-efi{}.img"
     return artefact(image.format(suffix)).read_bytes()
@@ -421,8 +427,10 @@ def _memory(kind: Kind, firmware: Firmware, command_line: str) -> int:
 
 
 def _direct_boot(kind: Kind, command_line: str) -> DirectBoot | None:
-    if kind != "linux":
+    if kind not in _LINUX:
         return None
+    if kind == "database":
+        command_line = f"root=/dev/vda {command_line}"
     return DirectBoot(
         artefact("vmlinux"),
         artefact("initrd"),
