@@ -71,7 +71,7 @@ def test_a_clone_runs_from_pages(guest, three):
     mark = guest.mark()
     outcome = snaporch("clone", f"{guest.name}@s2", "paged-clone", "--running", "--json")
     assert outcome.status == 0, outcome.err
-    log = Log(Path("/var/lib/snaporch/clones") / outcome.json["uuid"] / "paged.serial")
+    log = Log(Path("/var/lib/snaporch/clones") / outcome.json["uuid"] / "log-paged.serial")
     counts = wait_for(lambda: log.report().counts, "the clone counts")
     assert counts[0] in (three["s2"], three["s2"] + 1)
     assert (log.report().cold, log.report().bad) == ([], [])

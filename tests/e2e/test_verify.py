@@ -99,8 +99,8 @@ def test_a_script_sees_the_clone_run_without_a_network(guest, taken, tmp_path):
         "#!/bin/sh\nset -e\n"
         'test "$(virsh domstate "$SNAPORCH_CLONE_UUID")" = running\n'
         f'virsh dumpxml "$SNAPORCH_CLONE" > {tmp_path}/xml\n'
-        f'until grep -q "^N" {CLONES}/$SNAPORCH_CLONE_UUID/ok.serial; do sleep 0.1; done\n'
-        f"cp {CLONES}/$SNAPORCH_CLONE_UUID/ok.serial {tmp_path}/serial\n"
+        f'until grep -q "^N" {CLONES}/$SNAPORCH_CLONE_UUID/log-ok.serial; do sleep 0.1; done\n'
+        f"cp {CLONES}/$SNAPORCH_CLONE_UUID/log-ok.serial {tmp_path}/serial\n"
         f"pwd; env > {tmp_path}/env\n"
     )
     script.chmod(0o755)
