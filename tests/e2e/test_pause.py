@@ -126,7 +126,7 @@ def test_a_guest_does_not_wait_for_a_stalled_store(dirtying, tmp_path, way):
 @pytest.mark.parametrize("way", ["overlay", "manual"])
 def test_a_guest_that_is_suspended_for_its_ram_is_released_at_the_deadline(dirtying, tmp_path, way):
     """The run itself is stopped, and cannot release it."""
-    text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = "3s"\n'
+    text = f'[defaults]\nram_strategy = "{way}"\nfreeze_deadline = "20s"\n'
     text += 'ram_budget_mib = 20\nram_rate = 10\nram_time_budget = "0s"\n'
     with config(tmp_path, text) as environment:
         run = Run("snapshot", dirtying.name, env=environment)
