@@ -33,7 +33,8 @@ test-all: test test-package ## the packages and the long matrices too, with repo
 		test_restore_interrupted test_layouts test_hostile test_replicate test_destination_contract \
 		test_boot_systemd test_verify test_ram_pages_cost test_units_systemd test_confined test_undo \
 		test_clone test_groups test_pause test_prune test_sanoid test_pull test_append_only test_verify_on \
-		test_rebuild test_pages test_disks test_tpm test_hypervisor_contract test_other_programs test_databases test_slowed \
+		test_rebuild test_pages test_disks test_tpm test_hypervisor_contract test_other_programs \
+		test_databases test_slowed \
 		test_by_hand test_runs test_luks test_starved_systemd test_pool_contract test_failover \
 		test_encrypted_bundles test_copies_retention test_replicate_rounds test_restic test_many_systemd \
 		test_shutdown_systemd

@@ -86,6 +86,15 @@ class Pair:
     def move(self, to="nas"):
         return fail_over(self.context, "web", to, lambda *_: self.replica, self.confirm)
 
+    def move_and_be_killed(self, act):
+        """Begin a failover, and kill it and its guardian where it is about to do this."""
+        self.world.hooks.at[act] = self.world.hooks.kill
+        with pytest.raises(KilledError):
+            self.move()
+        self.world.hooks.killed = False
+        self.world.hooks.at.clear()
+        self.world.kill_guardians()
+
     @property
     def guest(self):
         return self.world.guest()
@@ -240,12 +249,7 @@ def test_a_guest_that_is_resumed_while_it_is_fenced_is_not_ended(pair):
 
 
 def test_a_recovery_does_not_end_a_fenced_guest_that_runs(pair):
-    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
-    with pytest.raises(KilledError):
-        pair.move()
-    pair.world.hooks.killed = False
-    pair.world.hooks.at.clear()
-    pair.world.kill_guardians()
+    pair.move_and_be_killed("hypervisor.destroy")
     resume_when_fenced(pair)
     recover_leftovers(pair.context)
     assert any("was resumed: it was not ended" in each for each in pair.world.heard.notes)
@@ -280,12 +284,7 @@ def test_a_run_whose_guest_another_command_fenced_releases_it(pair):
 
 
 def test_the_recovery_at_boot_does_not_start_it(pair):
-    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
-    with pytest.raises(KilledError):
-        pair.move()
-    pair.world.hooks.killed = False
-    pair.world.hooks.at.clear()
-    pair.world.kill_guardians()
+    pair.move_and_be_killed("hypervisor.destroy")
     pair.world.hypervisor.destroy(pair.domain.uuid)  # power loss
     pair.world.hypervisor.start_at_boot(pair.domain.uuid)
     request = RecoverRequest(autostart=True)
@@ -505,12 +504,7 @@ def test_a_removed_fence_withdraws_the_proof_of_its_end(pair):
 
 def test_only_its_last_snapshot_is_left_of_it(pair):
     take_snapshot(pair.context, pair.domain)
-    pair.world.hooks.at["hypervisor.capture"] = pair.world.hooks.kill
-    with pytest.raises(KilledError):
-        pair.move()
-    pair.world.hooks.killed = False
-    pair.world.hooks.at.clear()
-    pair.world.kill_guardians()
+    pair.move_and_be_killed("hypervisor.capture")
     recover_leftovers(pair.context)
     before = all_records(pair.context.store, pair.world.pool.snapshots())
     assert [each.level for each in before] == [Level.RAM, Level.CRASH]
@@ -592,11 +586,7 @@ def test_a_file_system_that_cannot_be_examined_is_found_while_the_guest_runs(pai
 
 def test_what_it_wrote_to_a_disk_that_only_the_running_guest_had_is_found(pair):
     """After a kill the guest is off, and its definition does not have that disk."""
-    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
-    with pytest.raises(KilledError):
-        pair.move()
-    pair.world.hooks.killed = False
-    pair.world.kill_guardians()
+    pair.move_and_be_killed("hypervisor.destroy")
     pair.world.hooks.at["hypervisor.destroy"] = pair.write
     inactive = pair.guest.inactive
     pair.guest.inactive = inactive.replace("web-vda.img", "another.img")
@@ -605,11 +595,7 @@ def test_what_it_wrote_to_a_disk_that_only_the_running_guest_had_is_found(pair):
 
 
 def test_what_a_recovery_ended_is_looked_at_too(pair):
-    pair.world.hooks.at["hypervisor.destroy"] = pair.world.hooks.kill
-    with pytest.raises(KilledError):
-        pair.move()
-    pair.world.hooks.killed = False
-    pair.world.kill_guardians()
+    pair.move_and_be_killed("hypervisor.destroy")
     pair.world.hooks.at["hypervisor.destroy"] = pair.write
     with pytest.raises(AttentionError, match=LATE):
         pair.move()

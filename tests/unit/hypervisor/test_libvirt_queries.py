@@ -7,6 +7,22 @@ from snaporch.hypervisor import DiskWrites, HypervisorError
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 
 
+class Connection:
+    """A connection to a libvirt that has one domain, whatever its UUID."""
+
+    def __init__(self, domain):
+        self.domain = domain
+
+    def setKeepAlive(self, _interval, _count):  # noqa: N802 - libvirt's
+        return 0
+
+    def isAlive(self):  # noqa: N802 - libvirt's
+        return 1
+
+    def lookupByUUIDString(self, _uuid):  # noqa: N802 - libvirt's
+        return self.domain
+
+
 @pytest.mark.parametrize(
     ("backing", "used"),
     [("", 1 << 20), ("<memoryBacking><hugepages/></memoryBacking>", 4 << 20)],
@@ -24,17 +40,7 @@ def test_all_ram_on_huge_pages_is_in_use(backing, used):
         def XMLDesc(self, _flags):  # noqa: N802 - libvirt's
             return f"<domain><memory>4096</memory>{backing}</domain>"
 
-    class Connection:
-        def setKeepAlive(self, _interval, _count):  # noqa: N802 - libvirt's
-            return 0
-
-        def isAlive(self):  # noqa: N802 - libvirt's
-            return 1
-
-        def lookupByUUIDString(self, _uuid):  # noqa: N802 - libvirt's
-            return Guest()
-
-    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection())
+    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection(Guest()))
     assert hypervisor.ram_in_use("uuid") == used
 
 
@@ -66,23 +72,14 @@ def test_what_was_written_is_asked_without_waiting_for_an_emulator(statistics, w
     class Guest:
         pass
 
-    class Connection:
-        def setKeepAlive(self, _interval, _count):  # noqa: N802 - libvirt's
-            return 0
-
-        def isAlive(self):  # noqa: N802 - libvirt's
-            return 1
-
-        def lookupByUUIDString(self, _uuid):  # noqa: N802 - libvirt's
-            return Guest()
-
+    class Listing(Connection):
         def domainListGetStats(self, handles, kinds, flags):  # noqa: N802 - libvirt's
             assert [type(each).__name__ for each in handles] == ["Guest"]
             assert kinds == libvirt.VIR_DOMAIN_STATS_BLOCK
             assert flags == libvirt.VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT
             return statistics
 
-    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Connection())
+    hypervisor = LibvirtHypervisor("qemu:///fake", connect=lambda _uri: Listing(Guest()))
     assert hypervisor.disk_writes("uuid") == writes
 
 
