@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from faults.process import snaporch_here
+from guests.disks import Disk
 from guests.guest import Guest
 from outcome import Outcome
 
@@ -251,3 +252,15 @@ def wait_for_ram_phase() -> None:
     libvirt is not asked: QEMU's monitor may not answer while a full pipe holds it up.
     """
     wait_for(STALLED.exists, "the RAM phase")
+
+
+def rewriting_guest(name: str, mib: int) -> Guest:
+    """A guest that rewrites so much of its RAM as fast as it can; it has filled that once."""
+    made = Guest.create(
+        name,
+        disks=[Disk("file", f"tank/{name}")],
+        kind="linux",
+        command_line=f"dirty_mib={mib} dirty_rate=40000 noise=90 interval_ms=20",
+    )
+    wait_for(lambda: b"DIRTY " in made.machine.serial_log.read_bytes(), "RAM to be filled", 300)
+    return made

@@ -15,6 +15,7 @@ from support import (
     config,
     must,
     restore,
+    rewriting_guest,
     snaporch,
     snapshot,
     wait_for,
@@ -81,13 +82,7 @@ def test_the_compressors_level_follows_the_snapshot_before(guest):
 
 @pytest.fixture
 def dirtying():
-    made = Guest.create(
-        "dirtying",
-        disks=[Disk("file", "tank/dirtying")],
-        kind="linux",
-        command_line="dirty_mib=160 dirty_rate=40000 noise=90 interval_ms=20",
-    )
-    wait_for(lambda: b"DIRTY " in made.machine.serial_log.read_bytes(), "RAM to be filled", 300)
+    made = rewriting_guest("dirtying", 160)
     yield made
     made.remove()
 

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 from faults.process import Run
-from guests.disks import Disk
-from guests.guest import Guest
-from support import assert_clean, assert_restored, config, restore, snaporch, wait_for
+from support import (
+    assert_clean,
+    assert_restored,
+    config,
+    restore,
+    rewriting_guest,
+    snaporch,
+    wait_for,
+)
 
 
 def cpu_times():
@@ -21,13 +27,7 @@ SLOW_TO_SAVE = 'compression = "zstd"\ncompression_level = 15\n'
 @pytest.fixture(scope="module")
 def hasty():
     """A guest that rewrites its RAM more than once a second."""
-    made = Guest.create(
-        "hasty",
-        disks=[Disk("file", "tank/hasty")],
-        kind="linux",
-        command_line="dirty_mib=48 dirty_rate=40000 noise=90 interval_ms=20",
-    )
-    wait_for(lambda: b"DIRTY " in made.machine.serial_log.read_bytes(), "RAM to be filled", 300)
+    made = rewriting_guest("hasty", 48)
     yield made
     made.remove()
 
