@@ -17,7 +17,7 @@ FIRST_LEVEL = 1
 _STORE_IS_SLOW = 0.25
 _STORE_IS_FAST = 0.05
 _RAM_IS_SLOW = 0.15
-_SHORTEST_SECONDS = 1.0
+SHORTEST_SECONDS = 1.0
 """A shorter save says more about start-up and chance than about the bottleneck."""
 
 
@@ -47,7 +47,7 @@ def next_level(pace: RamSaveTimes | None) -> int:
     if pace is None:
         return FIRST_LEVEL
     level = max((each for each in LEVELS if each <= pace.level), default=LEVELS[0])
-    if pace.seconds < _SHORTEST_SECONDS:
+    if pace.seconds < SHORTEST_SECONDS:
         return level
     if pace.waited_for_store > _STORE_IS_SLOW * pace.seconds:
         return min((each for each in LEVELS if each > level), default=level)

@@ -30,8 +30,10 @@ from snaporch.model import LeftOutCode, Level, PauseParts
 
 FORMAT = 1
 MANIFEST_NAME = "manifest.json"
-MAX_MANIFEST_BYTES = 16 << 20
+MAX_MANIFEST_BYTES = 1 << 20
 """Far more than the manifest of any guest; a bundle may come from another host."""
+MAX_MANIFESTS_BYTES = 32 << 20
+"""Of the newest manifests of all guests on a replica, which are read at once."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _CHECKSUM = ',\n  "sha256": "{}"\n}}\n'

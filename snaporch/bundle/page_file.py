@@ -5,6 +5,8 @@ When pages are stored in it is decided by :mod:`snaporch.snapshot.store_pages`.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -15,6 +17,8 @@ from snaporch.private_files import write_at
 
 PAGES_NAME = "pages"
 """The page file's name in its dataset."""
+SETTLE_BYTES = 32 << 20
+"""After so many written bytes the caller's ``settle`` is called."""
 CHUNK = ALIGNMENT
 """Bytes that each checksum covers."""
 _ZEROS = bytes(CHUNK)
@@ -23,21 +27,39 @@ _ZEROS = bytes(CHUNK)
 class PageFile:
     """A page file that is being updated: only pages that differ are written.
 
+    It is locked, so that no writer that hangs can write into it later.
+
     Args:
         path: created if it does not exist.
         size: bytes; an existing file is truncated or extended to it.
-        tick: called with the number of bytes compared so far.
+        tick: called with the number of bytes compared so far, before anything is written.
+        settle: called after every :data:`SETTLE_BYTES` written. It may raise an ``OSError``.
+
+    If there is no room left (``ENOSPC``, ``EDQUOT``), the file is emptied, so that the room that
+    it took is free again. Then the next run writes all of it.
+
+    Raises:
+        OSError: it cannot be opened, or another thread or process still writes into it.
     """
 
-    def __init__(self, path: Path, size: int, tick: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        size: int,
+        tick: Callable[[int], None],
+        settle: Callable[[], None] = lambda: None,
+    ) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(path, flags, 0o600)
         self.size = size
         self._tick = tick
+        self._settle = settle
+        self._unsettled = 0
         self._compared = 0
         self.written = 0
         """Bytes that differed."""
         try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(self._descriptor).st_size != size:
                 os.ftruncate(self._descriptor, size)
         except BaseException:
@@ -64,12 +86,25 @@ class PageFile:
 
     def _write(self, place: int, data: bytes) -> None:
         self.written += len(data)
-        write_at(self._descriptor, data, place)
+        self._unsettled += len(data)
+        try:
+            write_at(self._descriptor, data, place)
+            if self._unsettled >= SETTLE_BYTES:
+                self._unsettled = 0
+                self._settle()
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                os.ftruncate(self._descriptor, 0)
+            raise
 
     def finish(self) -> str:
-        """Sync the file and return the checksum of its content."""
-        os.fsync(self._descriptor)
-        return _sum(self._descriptor, self.size, lambda _place: None)
+        """Return the checksum of the content.
+
+        Nothing is synced: only a ZFS snapshot of the file counts, which has all that was written
+        before. ZFS would write what an fsync asks for twice.
+        """
+        compared = self._compared
+        return _sum(self._descriptor, self.size, lambda place: self._tick(compared + place))
 
     def close(self) -> None:
         """Close the file."""

@@ -48,49 +48,82 @@ class SplitImage:
     """Bytes of the page file that changed, before compression by ZFS."""
 
 
-def split_image(image: Path, rest: Path, pages: Path, tick: Tick) -> SplitImage:
-    """Update the page file from a save image and write the rest, both to stable storage.
+@dataclass(frozen=True, slots=True)
+class SplitStream:
+    """What a stream was split into; its pages are in the page file."""
+
+    head: bytes
+    tail: bytes
+    page_file_bytes: int
+    page_sum: str
+    changed_bytes: int
+
+
+def split_stream(
+    read: Read, pages: Path, tick: Tick, settle: Callable[[], None] = lambda: None
+) -> SplitStream:
+    """Update a page file from QEMU's stream.
+
+    Args:
+        read: returns the bytes of the stream.
+        pages: the page file; created if it does not exist. Only pages that differ are written.
+        tick: see :data:`Tick`.
+        settle: see :class:`~snaporch.bundle.page_file.PageFile`.
+
+    Raises:
+        StreamError: the stream contains something unknown, or lacks a page.
+        OSError: the page file cannot be read or written.
+    """
+    target: PageFile | None = None
+
+    def prepare(head: StreamHead) -> PageFile:
+        nonlocal target
+        target = PageFile(pages, head.page_file_bytes, tick, settle)
+        for place, length in head.gaps:  # an earlier layout may have had blocks there
+            target.put(place, bytes(length))
+        return target
+
+    try:
+        found = split(read, prepare)
+        assert target is not None
+        return SplitStream(found.head.raw, found.tail, target.size, target.finish(), target.written)
+    finally:
+        if target is not None:
+            target.close()
+
+
+def split_image(
+    image: Path, rest: Path, pages: Path, tick: Tick, settle: Callable[[], None] = lambda: None
+) -> SplitImage:
+    """Update the page file from a save image; write the rest to stable storage.
 
     Args:
         image: a finished save image.
         rest: the file to create (0600).
         pages: the page file; created if it does not exist. Only pages that differ are written.
         tick: see :data:`Tick`.
+        settle: see :class:`~snaporch.bundle.page_file.PageFile`.
 
     Raises:
         StreamError, SaveImageError: the image cannot be split.
         OSError: a file cannot be read or written.
     """
     header = read_header(image)
-    target: PageFile | None = None
-
-    def prepare(head: StreamHead) -> PageFile:
-        nonlocal target
-        target = PageFile(pages, head.page_file_bytes, tick)
-        for place, length in head.gaps:  # an earlier layout may have had blocks there
-            target.put(place, bytes(length))
-        return target
-
-    try:
-        with image.open("rb") as stream:
-            preface = stream.read(HEADER_SIZE + header.data_length)
-            with _explained(image):
-                found = split(_payload(stream, header.compression), prepare)
-        assert target is not None
-        plain = replace(header, compression=0).pack() + preface[HEADER_SIZE:]
-        data = plain + found.head.raw + found.tail
-        write_private(rest, data)
-        return SplitImage(
-            rest_bytes=len(data),
-            rest_sha256=hashlib.sha256(data).hexdigest(),
-            split=len(plain) + len(found.head.raw),
-            page_file_bytes=target.size,
-            page_sum=target.finish(),
-            changed_bytes=target.written,
-        )
-    finally:
-        if target is not None:
-            target.close()
+    with image.open("rb") as stream:
+        preface = stream.read(HEADER_SIZE + header.data_length)
+        with _explained(image):
+            found = split_stream(_payload(stream, header.compression), pages, tick, settle)
+    plain = replace(header, compression=0).pack() + preface[HEADER_SIZE:]
+    data = plain + found.head + found.tail
+    write_private(rest, data)
+    return SplitImage(
+        rest_bytes=len(data),
+        rest_sha256=hashlib.sha256(data).hexdigest(),
+        split=len(plain) + len(found.head),
+        page_file_bytes=found.page_file_bytes,
+        page_sum=found.page_sum,
+        changed_bytes=found.changed_bytes,
+    )
 
 
 def build_image(
@@ -128,6 +161,35 @@ def build_image(
         for block in _stream(rest, preface.end, entry, pages, tick):
             writer.write(block)
         writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def decompress_image(image: Path, target: Path, tick: Tick) -> int:
+    """Write a copy of a finished save image that is not compressed, to stable storage.
+
+    Args:
+        target: the file to create (0600).
+        tick: see :data:`Tick`.
+
+    Returns: the bytes of QEMU's stream.
+
+    Raises:
+        SaveImageError: the image cannot be decompressed; ``target`` was removed.
+        OSError: a file cannot be read or written.
+    """
+    header = read_header(image)
+    writer = SaveImageWriter(target, CompressionSettings(Compression.NONE), trailer=False)
+    try:
+        with image.open("rb") as stream, _explained(image):
+            preface = stream.read(HEADER_SIZE + header.data_length)
+            writer.write(replace(header, compression=0).pack() + preface[HEADER_SIZE:])
+            read = _payload(stream, header.compression)
+            while block := read(CHUNK):
+                writer.write(block)
+                tick(writer.payload_bytes)
+        return writer.finish().payload_bytes
     except BaseException:
         writer.abandon()
         raise

@@ -77,6 +77,8 @@ class RamPipe:
         os.mkfifo(path, 0o600)
         self._reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._own_write_end = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self.room_while_paused = _longest_pipe(tuning)
+        """Bytes that the pipe will take at once after :meth:`enlarge_buffers`."""
         self._wake_reader, self._wake_writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         with contextlib.suppress(OSError):  # an unprivileged user may be over the pipe quota
             fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, tuning.block)
@@ -198,13 +200,7 @@ class RamPipe:
                 self._resting_until = time.monotonic() + self._tuning.rest_seconds
 
     def _enlarge_pipe(self) -> bool:
-        size = self._tuning.large_pipe
-        while size > self._tuning.block:
-            with contextlib.suppress(OSError):
-                fcntl.fcntl(self._reader, fcntl.F_SETPIPE_SZ, size)
-                return True
-            size //= 2
-        return False
+        return _enlarge(self._reader, self._tuning) > self._tuning.block
 
     def abort(self) -> None:
         """Close the pipe at once, even if the compressor is blocked.
@@ -229,3 +225,23 @@ class RamPipe:
         self._thread.join()
         os.close(self._wake_reader)
         os.close(self._wake_writer)
+
+
+def _longest_pipe(tuning: PipeTuning) -> int:
+    """How long a pipe can be made here."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    try:
+        return _enlarge(reader, tuning)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def _enlarge(pipe: int, tuning: PipeTuning) -> int:
+    """Make a pipe as long as the kernel allows; return its length in bytes, at least a block."""
+    size = tuning.large_pipe
+    while size > tuning.block:
+        with contextlib.suppress(OSError):
+            return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
+        size //= 2
+    return tuning.block

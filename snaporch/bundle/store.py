@@ -12,11 +12,11 @@ import hashlib
 import itertools
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from snaporch.bundle.compression_tuning import RamSaveTimes
+from snaporch.bundle.compression_tuning import SHORTEST_SECONDS, RamSaveTimes
 from snaporch.bundle.firmware_files import read_host_file
 from snaporch.bundle.manifest import (
     MANIFEST_NAME,
@@ -114,15 +114,31 @@ class BundleStore:
             return (self.root / MARKER).exists() or bool(self.references())
 
     def last_save_times(self, uuid: str) -> RamSaveTimes | None:
-        """The times of the latest RAM save of a domain, searched in its newest bundles with RAM."""
+        """The times of the latest RAM save into an image, searched in the newest bundles with RAM.
+
+        Pages say nothing of a compressor.
+        """
+        return next((pace for each, pace in self._timed_saves(uuid) if not each.pages), None)
+
+    def last_save_speed(self, uuid: str) -> float | None:
+        """Bytes of RAM a second in the latest save of a domain that took a second or more.
+
+        It is searched in the newest bundles with RAM. A shorter save says little of the speed.
+        """
+        for manifest, pace in self._timed_saves(uuid):
+            if pace.seconds >= SHORTEST_SECONDS and manifest.ram_bytes:
+                return manifest.ram_bytes / pace.seconds
+        return None
+
+    def _timed_saves(self, uuid: str) -> Iterator[tuple[Manifest, RamSaveTimes]]:
         with suppress(OSError):
             bundles = sorted(_directories(self.root / uuid, RUN_NAME), reverse=True)
             with_ram = (each for each in bundles if _has_ram(each))
             for directory in itertools.islice(with_ram, _BUNDLES_SEARCHED):
                 with suppress(ManifestError):
-                    if pace := read_manifest(directory).pace:
-                        return pace
-        return None
+                    manifest = read_manifest(directory)
+                    if pace := manifest.pace:
+                        yield manifest, pace
 
     def create(self, uuid: str, run: str) -> PartialBundle:
         """Begin a bundle; the caller holds the domain's lock.
@@ -138,6 +154,10 @@ class BundleStore:
             partial = self.root / uuid / f".{run}.partial"
             partial.mkdir(mode=0o700)
         return PartialBundle(partial, self.root / uuid / run)
+
+    def has_partial(self, uuid: str, run: str) -> bool:
+        """Whether the bundle of a run was begun, and not sealed."""
+        return (self.root / uuid / f".{run}.partial").is_dir()
 
     def discard_partial(self, uuid: str, run: str) -> None:
         """Remove the partial bundle of an unfinished run; the caller holds the domain's lock."""

@@ -52,6 +52,17 @@ def destroy_snapshots(context: Context, facts: RunFacts) -> list[str]:
     return marked
 
 
+def page_snapshots(context: Context, uuid: str, run: str) -> list[str]:
+    """Full names of the snapshots that a run took of its domain's pages of RAM.
+
+    Only the configured page dataset is asked for, as other pools may be slow.
+    """
+    if not (parent := context.config.ram_pages.dataset):
+        return []
+    taken = context.pool.snapshots([f"{parent}/{uuid}"])
+    return [each.full_name for each in taken if each.properties.get("ram") == f"{uuid}/{run}"]
+
+
 def by_pool(names: Iterable[str]) -> list[list[str]]:
     """Full names of snapshots, grouped by their pools: ZFS changes one pool at a time."""
     pools: dict[str, list[str]] = {}

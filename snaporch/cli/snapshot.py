@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from snaporch.schedule.subprocesses import SnapshotJobResult
     from snaporch.snapshot.guests_and_groups import Target
     from snaporch.snapshot.plan import Plan
+    from snaporch.snapshot.ram_outlook import RamOutlook
     from snaporch.snapshot.request import SnapshotRequest
 
 _UNCHANGED = "unchanged, no other was taken"
@@ -267,26 +268,29 @@ def _print_plans(
     """Print what the snapshots would do; the exit code is that of the first refusal."""
     from snaporch.output.terminal import print_error
     from snaporch.snapshot.guests_and_groups import plan_target
+    from snaporch.snapshot.ram_outlook import ram_outlooks
 
     failures: list[int] = []
-    documents: list[Mapping[str, Any]] = []
+    plans: list[Plan] = []
     for target in targets:
         try:
-            for plan in plan_target(context, target, request):
-                documents.append(_plan_document(plan))
-                if not json:
-                    _print_plan(plan)
+            plans += plan_target(context, target, request)
         except SnaporchError as error:
             if len(targets) == 1:
                 raise
             print_error(error.line())
             failures.append(error.exit_code)
+    outlooks = ram_outlooks(context, plans)
     if json:
+        documents = [_plan_document(plan, outlooks.get(plan.domain.uuid)) for plan in plans]
         _print_json(documents, single=len(targets) == 1 and not targets[0].is_group)
+    else:
+        for plan in plans:
+            _print_plan(plan, outlooks.get(plan.domain.uuid))
     return failures[0] if failures else 0
 
 
-def _plan_document(plan: Plan) -> dict[str, object]:
+def _plan_document(plan: Plan, outlook: RamOutlook | None) -> dict[str, object]:
     return {
         "domain": plan.domain.name,
         "uuid": plan.domain.uuid,
@@ -309,10 +313,12 @@ def _plan_document(plan: Plan) -> dict[str, object]:
             for out in plan.left_out
         ],
         "shared": list(plan.shared_disk_warnings),
+        "ram": outlook.as_json() if outlook else None,
     }
 
 
-def _print_plan(plan: Plan) -> None:
+def _print_plan(plan: Plan, outlook: RamOutlook | None) -> None:
+    from snaporch.output.ram_outlook import outlook_lines
     from snaporch.output.terminal import print_result
 
     how = f"{plan.level}, by {plan.strategy}"
@@ -327,6 +333,8 @@ def _print_plan(plan: Plan) -> None:
         print_result(f"  left out: {out.describe()}")
     for text in plan.shared_disk_warnings:
         print_result(f"  {one_line(text)}")
+    for text in outlook_lines(outlook) if outlook else ():
+        print_result(f"  {text}")
 
 
 def _print_json(documents: Sequence[Mapping[str, Any]], *, single: bool = False) -> None:

@@ -15,7 +15,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.catalog.run_snapshots import destroy_snapshots, finish_snapshots, own_snapshots
+from snaporch.catalog.run_snapshots import (
+    destroy_snapshots,
+    finish_snapshots,
+    own_snapshots,
+    page_snapshots,
+)
 from snaporch.catalog.torn import (
     Commit,
     commits_in,
@@ -55,6 +60,7 @@ from snaporch.recovery.release_guest import (
 )
 from snaporch.recovery.result import Effect, RecoveryResult
 from snaporch.recovery.start_guardian import guard_leftovers
+from snaporch.zfs import PoolError
 
 QUARANTINE_STEP = (
     'compare it with its base, then commit or delete it: docs/how-to/recovery.md, "By hand"'
@@ -113,10 +119,33 @@ def recover_run(
         done.append(Effect.COMPLETED.of(level, facts.snapshot))
     torn = mark_torn(context.pool, facts.datasets, commits)
     done += [Effect.TORN.of(snapshot.full_name) for snapshot in torn]
+    done += _destroy_pages(context, facts)
     context.store.discard_partial(facts.uuid, facts.run)
     Path(facts.ram_pipe).unlink(missing_ok=True)
     remove_if_dead(context.config.paths.runtime, facts.uuid)
     return done
+
+
+def _destroy_pages(context: Context, facts: RunFacts) -> list[RecoveryResult]:
+    """Destroy pages of RAM that no bundle will name.
+
+    If that fails, they stay until the run's snapshots are gone, and are pruned then.
+    """
+    try:
+        if pages := _unsealed_pages(context, facts):
+            context.pool.destroy_snapshots(pages)
+    except PoolError as error:
+        context.progress.note(facts.domain, f"pages of RAM may be left: {error}")
+        return []
+    return [Effect.DESTROYED.of(name) for name in pages]
+
+
+def _unsealed_pages(context: Context, facts: RunFacts) -> list[str]:
+    """Snapshots of pages that a run took whose bundle is certainly not sealed."""
+    if facts.strategy.level is not Level.RAM:
+        return []
+    begun = context.store.has_partial(facts.uuid, facts.run)
+    return page_snapshots(context, facts.uuid, facts.run) if begun else []
 
 
 def _unnoted_commit(context: Context, facts: RunFacts, notes: Collection[Note]) -> list[Commit]:
@@ -251,8 +280,9 @@ def preview(context: Context, uuid: str, take: UserDecision | None = None) -> li
 
 def _foresee_snapshots(context: Context, facts: RunFacts) -> list[RecoveryResult]:
     marked = own_snapshots(context, facts)
+    pages = [Effect.WILL_DESTROY.of(name) for name in _unsealed_pages(context, facts)]
     if len(marked) < len(facts.datasets):
-        return [Effect.WILL_DESTROY.of(snapshot.full_name) for snapshot in marked]
+        return [Effect.WILL_DESTROY.of(snapshot.full_name) for snapshot in marked] + pages
     state, manifest = context.store.state(f"{facts.uuid}/{facts.run}")
     level = manifest.level if manifest and state is BundleState.COMPLETE else Level.CRASH
-    return [Effect.WILL_KEEP.of(facts.snapshot, level)]
+    return [Effect.WILL_KEEP.of(facts.snapshot, level), *pages]

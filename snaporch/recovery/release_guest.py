@@ -321,8 +321,13 @@ def abort_snapshot_job(
 
 
 def _restore_downtime_limit(context: Context, facts: RunFacts) -> None:
-    """Set the emulator's own downtime limit, if the run's is still set."""
-    if facts.downtime_ms and context.hypervisor.downtime_limit(facts.uuid) == facts.downtime_ms:
+    """Set the emulator's own downtime limit, if the run has set another one.
+
+    The run adapts the limit while RAM is saved, so its last value is not known.
+    """
+    if not facts.downtime_ms:
+        return
+    if context.hypervisor.downtime_limit(facts.uuid) not in (None, facts.own_downtime_ms):
         context.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 

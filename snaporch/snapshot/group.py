@@ -7,18 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 
 from snaporch.command_log import fields
 from snaporch.config import Config
 from snaporch.context import Context
-from snaporch.errors import NotFoundError, RefusedError, SnaporchError
+from snaporch.errors import CalledOffError, NotFoundError, RefusedError, SnaporchError
 from snaporch.hypervisor.clone_xml import clone_of
+from snaporch.interrupt import MemberInterrupt
 from snaporch.model import Domain, GroupRun, SnapshotRecord
 from snaporch.snapshot.group_barrier import (
-    CalledOffError,
     GroupBarrier,
     GroupMemberSnapshotter,
-    MemberInterrupt,
     SharedProgress,
 )
 from snaporch.snapshot.plan import Plan, make_plan
@@ -149,7 +149,9 @@ def _run_together(
 
     def take(plan: Plan) -> SnapshotRecord:
         uuid = plan.domain.uuid
-        interrupt = MemberInterrupt(context.interrupt, barrier, uuid)
+        interrupt = MemberInterrupt(
+            outer=context.interrupt, check_others=partial(barrier.check, uuid)
+        )
         own = replace(context, progress=progress, interrupt=interrupt)
         try:
             with locks[uuid], fields(DOMAIN=plan.domain.name):
@@ -170,15 +172,3 @@ def _run_together(
     first = barrier.failed[1] if barrier.failed else None
     result.failures.sort(key=lambda error: error is not first)
     return result
-
-
-def raise_bugs(outcome: GroupResult) -> list[SnaporchError]:
-    """Return the errors of a group's members; raise the first that is a bug.
-
-    Raises:
-        BaseException: a member failed with something else than a :class:`SnaporchError`.
-    """
-    for error in outcome.failures:
-        if not isinstance(error, SnaporchError):
-            raise error
-    return [error for error in outcome.failures if isinstance(error, SnaporchError)]

@@ -13,13 +13,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, NotFoundError, RunFailedError
-from snaporch.interrupt import Interrupt
+from snaporch.errors import CalledOffError, NotFoundError, RunFailedError
 from snaporch.model import GroupRun, PoolSnapshot, Strategy
-from snaporch.progress import Progress
+from snaporch.progress import LockedProgress
 from snaporch.snapshot.plan import Plan
 from snaporch.snapshot.snapshotter import LocalSnapshotter, take_in_pools
 from snaporch.zfs import PREFIX
@@ -31,13 +30,6 @@ _FREEZE_ORDER = (
     (Strategy.PAUSED, Strategy.CRASH, Strategy.OFF),
 )
 """The order of freezing: saving RAM takes long, an agent takes a while, suspending is immediate."""
-
-
-class CalledOffError(InterruptedRunError):
-    """Another member failed, so this run is undone; no lower level is tried."""
-
-    def __init__(self, thing: str, because: str) -> None:
-        super().__init__(thing, f"released, because {because} failed", 0)
 
 
 @dataclass
@@ -220,38 +212,12 @@ class GroupMemberSnapshotter(LocalSnapshotter):
         return snapshots
 
 
-class MemberInterrupt(Interrupt):
-    """Stops a member's run on a signal to the process, or when another member has failed."""
-
-    def __init__(self, signal: Interrupt, barrier: GroupBarrier, uuid: str) -> None:
-        self._signal = signal
-        self._barrier = barrier
-        self._uuid = uuid
-
-    def check(self, thing: str) -> None:
-        """Raise if a signal came or another member has failed."""
-        self._signal.check(thing)
-        self._barrier.check(self._uuid)
-
-
 @dataclass
-class SharedProgress:
+class SharedProgress(LockedProgress):
     """Passes the progress of all members to one listener, and their bytes as one sum."""
 
-    listener: Progress
     barrier: GroupBarrier
     title: str
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def step(self, subject: str, text: str) -> None:
-        """Pass on a step."""
-        with self._lock:
-            self.listener.step(subject, text)
-
-    def note(self, subject: str, text: str) -> None:
-        """Pass on a warning."""
-        with self._lock:
-            self.listener.note(subject, text)
 
     def amount(self, subject: str, done: int, total: int) -> None:
         """Report the sum of all members' bytes."""

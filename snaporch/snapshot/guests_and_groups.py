@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from snaporch.context import Context
-from snaporch.errors import InterruptedRunError, SnaporchError
+from snaporch.errors import InterruptedRunError, SnaporchError, raise_bugs
 from snaporch.model import Domain, SnapshotRecord
 from snaporch.snapshot.group import (
     group_of,
     members_of_group,
     plan_group,
-    raise_bugs,
     snapshot_group,
 )
 from snaporch.snapshot.plan import Plan, make_plan
@@ -91,7 +90,7 @@ def snapshot_target(
     if not isinstance(target.item, str):
         return [take_snapshot(context, target.item, request)], []
     result = snapshot_group(context, target.item, request)
-    errors = raise_bugs(result)
+    errors = raise_bugs(result.failures)
     if errors and not result.records:
         for error in errors:
             if isinstance(error, InterruptedRunError):

@@ -1,5 +1,6 @@
 """Receives a guest's RAM during a run, through a pipe or in a raw file, and seals its image.
 
+What arrives through the pipe becomes an image, or is split at once into pages and a rest.
 Which of the two is the option ``ram_capture`` (:mod:`snaporch.config.schema`); the pipe itself is
 :mod:`snaporch.bundle.ram_pipe`. How long sealing is waited for is set by ``RamTimes`` in
 :mod:`snaporch.waiting_times`; when it is given up is decided by
@@ -10,14 +11,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from snaporch.bundle.compress import Compression, CompressionSettings
+from snaporch.bundle.compress import Compression, CompressionSettings, Sink
 from snaporch.bundle.manifest import Part, Role
+from snaporch.bundle.page_splitter import PageSplitter
 from snaporch.bundle.ram_pipe import RamPipe
 from snaporch.bundle.rate_limit import RateLimit
 from snaporch.bundle.save_image import SaveImage, SaveImageWriter
-from snaporch.bundle.store import RAM_NAME
+from snaporch.bundle.store import RAM_NAME, REST_NAME
+from snaporch.snapshot.store_pages import WrittenPages, rest_part
 from snaporch.waiting_times import RamTimes
 
 _READ = 1 << 20
@@ -80,6 +84,25 @@ class RamCapture:
         self._throttle = RateLimit(0)
         self._stream: RamPipe | None = None
         self._writer: SaveImageWriter | None = None
+        self._enlarged = False
+        self._pages: tuple[Path, Callable[[], None]] | None = None
+        self._splitter: PageSplitter | None = None
+        self.written_pages: WrittenPages | None = None
+        """The pages that were written in place of an image; known after :meth:`seal`."""
+
+    def split_into(self, pages: Path, settle: Callable[[], None]) -> None:
+        """Split what arrives through the pipe; to be called before the stream is opened.
+
+        Args:
+            pages: the page file.
+            settle: see :class:`~snaporch.bundle.page_file.PageFile`.
+        """
+        self._pages = (pages, settle)
+
+    @property
+    def splits(self) -> bool:
+        """Whether what arrives is split into pages."""
+        return self._stream is not None and self._pages is not None
 
     @property
     def streams(self) -> bool:
@@ -99,8 +122,20 @@ class RamCapture:
         return self._raw.stat().st_size if self._raw.exists() else 0
 
     @property
+    def is_enlarged(self) -> bool:
+        """Whether all is taken at once: the guest is paused."""
+        return self._enlarged
+
+    @property
+    def room_while_paused(self) -> int:
+        """Bytes that are taken at once from a guest that is paused, without compressing them."""
+        return self._stream.room_while_paused if self._stream is not None else 0
+
+    @property
     def compressed_bytes(self) -> int:
         """Bytes of RAM that were compressed so far."""
+        if self._splitter is not None:
+            return self._splitter.moved_bytes
         return self._writer.payload_bytes if self._writer is not None else 0
 
     @property
@@ -114,12 +149,27 @@ class RamCapture:
 
     def open_stream(self) -> None:
         """Make the pipe and start its reader; to be called before libvirt is."""
-        self._writer = writer = SaveImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
+        self._writer = writer = self._image_writer() if self._pages is None else self._rest_writer()
         try:
             self._stream = RamPipe(self._pipe, writer, self._throttle)
         except BaseException:
             writer.abandon()
             raise
+
+    def _image_writer(self) -> SaveImageWriter:
+        return SaveImageWriter(self._directory / RAM_NAME, self._how, trailer=True)
+
+    def _rest_writer(self) -> SaveImageWriter:
+        plain = replace(self._how, method=Compression.NONE)
+        path = self._directory / REST_NAME
+        return SaveImageWriter(path, plain, trailer=True, start=self._start_splitter)
+
+    def _start_splitter(self, _how: CompressionSettings, sink: Sink) -> PageSplitter:
+        assert self._pages is not None
+        self._splitter = splitter = PageSplitter(self._pages[0], sink, self._pages[1])
+        if self._enlarged:
+            splitter.enlarge()
+        return splitter
 
     @property
     def is_limited(self) -> bool:
@@ -138,6 +188,9 @@ class RamCapture:
 
     def enlarge_pipe(self) -> None:
         """Enlarge the pipe and lift the limit: the guest is paused and must not wait for us."""
+        self._enlarged = True  # first: the stream may just be starting
+        if self._splitter is not None:
+            self._splitter.enlarge()
         if self._stream is not None:
             self._stream.enlarge_buffers()
 
@@ -168,7 +221,9 @@ class RamCapture:
             if self._writer is None or self._writer.syncing:
                 continue
             try:
-                tick(self._writer.moved_bytes)
+                tick(
+                    self._writer.moved_bytes + (self._splitter.moved_bytes if self._splitter else 0)
+                )
             except BaseException:
                 if not self._abort_sealing(sealing):
                     raise
@@ -185,6 +240,12 @@ class RamCapture:
         return self._stream.finish() if self._stream else self._compress_raw()
 
     def _part(self, image: SaveImage) -> Part:
+        if self._splitter is not None:
+            found = self._splitter.found
+            split = image.stored_bytes - len(found.tail)
+            self.written_pages = WrittenPages(found.page_file_bytes, found.page_sum, split)
+            pace = self._stream.pace if self._stream else None
+            return rest_part(image.stored_bytes, image.sha256, image.payload_bytes, pace)
         return Part(
             name=RAM_NAME,
             role=Role.RAM,
@@ -217,4 +278,5 @@ class RamCapture:
         """Close the pipe, so that libvirt cannot wait for a reader, and discard the image."""
         if self._stream is not None:
             self._stream.abandon()
-            self._stream = None
+            self._stream = self._splitter = self._pages = None
+            self._enlarged = False

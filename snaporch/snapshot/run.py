@@ -243,7 +243,9 @@ class _Run:
     def _carry_out(self, journal: Journal) -> SnapshotRecord:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
-        strategy = make_strategy(RunMaterial(self._context, plan, bundle, journal))
+        strategy = make_strategy(
+            RunMaterial(self._context, plan, bundle, journal, ends_guest=self._end is not None)
+        )
         properties = initial_properties(plan, bundle.reference)
         # abandon() closes what prepare() opened even if the journal cannot be written any more.
         try:

@@ -27,6 +27,8 @@ class RunMaterial:
     plan: Plan
     bundle: PartialBundle
     journal: Journal
+    ends_guest: bool = False
+    """Whether the guest stays paused until its bundle is sealed, and is then ended."""
 
     @property
     def domain(self) -> Domain:

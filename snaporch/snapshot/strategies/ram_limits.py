@@ -1,8 +1,9 @@
 """Limits for saving RAM: seconds, bytes and a rate while the guest runs, a time limit afterwards.
 
 A guest can change RAM faster than it is saved, by itself or because of two limits: the rate, and
-the downtime into which the rest of RAM must fit. Both limits are lifted when twice the guest's RAM
-was saved. After that its vCPUs are slowed down
+the downtime into which the rest of RAM must fit. When so much was changed meanwhile that a quarter
+of the guest's RAM was saved again, the rest may be as large as the pipe takes. When all of it was
+saved again, the rate is lifted. After that its vCPUs are slowed down
 (:mod:`snaporch.snapshot.strategies.vcpu_brake`). When a budget is used up, the guest is suspended,
 or the run aborted.
 
@@ -28,8 +29,17 @@ from snaporch.snapshot.strategies.vcpu_brake import VcpuBrake
 from snaporch.waiting_times import RamTimes
 
 _REPORT_SECONDS = 0.5
-_PASSES = 2
-"""How many times the guest's RAM is saved before the limits are lifted."""
+PASSES = 2
+"""How many times the guest's RAM is saved before the rate is lifted."""
+_DOWNTIME_PASSES = 1.25
+"""How many times it is saved before the guest may be paused for a larger rest."""
+_SPEED_SECONDS = 0.5
+"""So long the speed is measured from which the downtime for a larger rest follows."""
+_LONGEST_DOWNTIME_MS = 10_000
+_SLOWEST = 0.5
+"""The least speed that counts, as a share of the best so far."""
+_ALIKE = 0.2
+"""A limit that differs by no more than this share is not set again."""
 _SHARE = 0.5
 """The share of the budget's seconds in which all of RAM must be saved, whatever the rate."""
 
@@ -42,32 +52,96 @@ def effective_rate(settings: DomainSettings, ram_bytes: int) -> float:
     return max(float(settings.ram_rate), needed)
 
 
+def downtime_for(room: int, speed: float) -> int:
+    """The downtime limit with which QEMU leaves a rest that the pipe takes whole.
+
+    QEMU multiplies the limit by the speed so far, at which a slow compressor reads. The rest
+    does not pass at that speed: half of the room is used, for QEMU's estimate may be too high.
+
+    Args:
+        room: bytes that the pipe takes from a guest that is paused.
+        speed: bytes a second at which RAM is saved.
+
+    Returns:
+        Milliseconds, at most 10,000.
+    """
+    if speed <= 0:
+        return _LONGEST_DOWNTIME_MS
+    return min(round(room / 2 / speed * 1000), _LONGEST_DOWNTIME_MS)
+
+
 class DowntimeLimit:
     """QEMU's limit for the pause at the end of saving RAM, which is restored afterwards."""
 
     def __init__(self, work: RunMaterial) -> None:
         self._work = work
+        self._measured_at = self._arrived = self._best_speed = 0.0
+        self._limit = 0
+        self._setting: threading.Thread | None = None
 
     def set(self) -> None:
-        """Set the configured limit."""
+        """Set the configured limit: saving RAM begins now."""
+        self._measured_at, self._arrived = self._work.clock.monotonic(), 0.0
+        self._best_speed = 0.0
         facts = self._work.plan.facts
+        self._limit = facts.downtime_ms
         if facts.downtime_ms:
             self._work.hypervisor.limit_downtime(facts.uuid, facts.downtime_ms)
 
-    def restore_in_background(self) -> None:
-        """Restore the emulator's own limit while RAM is saved, without waiting for an answer.
+    def follow(self, arrived: int, expected: int, room: int) -> None:
+        """Let QEMU leave a larger rest if so much RAM was saved again that it would not end soon.
 
-        QEMU's monitor does not answer while QEMU waits for a full pipe.
+        Where the pipe takes no larger one, the emulator's own limit follows when RAM was saved
+        twice. To be called only while the guest runs and no rate limits. It does not wait for an
+        answer: QEMU's monitor gives none while QEMU waits for a full pipe.
+
+        Args:
+            arrived: bytes of RAM that were saved so far.
+            expected: bytes of RAM that the guest used when saving began.
+            room: bytes that the pipe takes from a guest that is paused.
         """
-        threading.Thread(
-            target=copy_context().run, args=[self.restore], name="downtime-limit", daemon=True
-        ).start()
+        now, facts = self._work.clock.monotonic(), self._work.plan.facts
+        seconds = now - self._measured_at
+        if not facts.downtime_ms or seconds < _SPEED_SECONDS:
+            return
+        speed = (arrived - self._arrived) / seconds
+        self._measured_at, self._arrived = now, arrived
+        self._best_speed = max(self._best_speed, speed)
+        if arrived <= _DOWNTIME_PASSES * expected or (self._setting and self._setting.is_alive()):
+            return
+        speed = max(speed, _SLOWEST * self._best_speed)  # after a stall it may be fast at once
+        least = max(facts.own_downtime_ms, facts.downtime_ms)
+        limit = max(least, downtime_for(room, speed))
+        passes = _DOWNTIME_PASSES if limit > least else PASSES
+        if arrived <= passes * max(expected, self._work.hypervisor.resident_bytes(facts.uuid)):
+            return  # it may use more RAM than at first: this need not be its second time
+        if abs(limit - self._limit) <= _ALIKE * self._limit:
+            return
+        self._limit = limit
+        self._setting = threading.Thread(
+            target=copy_context().run,
+            args=[self._work.hypervisor.limit_downtime, facts.uuid, limit],
+            name="downtime-limit",
+            daemon=True,
+        )
+        self._setting.start()
+
+    def skip(self, arrived: int) -> None:
+        """Measure from now on: until now a rate has limited the speed."""
+        self._measured_at, self._arrived = self._work.clock.monotonic(), arrived
+
+    def settle(self) -> None:
+        """Wait until the limit that was set last has arrived; RAM is not saved any more."""
+        if self._setting is not None:
+            self._setting.join()
 
     def restore(self) -> None:
         """Restore the emulator's own limit, which later migrations use."""
         facts = self._work.plan.facts
-        if facts.downtime_ms:
-            self._work.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
+        if not facts.downtime_ms:
+            return
+        self.settle()  # else it might come after this
+        self._work.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
 
 
 class RamBudget:
@@ -93,14 +167,23 @@ class RamBudget:
         self._began = self._moved = work.clock.monotonic()
         self._arrived = 0
         self._reported = 0.0
-        self._suspended = self._limits_lifted = False
+        self._suspended = self._rate_lifted = False
         self.suspended_it = False
         """Whether the run has suspended the guest."""
 
     def begin(self) -> None:
-        """Start to count: saving RAM begins now."""
+        """Start to count: saving RAM begins now, for the first time or again."""
+        self._forget_suspension()
         self._began = self._moved = self._work.clock.monotonic()
         self._arrived = 0
+        self._rate_lifted = False
+        self._brake.begin()
+
+    def _forget_suspension(self) -> None:
+        """Note that libvirt resumed the guest, which it does when saving RAM failed."""
+        if self.suspended_it and self._work.hypervisor.paused_by(self._work.domain.uuid) is None:
+            self._work.journal.note(Note.RESUMED)
+        self._suspended = self.suspended_it = False
 
     def check(self) -> None:
         """Report progress; suspend the guest when the budget is used up.
@@ -117,8 +200,9 @@ class RamBudget:
             self._reported = now
             total = max(self._expected, arrived)
             self._work.context.progress.amount(self._work.domain.name, arrived, total)
-        if not self._limits_lifted and arrived > _PASSES * self._expected:
-            self._lift_limits()
+        self._follow(arrived)
+        if not self._rate_lifted and arrived > PASSES * self._expected:
+            self._lift_rate()
         self._brake.follow(arrived, self._expected)
         excess = self._excess(now - self._began)
         if excess and not self._suspended:
@@ -132,12 +216,17 @@ class RamBudget:
                 "check the bundle store and the compressor",
             )
 
-    def _lift_limits(self) -> None:
-        self._limits_lifted = True
+    def _follow(self, arrived: int) -> None:
+        if self._capture.is_limited:
+            self._downtime.skip(arrived)
+        elif not self._capture.is_enlarged:
+            self._downtime.follow(arrived, self._expected, self._capture.room_while_paused)
+
+    def _lift_rate(self) -> None:
+        self._rate_lifted = True
         if self._capture.is_limited:
             self._work.warn("its RAM changes faster than the rate: saving it without a limit")
         self._capture.lift_limit()
-        self._downtime.restore_in_background()
 
     def _overrun(self, excess: str) -> None:
         if self._work.plan.settings.on_ram_budget == "abort":

@@ -32,8 +32,12 @@ class VcpuBrake:
     def __init__(self, work: RunMaterial) -> None:
         self._work = work
         self._own = work.plan.facts.vcpu_quotas
-        self._left = steps(work.plan.settings.vcpu_floor) if self._own else []
+        self._left: list[tuple[float, int]] = []
         self._slowed = False
+
+    def begin(self) -> None:
+        """Begin with the first step: saving RAM begins now."""
+        self._left = steps(self._work.plan.settings.vcpu_floor) if self._own else []
 
     def follow(self, arrived: int, expected: int) -> None:
         """Take the next step if so much RAM was saved that it is due.

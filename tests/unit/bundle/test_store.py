@@ -53,9 +53,9 @@ def seal_without_ram(store, run):
     bundle.seal(manifest().model_copy(update={"run": run}))
 
 
-def seal_with_pace(store, run, pace):
+def seal_with_pace(store, run, pace, **more):
     bundle = store.create(UUID, run)
-    part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace})
+    part = bundle.add_text("ram.save", Role.RAM, "RAM").model_copy(update={"pace": pace, **more})
     bundle.seal(manifest(part).model_copy(update={"run": run}))
 
 
@@ -74,6 +74,16 @@ def test_the_save_times_of_the_latest_snapshot_with_any(store):
         seal_without_ram(store, f"20250601T1201{number}Z-0badcafe")
     assert store.last_save_times(UUID) == RamSaveTimes(-3, 2.0, 1.0, 0.5)
     assert store.last_save_times(UUID.replace("7", "8")) is None
+
+
+def test_the_speed_of_the_latest_save_of_a_second_or_more(store):
+    """Its size is 100 bytes."""
+    assert store.last_save_speed(UUID) is None
+    for second, seconds in enumerate([4.0, 2.0, 0.9]):
+        pace = RamSaveTimes(level=1, seconds=seconds, waited_for_ram=0.0, waited_for_store=0.0)
+        seal_with_pace(store, f"20250601T12000{second}Z-0badcafe", pace, payload_bytes=100)
+    seal_with_pace(store, "20250601T120005Z-0badcafe", None)
+    assert store.last_save_speed(UUID) == 50.0
 
 
 @pytest.fixture

@@ -17,11 +17,13 @@ from snaporch.catalog.records import all_records
 from snaporch.config import Config
 from snaporch.errors import (
     BusyError,
+    CalledOffError,
     ExitCode,
     InterruptedRunError,
     NotFoundError,
     RefusedError,
     RunFailedError,
+    raise_bugs,
 )
 from snaporch.hypervisor import HypervisorError
 from snaporch.hypervisor.clone_xml import NAMESPACE
@@ -31,9 +33,8 @@ from snaporch.locks import domain_lock, lock_holder
 from snaporch.model import DomainState, GroupRun, Level, Strategy
 from snaporch.recovery.recover_runs import recover
 from snaporch.restore.select import others_of_group
-from snaporch.snapshot.group import group_of, members_of_group, raise_bugs, snapshot_group
+from snaporch.snapshot.group import group_of, members_of_group, snapshot_group
 from snaporch.snapshot.group_barrier import (
-    CalledOffError,
     GroupBarrier,
     GroupMemberSnapshotter,
     SharedProgress,
@@ -85,7 +86,7 @@ def test_all_members_are_frozen_before_any_pool_is_snapshotted_and_released_afte
         {guest.state for guest in pair.hypervisor.guests.values()}
     )
     outcome = take(pair)
-    assert raise_bugs(outcome) == []
+    assert raise_bugs(outcome.failures) == []
     acts = [act for act in pair.hooks.acts() if act != "pool.set_properties"]
     assert acts == ["hypervisor.capture"] * 2 + ["pool.snapshot"] * 2 + ["hypervisor.resume"] * 2
     assert seen == [{DomainState.PAUSED}] * 2
@@ -188,7 +189,7 @@ def test_a_member_that_cannot_be_frozen_releases_all(pair):
     configured(pair, ram_capture="file")
     outcome = take(pair)
     assert outcome.records == []
-    (error,) = raise_bugs(outcome)
+    (error,) = raise_bugs(outcome.failures)
     assert "no luck" in error.reason
     assert as_it_was(pair)
     assert records(pair) == []
@@ -205,7 +206,7 @@ def test_a_member_with_an_allowed_lower_level_does_not_stop_the_others(pair):
     configured(pair, ram_capture="file", on_unavailable="paused")
     pair.hooks.at["hypervisor.capture"] = failing_once(HypervisorError("x", "no luck"))
     outcome = take(pair)
-    assert raise_bugs(outcome) == []
+    assert raise_bugs(outcome.failures) == []
     assert sorted(record.level.value for record in outcome.records) == ["paused", "ram"]
     assert any("taking paused instead" in note for note in pair.heard.notes)
 
@@ -222,7 +223,7 @@ def test_a_cancelled_member_tries_no_lower_level(pair):
     pair.hooks.at["hypervisor.capture"] = fail_db
     outcome = take(pair)
     assert outcome.records == []
-    assert [error.thing for error in raise_bugs(outcome)] == ["db"]
+    assert [error.thing for error in raise_bugs(outcome.failures)] == ["db"]
     assert as_it_was(pair)
 
 
@@ -234,7 +235,7 @@ def test_a_failing_pool_leaves_no_snapshot_in_the_others(pair):
     pair.hooks.at["pool.snapshot"] = refuse_tank
     outcome = take(pair)
     assert outcome.records == []
-    (error,) = raise_bugs(outcome)
+    (error,) = raise_bugs(outcome.failures)
     assert "is full" in error.reason
     assert as_it_was(pair)
 
@@ -252,7 +253,7 @@ def test_a_member_that_is_changed_while_it_waits_ends_the_attempt(pair):
 
     pair.hooks.at["capture.writing"] = act
     outcome = take(pair)
-    (failure,) = raise_bugs(outcome)
+    (failure,) = raise_bugs(outcome.failures)
     assert isinstance(failure, RefusedError)
     assert f"its disk vda is on {tool}" in failure.reason
     assert as_it_was(pair)
@@ -265,7 +266,7 @@ def test_a_signal_undoes_all(pair):
     pair.hooks.at["hypervisor.capture"] = come
     outcome = take(pair)
     assert outcome.records == []
-    assert all(isinstance(error, InterruptedRunError) for error in raise_bugs(outcome))
+    assert all(isinstance(error, InterruptedRunError) for error in raise_bugs(outcome.failures))
     assert outcome.failures
     assert as_it_was(pair)
 
@@ -278,7 +279,7 @@ def test_a_failure_after_the_snapshots_affects_only_that_member(pair):
     pair.hooks.at["hypervisor.resume"] = fail_app
     outcome = take(pair)
     assert [record.domain for record in outcome.records] == ["db"]
-    assert [error.thing for error in raise_bugs(outcome)] == ["app"]
+    assert [error.thing for error in raise_bugs(outcome.failures)] == ["app"]
     assert len(pair.pool.names()) == 3
 
 
@@ -292,7 +293,7 @@ def test_each_member_is_planned_once_under_the_locks_of_all(pair):
         planned.append(held)
 
     pair.hooks.at["hypervisor.blockers"] = plan
-    assert raise_bugs(take(pair)) == []
+    assert raise_bugs(take(pair).failures) == []
     assert planned == [{"app", "db"}, {"app", "db"}]
 
 
@@ -303,16 +304,16 @@ def test_a_member_that_another_process_has_locked_is_busy(pair, name):
         default_paths.LOCKS, domain.name, domain.uuid, "restore", wait="0s", interrupt=interrupt
     ):
         outcome = take(pair)
-    (error,) = raise_bugs(outcome)
+    (error,) = raise_bugs(outcome.failures)
     assert (error.thing, error.exit_code) == (name, ExitCode.BUSY)
     assert pair.hooks.acts() == []
-    assert raise_bugs(take(pair)) == []  # the other's lock was released
+    assert raise_bugs(take(pair).failures) == []  # the other's lock was released
 
 
 def test_a_bug_is_raised_and_not_reported_as_a_failure(pair):
     pair.heard.at["ram snapshot"] = failing(ZeroDivisionError())
     with pytest.raises(ZeroDivisionError):
-        raise_bugs(take(pair))
+        raise_bugs(take(pair).failures)
 
 
 def failing_with(error):
@@ -630,7 +631,7 @@ def test_no_snapshot_is_taken_while_a_member_is_being_released(pair):
     }
     outcome = take(pair)
     assert outcome.records == []
-    assert [error.thing for error in raise_bugs(outcome)] == ["app"]
+    assert [error.thing for error in raise_bugs(outcome.failures)] == ["app"]
     assert as_it_was(pair)
 
 

@@ -252,6 +252,18 @@ def test_a_disk_that_cannot_have_an_overlay_is_refused(world, changes, message):
         planned(world, spoilt)
 
 
+@pytest.mark.parametrize("ram_strategy", ["auto", "manual"])
+def test_a_lun_is_in_a_manual_snapshot(world, ram_strategy):
+    """QEMU writes to it as to any other disk while the guest runs, and it is paused with them."""
+    domain = world.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"})
+    first, second = domain.disks
+    lun = replace(domain, disks=(first, replace(second, device="lun")))
+    made = planned(world, lun, ram_strategy=ram_strategy)
+    assert (made.strategy, made.downgrade) == (Strategy.MANUAL, "")
+    assert {each.disk.target for each in made.disks} == {"vda", "vdb"}
+    assert {"tank/web", "flash/web"} <= {each.name for each in made.datasets}
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [

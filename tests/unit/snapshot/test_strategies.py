@@ -27,6 +27,7 @@ from snaporch.catalog.records import all_records
 from snaporch.context import Clock
 from snaporch.errors import (
     AttentionError,
+    ChangedError,
     InterruptedRunError,
     RefusedError,
     RunFailedError,
@@ -44,7 +45,7 @@ from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.strategies import make_strategy
 from snaporch.snapshot.strategies.base import RunMaterial
-from snaporch.snapshot.strategies.ram_limits import SealingWatch
+from snaporch.snapshot.strategies.ram_limits import SealingWatch, downtime_for
 from snaporch.waiting_times import RamTimes
 from snaporch.zfs import PoolError
 
@@ -1055,6 +1056,72 @@ def test_a_guest_that_libvirt_has_not_resumed_is_not_noted_as_resumed(world, pre
     assert world.is_as_it_was()
 
 
+def suspend_and_fail(world, clock, strategy, again, *, resumed=True):
+    """The budget suspends the guest, and its RAM cannot be saved in this way.
+
+    Args:
+        again: called while RAM is saved in another way.
+        resumed: whether libvirt resumes the guest after the error.
+    """
+
+    def fail():
+        clock.go_on(60)
+        strategy._budget.check()
+        assert notes(world) >= {Note.SUSPENDED}
+        if resumed:
+            world.hypervisor.resume(world.guest().uuid)
+        world.hooks.at["capture.writing"] = again
+        raise HypervisorError("web", "odd thing")
+
+    world.hooks.at["capture.writing"] = fail
+
+
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+def test_a_guest_whose_ram_is_saved_again_has_a_budget_again(world, prepare, clock, case):
+    prepare(case, ram_time_budget="30s", ram_capture="auto")
+    seen = []
+
+    def again():
+        seen.append(notes(world))
+        clock.go_on(60)
+
+    with strategy_of(world) as strategy:
+        suspend_and_fail(world, clock, strategy, again)
+        strategy.freeze()
+        assert (Note.SUSPENDED in notes(world)) is (case == "manual")
+        strategy.release()
+        strategy.ram_part()
+    assert Note.SUSPENDED not in seen[0]
+    assert world.hooks.acts().count("hypervisor.suspend") == 2
+    assert world.guest().state is DomainState.RUNNING
+
+
+def test_a_guest_that_the_admin_suspends_while_its_ram_is_saved_again_stays_suspended(
+    world, prepare, clock
+):
+    prepare("overlay", ram_time_budget="30s", ram_capture="auto")
+    with strategy_of(world) as strategy:
+        admin = partial(world.hypervisor.suspend, world.guest().uuid)
+        suspend_and_fail(world, clock, strategy, admin)
+        strategy.freeze()
+        strategy.release()
+        strategy.ram_part()
+        assert Note.HELD in notes(world)
+    assert world.guest().state is DomainState.PAUSED
+
+
+def test_a_guest_that_libvirt_has_not_resumed_after_an_error_is_not_noted_as_resumed(
+    world, prepare, clock
+):
+    """Recovery resumes it."""
+    prepare("overlay", ram_time_budget="30s", ram_capture="auto")
+    with strategy_of(world) as strategy:
+        suspend_and_fail(world, clock, strategy, lambda: None, resumed=False)
+        with pytest.raises(ChangedError, match="it is paused, and was running"):
+            strategy.freeze()
+        assert Note.SUSPENDED in notes(world)
+
+
 def test_no_budget_is_no_limit(world, prepare, slow_ram):
     prepare("overlay", ram_time_budget="0s")
     snapshot(world)
@@ -1064,7 +1131,11 @@ def test_no_budget_is_no_limit(world, prepare, slow_ram):
 def test_a_budget_of_bytes(world, prepare):
     prepare("overlay", ram_budget_mib=1)
     world.guest().ram = b"QEVM" + bytes(5 << 20)
-    assert snapshot(world).level is Level.RAM
+    with strategy_of(world) as strategy:
+        observe_slowing(world, strategy, enough=2 << 20)
+        strategy.freeze()
+        strategy.release()
+        strategy.ram_part()
     assert world.hooks.acts().count("hypervisor.suspend") == 1
     assert any("more than 1 MiB" in text for text in world.heard.notes)
 
@@ -1281,17 +1352,122 @@ def test_the_rate_is_lifted_if_ram_changes_faster(world, prepare):
     assert world.guest().downtime_limit == 300
 
 
+def test_a_larger_rest_is_left_when_a_quarter_of_ram_was_saved_again(world, clock, prepare):
+    prepare("overlay", downtime_limit="40ms")
+    world.guest().resident_bytes = 0
+    limits = []
+    with strategy_of(world) as strategy:
+        downtime = strategy._budget._downtime
+        for _attempt in range(2):
+            downtime.set()
+            looks = [(0, 1), (300, 1), (500, 1), (600, 0.4), (700, 0.6), (880, 1), (1030, 1)]
+            for arrived, seconds in looks:
+                clock.go_on(seconds)
+                downtime.follow(arrived, 400, 1000)
+                downtime.settle()
+                limits.append(world.guest().downtime_limit)
+        downtime.restore()
+    assert limits == [40, 40, 40, 40, 2500, 2500, 3333] * 2
+    assert world.guest().downtime_limit == 300
+
+
+def followed(world, clock, prepare, arrivals, *, room=1000, limit="40ms"):
+    """The limits after each second of a run that expects 400 bytes of RAM."""
+    prepare("overlay", downtime_limit=limit)
+    world.guest().resident_bytes = 0
+    limits = []
+    with strategy_of(world) as strategy:
+        downtime = strategy._budget._downtime
+        downtime.set()
+        for arrived in arrivals:
+            clock.go_on(1)
+            downtime.follow(arrived, 400, room)
+            downtime.settle()
+            limits.append(world.guest().downtime_limit)
+        downtime.restore()
+    return limits
+
+
+def test_a_stall_does_not_make_the_rest_larger_than_the_pipe(world, clock, prepare):
+    assert followed(world, clock, prepare, [1000, 1000]) == [500, 1000]
+
+
+def test_where_the_pipe_takes_little_the_own_limit_comes_back_after_two_passes(
+    world, clock, prepare
+):
+    assert followed(world, clock, prepare, [790, 810], room=1) == [40, 300]
+
+
+def test_a_configured_limit_is_not_lowered(world, clock, prepare):
+    assert followed(world, clock, prepare, [790, 810, 5000], limit="2s") == [2000] * 3
+
+
+@pytest.mark.parametrize("cause", ["rate", "pause"])
+def test_no_larger_rest_is_left_while_a_rate_limits_or_the_guest_is_paused(
+    world, clock, prepare, cause
+):
+    prepare("overlay", downtime_limit="40ms", ram_rate=1000 if cause == "rate" else 0)
+    world.guest().resident_bytes = 0
+    with strategy_of(world) as strategy:
+        budget = strategy._budget
+        budget._downtime.set()
+        if cause == "pause":
+            strategy._capture.enlarge_pipe()
+        clock.go_on(1)
+        budget._follow(1 << 40)
+        assert budget._downtime._setting is None
+        strategy._capture.lift_limit()
+        clock.go_on(1)
+        budget._follow((1 << 40) + (1 << 20))
+        assert (budget._downtime._setting is None) == (cause == "pause")
+        assert budget._downtime._best_speed == (1 << 20 if cause == "rate" else 0)
+
+
+def test_after_a_pause_that_failed_a_larger_rest_is_left_as_before(world, clock, prepare):
+    """The guest was suspended, and its RAM is saved again while it runs."""
+    prepare("overlay", downtime_limit="40ms")
+    world.guest().resident_bytes = 0
+    with strategy_of(world) as strategy:
+        capture, budget = strategy._capture, strategy._budget
+        capture.enlarge_pipe()
+        capture.abandon()
+        capture.open_stream()
+        budget._downtime.set()
+        clock.go_on(1)
+        budget._follow(1 << 30)
+        assert budget._downtime._setting is not None
+
+
+def test_a_guest_that_began_to_use_more_ram_is_not_paused_for_longer(world, clock, prepare):
+    prepare("overlay", downtime_limit="40ms")
+    world.guest().resident_bytes = 8000
+    with strategy_of(world) as strategy:
+        downtime = strategy._budget._downtime
+        downtime.set()
+        clock.go_on(1)
+        downtime.follow(9000, 4000, 1000)
+        assert downtime._setting is None
+
+
+@pytest.mark.parametrize(
+    ("room", "speed", "expected"),
+    [(128, 64, 1000), (128, 640, 100), (0, 64, 0), (128, 0, 10_000), (128, 0.1, 10_000)],
+)
+def test_the_downtime_in_which_the_pipe_takes_the_rest(room, speed, expected):
+    assert downtime_for(room << 20, speed * (1 << 20)) == expected
+
+
 QUOTAS = {"/machine/vcpu0": "max 100000"}
 
 
-def observe_slowing(world, strategy, end=lambda: None):
-    """Have RAM arrive more than four times over; the quotas seen after each check, in order."""
+def observe_slowing(world, strategy, end=lambda: None, *, enough=4):
+    """Have more bytes of RAM arrive; the quotas seen after each check, in order."""
     guest, seen, arrived = world.guest(), [], threading.Event()
     write = strategy._capture._writer.write
 
     def counted(data):
         write(data)
-        if strategy._capture.arrived_bytes > 4:
+        if strategy._capture.arrived_bytes > enough:
             arrived.set()
 
     def observe():
@@ -1307,7 +1483,7 @@ def observe_slowing(world, strategy, end=lambda: None):
 
 
 def fast_guest(world, prepare, **settings):
-    prepare("overlay", ram_capture="stream", **settings)
+    prepare("overlay", **settings)
     world.guest().ram_bytes, world.guest().resident_bytes = 1, 0
 
 
@@ -1351,6 +1527,28 @@ def test_a_guest_that_was_slowed_down_gets_its_cpu_time_back_after_an_error(worl
         with pytest.raises(HypervisorError, match="odd thing"):
             strategy.freeze()
     assert seen[-1] == "1000 10000"
+    assert world.guest().vcpu_quotas == QUOTAS
+
+
+def test_a_guest_whose_ram_is_saved_again_is_slowed_down_again(world, prepare):
+    fast_guest(world, prepare, ram_capture="auto")
+    again = []
+
+    def second():
+        for _ in range(4):
+            strategy._budget.check()
+            again.append(world.guest().vcpu_quotas["/machine/vcpu0"])
+
+    def fail():
+        world.hooks.at["capture.writing"] = second
+        raise HypervisorError("web", "odd thing")
+
+    with strategy_of(world) as strategy:
+        observe_slowing(world, strategy, fail)
+        strategy.freeze()
+        strategy.release()
+        strategy.ram_part()
+    assert again[-1] == "1000 10000"
     assert world.guest().vcpu_quotas == QUOTAS
 
 
