@@ -39,8 +39,8 @@ from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, CloneXml, Shared
 from snaporch.hypervisor.domain_xml import parse
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import sha256_of
+from snaporch.reserve import RoomWatch
 from snaporch.restore.ram_from_pages import IMAGE_NAME, make_image
-from snaporch.restore.reserve import RoomWatch
 from snaporch.restore.source import IncompleteError, Source, check_whole_disks, reading_lock
 
 _BLOCK = 1 << 20

@@ -45,9 +45,9 @@ from snaporch.hypervisor.domain_xml import memory_bytes, networks, parse
 from snaporch.hypervisor.qcow2 import read_qcow2
 from snaporch.locks import domain_lock
 from snaporch.model import Level
+from snaporch.reserve import RoomWatch, reserve
 from snaporch.restore.definition_checks import check_identity
 from snaporch.restore.host_requirements import check_memory, total_memory
-from snaporch.restore.reserve import RoomWatch, reserve
 from snaporch.restore.source import mounted_at
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import is_dataset, quoted

@@ -22,6 +22,16 @@ def failover_command(
         str,
         typer.Option("--to", metavar="REPLICA", help="The replica's name.", show_default=False),
     ],
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept",
+            metavar="WHAT",
+            help="Something of the other host that the guest's definition names, as the error has "
+            "it; the command there has it, too.",
+            show_default=False,
+        ),
+    ] = None,
     yes: YesOption = False,
     json: JsonOption = False,
     quiet: QuietOption = False,
@@ -49,7 +59,7 @@ def failover_command(
             confirm(guest.name)
 
     with session(context, config, quiet=quiet or json) as opened:
-        done = fail_over(opened, domain, to, context.obj.open_replica, ask)
+        done = fail_over(opened, domain, to, context.obj.open_replica, ask, accept or ())
     if json:
         print_json(done.as_json())
         return 0

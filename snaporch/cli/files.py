@@ -126,7 +126,13 @@ def _file_systems(context: Context, source: Source, *, json: bool) -> int:
 def mount_guest(files: GuestFiles, context: Context, source: Source, device: str | None) -> int:
     """Mount the guest's file systems; the exit code, since a part of its tree may be missing."""
     from snaporch.extract.guest_files import choose_places
-    from snaporch.extract.unseen_parts import left_out_disks, missing_points, not_mounted
+    from snaporch.extract.unseen_parts import (
+        left_out_disks,
+        missing_of_windows,
+        missing_points,
+        not_mounted,
+    )
+    from snaporch.extract.windows_parts import windows_parts
 
     found = files.file_systems()
     system = files.system_places() if device is None else []
@@ -143,7 +149,10 @@ def mount_guest(files: GuestFiles, context: Context, source: Source, device: str
         f"its fstab mounts something at {point}, which is not shown"
         for point in missing_points(files.fstab(), wanted)
     ]
-    unseen = [*left_out_disks(source.manifest.disks), *failed, *empty, *not_mounted(found, wanted)]
+    devices = [each.device for each in found]
+    windows = windows_parts(files.appliance, wanted[0][1], devices)
+    nowhere = [*not_mounted(found, wanted, windows), *missing_of_windows(windows)]
+    unseen = [*left_out_disks(source.manifest.disks), *failed, *empty, *nowhere]
     return _note(context, source, unseen)
 
 
@@ -187,7 +196,7 @@ def _copy(
     from snaporch.extract.guest_files import opened_files, shown
     from snaporch.output.format import size
     from snaporch.output.terminal import print_json, print_result
-    from snaporch.restore.reserve import RoomWatch
+    from snaporch.reserve import RoomWatch
 
     done: list[Copied] = []
     with opened_files(context, source) as files:

@@ -169,11 +169,13 @@ class Rebuild:
         from snaporch.catalog.records import by_dataset
         from snaporch.errors import InterruptedRunError, SnaporchError
         from snaporch.rebuild.local_checks import AlreadyHereError
-        from snaporch.rebuild.plan import bundled_guests, find_domains, no_guest
+        from snaporch.rebuild.plan import bundled_guests, find_domains, no_guest, note_of_damage
 
         snapshots = self._source.snapshots()
         copies = by_dataset(snapshots)
         self._guests = bundled_guests(self._source, copies)
+        if domains and (note := note_of_damage(self._guests)):
+            self._context.progress.note(self._source.name, note)
         chosen = domains or list(find_domains(snapshots, self._guests))
         if not chosen:
             raise no_guest("--all", self._source)
@@ -193,12 +195,11 @@ class Rebuild:
         """Rebuild one guest, and print its result."""
         from snaporch.catalog.records import by_dataset
         from snaporch.rebuild.bring_back import policies_of
-        from snaporch.rebuild.definitions import definitions
+        from snaporch.rebuild.definitions import check_definitions, definitions
         from snaporch.rebuild.fetch_bundle import runs_to_fetch
         from snaporch.rebuild.plan_guest import plan_guest
         from snaporch.rebuild.rebuild_guest import rebuild_guest
         from snaporch.rebuild.surroundings import plan_surroundings
-        from snaporch.restore.foreign_definition import check_foreign_definitions
 
         context, source, options = self._context, self._source, self._options
         history = options.history
@@ -222,7 +223,7 @@ class Rebuild:
         if options.dry_run:
             self._print_plan(plan, shown)
         if options.restores:
-            check_foreign_definitions(plan.thing, xmls, options.accepted)
+            check_definitions(context, plan, surroundings, xmls, options.accepted)
         if options.dry_run:
             return
         if is_closed:
@@ -321,8 +322,11 @@ class Rebuild:
         failures: list[SnaporchError] = []
         attempt(failures, lambda: failures.extend(finish(self._context, self._source, plan)))
         if not failures:
+            state = "is here"
+            if stage is Stage.RESTORE:  # by virsh start, for example: then its RAM was discarded
+                state += ", and runs, but not by this command"
             self._outcomes.add(
-                document, f"{here.thing}  is here; its policies and autostart are set"
+                document, f"{here.thing}  {state}; its policies and autostart are set"
             )
         for error in failures:
             self._outcomes.fail(error)

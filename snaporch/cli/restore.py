@@ -19,6 +19,7 @@ from snaporch.cli.options import (
     QuietOption,
     WaitOption,
     YesOption,
+    whole_number,
 )
 
 if TYPE_CHECKING:
@@ -112,6 +113,24 @@ def restore_command(
         ),
     ] = False,
     accept: AcceptOption = None,
+    group: Annotated[
+        bool,
+        typer.Option(
+            "--group",
+            help="Restore all that the consistency group took at the same instant; none is rolled "
+            "back before all are off.",
+        ),
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            parser=whole_number(1, 64),
+            metavar="N",
+            help="With --group: roll back and resume this many at once [default: all].",
+            show_default=False,
+        ),
+    ] = None,
     replica: Annotated[
         str,
         typer.Option(
@@ -157,7 +176,9 @@ def restore_command(
     guest, rolls its datasets back, restores UEFI variables, TPM state and definition, and resumes
     it from RAM.
     """
+    from snaporch.cli.restore_group import GroupChoices, restore_group
     from snaporch.cli.session import session
+    from snaporch.errors import UsageError
     from snaporch.output.terminal import print_json, print_result
     from snaporch.restore.confirm_and_restore import (
         RestoreRequest,
@@ -182,6 +203,10 @@ def restore_command(
         accepted=tuple(accept or ()),
     )
     with session(context, config, quiet=quiet or json) as opened:
+        if jobs is not None and not group:
+            raise UsageError("--jobs", "is for --group", "leave it out")
+        if group and (replica or host or identity):
+            raise UsageError("--group and --from", "exclude one another", "name each domain")
         if replica or host or identity:
             from snaporch.cli.rebuild import Rebuild, RebuildOptions, opened_identity
 
@@ -192,20 +217,22 @@ def restore_command(
             source, local = context.obj.open_source(opened, replica, host)
             with opened_identity(identity) as key:
                 return Rebuild(opened, source, local, options, key).run([snapshot])
+        if group:
+            choices = GroupChoices(yes=yes, dry_run=dry_run, json=json, wait=wait, jobs=jobs)
+            return restore_group(opened, request, choices)
         if dry_run:
             preview = preview_restore(opened, request)
             if json:
                 print_json(preview.as_json())
             else:
-                print_steps(f"restoring {preview.plan.thing}", preview)
-                _print_losses(request, preview.plan, preview.discarded, print_result)
+                print_preview(request, preview)
             return print_refusals(preview)
         ask = None if yes else partial(_ask, opened, request)
         restored = run_restore(opened, request, confirm=ask, wait=wait)
         if json:
             print_json(restored.as_json())
         else:
-            print_result(_line(restored))
+            print_result(line_of(restored))
         print_undo_command(opened, restored)
     return 0
 
@@ -240,22 +267,31 @@ def _ask(context: Context, request: RestoreRequest, plan: RestorePlan) -> None:
     from snaporch.output.terminal import print_error
     from snaporch.restore.losses import losses
 
-    _print_losses(request, plan, losses(context, plan), print_error)
+    print_losses(request, plan, losses(context, plan), print_error)
     confirm(plan.thing)
 
 
-def _print_losses(
+def print_losses(
     request: RestoreRequest,
     plan: RestorePlan,
     lost: Iterable[str],
     output: Callable[[str], None],
 ) -> None:
+    """Print what a restore discards."""
     output(f"restoring {plan.thing} discards:")
     for loss in lost:
         output(f"  {loss}")
     if request.safety:
         kept = "the disks and the RAM" if request.keep_running else "the disks"
         output(f"  (a copy of {kept} is kept; snaporch undo brings it back)")
+
+
+def print_preview(request: RestoreRequest, preview: RestorePreview) -> None:
+    """Print what a restore would do, and what it would discard."""
+    from snaporch.output.terminal import print_result
+
+    print_steps(f"restoring {preview.plan.thing}", preview)
+    print_losses(request, preview.plan, preview.discarded, print_result)
 
 
 def print_steps(heading: str, preview: RestorePreview) -> None:
@@ -286,7 +322,8 @@ def print_undo_command(context: Context, restored: Restored) -> None:
         context.progress.step(record.domain, f"undo it with: {command}")
 
 
-def _line(restored: Restored) -> str:
+def line_of(restored: Restored) -> str:
+    """Describe the result of a restore on one line."""
     text = f"{restored.record.full_name}  restored, {restored.state}"
     if restored.resumed:
         text += ", resumed from RAM"

@@ -11,12 +11,13 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from snaporch.bundle.manifest import Role
 from snaporch.bundle.save_image_copy import copy_with_xml, read_preface
+from snaporch.catalog.records import COPY
 from snaporch.clone.address_conflicts import address_lock, check_network
 from snaporch.clone.find_clones import (
     NAME_PROPERTY,
@@ -37,10 +38,12 @@ from snaporch.hypervisor.clone_xml import (
     CloneDisk,
     CloneSpec,
     CloneXml,
+    SharedError,
     make_clone_xml,
 )
 from snaporch.model import DatasetKind
 from snaporch.restore.disk_checks import check_beneath
+from snaporch.restore.foreign_definition import came_from_elsewhere, is_foreign
 from snaporch.restore.host_requirements import available_memory
 from snaporch.restore.ram_from_pages import image_bytes, make_image
 from snaporch.restore.source import (
@@ -50,6 +53,7 @@ from snaporch.restore.source import (
     image_path_in_dataset,
     reading_lock,
 )
+from snaporch.zfs import PREFIX
 from snaporch.zfs_names import MAX_FULL_NAME
 
 RAM_COPY = "ram.save"
@@ -128,6 +132,10 @@ def dataset_name(origin: str, name: str) -> str:
     return f"{origin}-{fit}" if slash else f"{pool}/{pool}-{fit}"
 
 
+class MarkedError(SharedError):
+    """It is refused only since it came from another host; the step has it count as this one's."""
+
+
 def check_clone(context: Context, source: Source, request: CloneRequest) -> None:
     """Check everything that can be checked before anything is made.
 
@@ -169,10 +177,30 @@ def check_clone(context: Context, source: Source, request: CloneRequest) -> None
 def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
     """Check the XML that the clone starts from, and the definition of a permanent clone."""
     start = _start_xml(source, request)
+    identity = _identity(context, source, request, "0" * 36, {}, check=True)
+    try:
+        _make_all(source, request, start, identity)
+    except SharedError as error:
+        if error.step or context.foreign or not came_from_elsewhere(source.members):
+            raise
+        try:
+            _make_all(source, request, start, replace(identity, emulators=None))
+        except RefusedError:
+            raise error from None
+        names = [each.full_name for each in source.members if COPY in each.properties]
+        released = shlex.join(["zfs", "inherit", PREFIX + COPY, *names])
+        step = (
+            "to have it count as this host's own, of which nothing is checked and "
+            f"which retention may delete then: {released}"
+        )
+        raise MarkedError(error.thing, error.reason, step) from error
+    check_tpm(source, start, resumed=request.resumed)
+
+
+def _make_all(source: Source, request: CloneRequest, start: str, identity: CloneSpec) -> None:
     definition = source.text(Role.INACTIVE_XML) if request.purpose is Purpose.CLONE else None
     for xml in filter(None, (start, definition)):
-        make_clone_xml(xml, _identity(context, source, request, "0" * 36, {}, check=True))
-    check_tpm(source, start, resumed=request.resumed)
+        make_clone_xml(xml, identity)
 
 
 def _check_name(context: Context, request: CloneRequest) -> None:
@@ -300,18 +328,19 @@ def _identity(
     *,
     check: bool = False,
 ) -> CloneSpec:
+    files = str(directory_of(context, uuid))
     if check:
-        places = {disk.target: CloneDisk("/", "file") for disk in source.disks}
+        places = {disk.target: CloneDisk(f"{files}/disk", "file") for disk in source.disks}
     return CloneSpec(
         name=request.name,
         uuid=uuid,
         of=source.thing,
         disks=places,
-        files=str(directory_of(context, uuid)),
+        files=files,
         network=request.network,
         resumed=request.resumed,
         throw_away=request.purpose is not Purpose.CLONE,
-        emulators=context.hypervisor.emulators() if context.foreign else None,
+        emulators=context.hypervisor.emulators() if is_foreign(context, source.members) else None,
     )
 
 
@@ -340,7 +369,7 @@ def clone_dataset(
         properties |= {"volmode": "dev"}
         properties |= {"readonly": "on"} if purpose is Purpose.EXTRACT else {}
     properties |= context.pool.local_properties(COPIED_PROPERTIES).get(dataset, {})
-    if context.foreign:
+    if is_foreign(context, source.members):
         properties = {**_of_a_copy(kind), **properties}
     context.pool.clone(source.member(dataset).full_name, made, properties)
     if kind is DatasetKind.FILESYSTEM:
@@ -393,7 +422,9 @@ def _define_and_start(
         _resume(context, source, request, identity, start.xml)
     elif request.purpose is not Purpose.CLONE:
         context.progress.step(request.name, "booting")
-        context.hypervisor.create(start.xml, paused=True, validate=context.foreign)
+        context.hypervisor.create(
+            start.xml, paused=True, validate=is_foreign(context, source.members)
+        )
         _check_and_resume(context, source, identity, running=True)
 
 

@@ -12,6 +12,7 @@ from snaporch.hypervisor.clone_xml import CloneSpec, SharedError
 from snaporch.hypervisor.domain_xml import parse, tpm_state
 from snaporch.model import Level
 from snaporch.restore.firmware_checks import check_firmware_file
+from snaporch.restore.foreign_definition import is_foreign
 from snaporch.restore.source import Source
 
 _Access = tuple[int | None, int | None, int | None]
@@ -66,19 +67,20 @@ def copy_firmware(context: Context, source: Source, identity: CloneSpec, xml: st
     """
     root = parse(xml)
     state = tpm_state(root)
+    foreign = is_foreign(context, source.members)
     folders: dict[Path, _Access] = {}
     for part in source.manifest.parts:
         if part.role is Role.NVRAM:
             data, _ = read_host_file(source.directory / part.name)
             check_firmware_file(source.thing, part, data, [root])
-            replace_host_file(Path(identity.nvram), data, *_access(context, part, None))
+            replace_host_file(Path(identity.nvram), data, *_access(part, None, foreign=foreign))
         elif part.role is Role.TPM and part.source is not None and state is not None:
             data, _ = read_host_file(source.directory / part.name)
             folder, name = state.directory, Path(part.source).name
             check_firmware_file(source.thing, part, data, [root])
             place = Path(state.path) if state.is_file else folder / name
             folder.mkdir(mode=0o711, parents=True, exist_ok=True)
-            access = _access(context, part, swtpm_owner())
+            access = _access(part, swtpm_owner(), foreign=foreign)
             replace_host_file(place, data, *access)
             folders[folder] = access
     for folder, (uid, gid, _) in folders.items():  # last: root must not write into another's
@@ -86,8 +88,8 @@ def copy_firmware(context: Context, source: Source, identity: CloneSpec, xml: st
             os.chown(folder, uid, gid, follow_symlinks=False)
 
 
-def _access(context: Context, part: Part, owner: tuple[int, int] | None) -> _Access:
+def _access(part: Part, owner: tuple[int, int] | None, *, foreign: bool) -> _Access:
     """What the bundle has, or for another host's this process's user or ``owner``, and 0600."""
-    if not context.foreign:
+    if not foreign:
         return part.uid, part.gid, part.mode
     return (*owner, 0o600) if owner is not None else (None, None, None)

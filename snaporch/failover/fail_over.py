@@ -14,7 +14,7 @@ A guest that is off is moved in the same way, without RAM.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from snaporch.catalog.note import check_note
@@ -40,6 +40,9 @@ from snaporch.model import Domain, SnapshotRecord, Strategy
 from snaporch.recovery.recover_runs import recover_leftovers
 from snaporch.replication.interface import Destination, find_replica
 from snaporch.replication.replicate import host_lock
+from snaporch.restore.foreign_definition import check_foreign_definitions
+from snaporch.restore.foreign_images import check_foreign_images
+from snaporch.restore.own_places import OwnPlaces, with_paths
 from snaporch.restore.start_bar import has_bar
 from snaporch.schedule.replicate_domains import ReplicationTarget, replicate_domains
 from snaporch.snapshot.group import group_of, members_of_group
@@ -81,6 +84,7 @@ def fail_over(
     replica: str,
     opened: Callable[[Context, str], Destination],
     confirm: Callable[[Domain], None],
+    accepted: Sequence[str] = (),
 ) -> FailedOver:
     """Fail a guest over, or go on after an interruption.
 
@@ -91,6 +95,7 @@ def fail_over(
         opened: opens it.
         confirm: asks whether to go on, and raises if not; it is not asked again after an
             interruption.
+        accepted: what the guest may have of the other host; the command there has it, too.
 
     Raises:
         RefusedError: nothing was touched.
@@ -102,14 +107,14 @@ def fail_over(
     domain = context.hypervisor.domain(name)
     is_new = context.fences.find(domain.uuid) is None
     if is_new:
-        _check(_forced(context, domain), domain, replica)
+        _check(_forced(context, domain), domain, replica, accepted)
         confirm(domain)
     # Nothing of it may run at low priority while the guest is paused.
     with host_lock(replace(context, lower_priority=lambda _work: None)):
         fence = context.fences.find(domain.uuid)
         if fence is None and not is_new:  # the admin was not asked
             raise RefusedError(domain.name, "its fence was removed meanwhile", "try again")
-        fence = fence or _end(context, domain, replica, opened)
+        fence = fence or _end(context, domain, replica, opened, accepted)
         if (found := other_move(fence, replica)) is not None:
             raise RefusedError(domain.name, *found)
         context.fences.put(fence)  # once more: an error may have left it on no stable storage
@@ -118,7 +123,7 @@ def fail_over(
             journals = journals_of(context.config.paths.journal, now.uuid)
             step = way_to_end(now.uuid, now.state, is_recovered=not journals)
             raise AttentionError(domain.name, "is fenced, and its QEMU has not ended", step)
-        done = _ship(context, domain, fence, replica, opened, section)
+        done = _ship(context, domain, fence, replica, opened, section, accepted)
         delivered = context.clock.now().isoformat()
         context.fences.put(replace(fence, replica=replica, delivered=delivered))
         delete_first(context, done.record)
@@ -139,7 +144,9 @@ def _forced(context: Context, domain: Domain) -> Context:
     return replace(context, config=config.model_copy(update={"domain": sections}))
 
 
-def _check(context: Context, domain: Domain, replica: str) -> FailoverFacts:
+def _check(
+    context: Context, domain: Domain, replica: str, accepted: Sequence[str]
+) -> FailoverFacts:
     """Refuse a guest that cannot be failed over; what that was decided by.
 
     Raises:
@@ -170,7 +177,35 @@ def _check(context: Context, domain: Domain, replica: str) -> FailoverFacts:
         found = refusal(facts)
     if found is not None:
         raise RefusedError(domain.name, *found)
+    places = OwnPlaces(context, domain.name, [each.name for each in plan.datasets])
+    why = "its definition goes to another host"  # which refuses the same
+    check_foreign_definitions(domain.name, _definitions(context, domain), accepted, places.has, why)
     return facts
+
+
+def _definitions(context: Context, domain: Domain) -> list[str]:
+    """Those that the rebuild on the other host may use."""
+    return with_paths(context, filter(None, (domain.live_xml, domain.inactive_xml)))
+
+
+def _check_images(
+    context: Context, domain: Domain, first: SnapshotRecord, accepted: Sequence[str]
+) -> None:
+    """Refuse what a rebuild on another host would refuse when the data is there.
+
+    Raises:
+        RefusedError: the header of an image, or a link, leads out of the guest's datasets.
+    """
+    check_foreign_images(
+        context,
+        domain.name,
+        members_of(context, first),
+        OwnPlaces(context, domain.name, first.datasets),
+        _definitions(context, domain),
+        accepted,
+        why="it goes to another host",
+        live=True,
+    )
 
 
 def _sharing(context: Context, domain: Domain, datasets: set[str]) -> tuple[str, ...]:
@@ -187,6 +222,7 @@ def _end(
     domain: Domain,
     replica: str,
     opened: Callable[[Context, str], Destination],
+    accepted: Sequence[str],
 ) -> Fence:
     """Take the last snapshot, fence the guest and end it; the fence.
 
@@ -194,13 +230,14 @@ def _end(
         SnaporchError: the guest runs, or is off, as before.
     """
     first = take_snapshot(context, domain, SnapshotRequest(level="crash", note=_NOTE))
+    _check_images(context, domain, first, accepted)
     before = [each.full_name for each in members_of(context, first)]
     context.pool.set_properties(before, {PREFIX + ENDED: NOT_ENDED})  # see delete_first
     _replicate(context, domain, replica, opened)
     there = opened(context, replica)
     there.mark({name: {ENDED: NOT_ENDED} for name in before})  # it will accept the last one's
     now, forced = context.hypervisor.domain(domain.uuid), _forced(context, domain)
-    facts = _check(forced, now, replica)  # that may have taken hours
+    facts = _check(forced, now, replica, accepted)  # that may have taken hours
     # Not first when it has ended: it would be nowhere until an admin has removed files.
     check_examinable(context, _disks(context, now, first), members_of(context, first))
     free = there.free_bytes()  # not later: the replica may not answer, and the guest would wait
@@ -246,6 +283,7 @@ def _ship(
     replica: str,
     opened: Callable[[Context, str], Destination],
     section: object,
+    accepted: Sequence[str],
 ) -> FailedOver:
     """Copy the last snapshot to the replica, and mark the copy as the last one."""
     record = _record(context, domain, fence)
@@ -267,6 +305,7 @@ def _ship(
     # Never here: another replica would get it, too.
     opened(context, replica).mark({name: {ENDED: ENDED_HERE} for name in members})
     words = ["snaporch", "rebuild", "--from", replica, record.full_name]
+    words += [word for each in accepted for word in ("--accept", each)]
     closed = isinstance(section, Replica) and section.encrypt_to
     return FailedOver(record, replica, shlex.join(words) + (" --identity FILE" if closed else ""))
 

@@ -121,7 +121,8 @@ def other_move(fence: Fence, replica: str) -> tuple[str, str] | None:
         reason = f"was failed over to {fence.replica} on {fence.delivered[:16]}Z; it may run there"
         return reason, "see docs/how-to/failover.md"
     if fence.replica not in ("", replica):
-        return f"is being failed over to {fence.replica}", fence.rerun
+        renamed = f"if that replica was renamed, have it named {fence.replica} again before"
+        return f"is being failed over to {fence.replica}", f"{fence.rerun}; {renamed}"
     return None
 
 

@@ -9,23 +9,41 @@ nothing  a word or a number, nothing with a slash
 ``~``    any text: the guest reads it, the host does not
 ``<``    a file of the host that is only read
 ``!``    a path of the clone's own
-``=a|b`` one of these
+``@``    a file that a package installs: firmware, an emulator
+``=a|b`` one of these; ``=`` alone is none
 ======== ======================================================================
 
 ``**`` stands for any attributes, text and children with such values, ``**~`` for any at all.
+A ``-`` alone forbids an element that an earlier line allows.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from xml.etree.ElementTree import Element
 
 QEMU = "{http://libvirt.org/schemas/domain/qemu/1.0}"
+FIRMWARE = (
+    "/usr/lib/ipxe",
+    "/usr/share/AAVMF",
+    "/usr/share/OVMF",
+    "/usr/share/edk2",
+    "/usr/share/edk2-ovmf",
+    "/usr/share/ipxe",
+    "/usr/share/ovmf",
+    "/usr/share/qemu",
+    "/usr/share/qemu-efi-aarch64",
+    "/usr/share/qemu-efi-arm",
+    "/usr/share/qemu-efi-riscv64",
+    "/usr/share/seabios",
+)
+"""Where packages install firmware and ROMs for guests, and nothing else."""
+_PROGRAM = re.compile(r"/usr/(s?bin|libexec|lib/qemu)/(qemu-system-\w+|qemu-kvm|kvm|virtiofsd)")
 
-_LIST = """
+LIST = """
 domain type id
   name|title|description .~
   uuid|genid|iothreads .
@@ -158,33 +176,29 @@ type=pty|null|stdio|vc|spicevmc|spiceport|qemu-vdagent|dbus|unix|file
       driver|address|alias|acpi **
 """
 
-_REPEATED_AT_THE_TOP = ("seclabel", "sysinfo")
-_REPEATED_IN_OS = ("boot", "initarg", "initenv")
-_SINGLE = frozenset(
-    {"backend", "backingStore", "cid", "dataStore", "devices", "driver", "hugepages", "mac"}
-    | {"memoryBacking", "mirror", "rom", "target", "uuid"}
-)
-"""What the code that makes a clone looks for once."""
-
-_Fits = Callable[[str, Collection[str]], bool]
+IsOwn = Callable[[str], bool]
+"""Whether a path belongs to the guest itself."""
+_Fits = Callable[[str, IsOwn], bool]
 
 
 @dataclass(slots=True)
-class _Rule:
+class Rule:
     """The allowed attributes, text and children of an element."""
 
     values: dict[str, _Fits] = field(default_factory=dict)
     """The check of each attribute's value; the text's is ``.``."""
-    children: dict[str, _Rule] = field(default_factory=dict)
+    children: dict[str, Rule] = field(default_factory=dict)
     all: _Fits | None = None
     """If set: any attributes and children are allowed, whose values pass this check."""
+    never: bool = False
+    """Whether the element itself is not allowed."""
 
 
-def _word(value: str, _own: Collection[str]) -> bool:
+def _word(value: str, _own: IsOwn) -> bool:
     return "/" not in value
 
 
-def _any(_value: str, _own: Collection[str]) -> bool:
+def _any(_value: str, _own: IsOwn) -> bool:
     return True
 
 
@@ -195,62 +209,65 @@ def is_own(value: str, own: Collection[str]) -> bool:
     return any(value == path or value.startswith(f"{path}/") for path in own)
 
 
+def _has(value: str, own: IsOwn) -> bool:
+    return own(value)
+
+
+def _packaged(value: str, _own: IsOwn) -> bool:
+    return is_own(value, FIRMWARE) or _PROGRAM.fullmatch(value) is not None
+
+
+_SIGNS: dict[str, _Fits] = {"": _word, "~": _any, "<": _any, "!": _has, "@": _packaged}
+
+
 def _fits(sign: str) -> _Fits:
     if sign.startswith("="):
         choices = sign[1:].split("|")
         return lambda value, _own: value in choices
-    return {"": _word, "~": _any, "<": _any, "!": is_own}[sign]
+    return _SIGNS[sign]
 
 
-def _rules(lines: str) -> _Rule:
-    top = _Rule()
+def read_rules(lines: str) -> Rule:
+    """Read a list, whose signs are those of this module.
+
+    A later line on an element that is there adds to it, or changes the values that it may have.
+    """
+    top = Rule()
     open_rules = [(-1, [top])]
-    for line in lines.strip().splitlines():
+    for line in filter(None, lines.splitlines()):
         depth = len(line) - len(line.lstrip())
         tags, *tokens = line.split()
-        rule = _Rule()
-        for token in tokens:
-            found = re.fullmatch(r"(\*\*|\.|\w+)(.*)", token)
-            assert found is not None, token
-            if found[1] == "**":
-                rule.all = _fits(found[2])
-            else:
-                rule.values[found[1]] = _fits(found[2])
         while open_rules[-1][0] >= depth:
             open_rules.pop()
+        below = []
         for parent in open_rules[-1][1]:
             for tag in tags.split("|"):
-                parent.children[tag.replace("qemu:", QEMU)] = rule
+                rule = parent.children.setdefault(tag.replace("qemu:", QEMU), Rule())
                 if tag == "backingStore":
                     rule.children[tag] = rule  # an entry of a chain may have another
-        open_rules.append((depth, [rule]))
+                _allow(rule, tokens)
+                below.append(rule)
+        open_rules.append((depth, below))
     return top
 
 
-_DOMAIN = _rules(_LIST).children["domain"]
+def _allow(rule: Rule, tokens: Collection[str]) -> None:
+    if tokens == ["-"]:
+        rule.never = True
+        return
+    for token in tokens:
+        found = re.fullmatch(r"(\*\*|\.|[\w-]+)(.*)", token)
+        assert found is not None, token
+        if found[1] == "**":
+            rule.all = _fits(found[2])
+        else:
+            rule.values[found[1]] = _fits(found[2])
+
+
+_DOMAIN = read_rules(LIST).children["domain"]
 _DEVICES = _DOMAIN.children.pop("devices").children
 MEDIUM = "medium"
 """Used instead of ``disk`` for a read-only disk that is shared with the original."""
-
-
-def repeated(root: Element) -> str | None:
-    """The first element that is there twice and must not be; ``None`` if there is none.
-
-    libvirt takes the first of two for some purposes, both for others. It writes none twice.
-
-    Args:
-        root: the ``<domain>``.
-    """
-    os = root.findall("os")
-    foreign = {each for metadata in root.findall("metadata") for each in metadata.iter()}
-    for parent in (each for each in root.iter() if each not in foreign):
-        counts = Counter(child.tag for child in parent)
-        for tag in sorted(tag for tag, count in counts.items() if count > 1):
-            if parent is root and tag not in _REPEATED_AT_THE_TOP:
-                return tag.rpartition("}")[2]
-            if tag in _SINGLE or (parent in os and tag not in _REPEATED_IN_OS):
-                return tag
-    return None
 
 
 def unlisted(root: Element, own: Collection[str]) -> Iterator[str]:
@@ -260,7 +277,7 @@ def unlisted(root: Element, own: Collection[str]) -> Iterator[str]:
         root: the ``<domain>``.
         own: paths that belong to the clone: files, and directories with everything in them.
     """
-    return _unlisted(root, _DOMAIN, own, ("devices",))
+    return _unlisted(root, _DOMAIN, partial(is_own, own=own), ("devices",))
 
 
 def unlisted_in_device(element: Element, own: Collection[str], tag: str = "") -> Iterator[str]:
@@ -272,24 +289,50 @@ def unlisted_in_device(element: Element, own: Collection[str], tag: str = "") ->
     rule = _DEVICES.get(tag or element.tag)
     if rule is None:
         return iter([f"<{element.tag}>"])
-    return _unlisted(element, rule, own)
+    return _unlisted(element, rule, partial(is_own, own=own))
 
 
 def _unlisted(
-    element: Element, rule: _Rule, own: Collection[str], without: Collection[str] = ()
+    element: Element, rule: Rule, own: IsOwn, without: Collection[str] = ()
 ) -> Iterator[str]:
+    for found, name in not_allowed(element, rule, own, without):
+        if name is None:
+            yield f"<{found.tag}>"
+        else:
+            value = text_of(found) if name == "." else found.get(name)
+            yield f"{'' if name == '.' else f'{name}='}{value!r} in <{found.tag}>"
+
+
+def text_of(element: Element) -> str:
+    """The text of an element, also that between its children: libvirt reads all of it as one."""
+    return "".join([element.text or "", *(child.tail or "" for child in element)]).strip()
+
+
+def not_allowed(
+    element: Element, rule: Rule, own: IsOwn, without: Collection[str] = ()
+) -> Iterator[tuple[Element, str | None]]:
+    """What an element has that its rule does not allow.
+
+    Args:
+        own: whether the sign ``!`` allows a path.
+        without: children of the element that are not looked at.
+
+    Returns:
+        Elements, each with the name of an attribute (``.`` is the text), or with ``None`` if the
+        whole element is not allowed.
+    """
     values = dict(element.attrib)
-    if (text := (element.text or "").strip()) != "":
+    if (text := text_of(element)) != "":
         values["."] = text
     for name, value in values.items():
         fits = rule.values.get(name, rule.all)
         if fits is None or not fits(value, own):
-            yield f"{'' if name == '.' else f'{name}='}{value!r} in <{element.tag}>"
+            yield element, name
     for child in element:
         if child.tag in without:
             continue
         below = rule.children.get(child.tag) or (rule if rule.all is not None else None)
-        if below is None:
-            yield f"<{child.tag}>"
+        if below is None or below.never:
+            yield child, None
         else:
-            yield from _unlisted(child, below, own)
+            yield from not_allowed(child, below, own)

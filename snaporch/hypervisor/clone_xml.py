@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
 from snaporch.errors import RefusedError
-from snaporch.hypervisor.clone_allowlist import MEDIUM, repeated, unlisted, unlisted_in_device
+from snaporch.hypervisor.clone_allowlist import MEDIUM, unlisted, unlisted_in_device
 from snaporch.hypervisor.clone_backends import character_devices, displays, other_backends
 from snaporch.hypervisor.domain_xml import (
     disk_element,
@@ -31,8 +31,10 @@ from snaporch.hypervisor.foreign_xml import (
     for_the_emulator,
     forbidden_file,
     needs_secret,
+    remove_gpu,
     remove_privileges,
 )
+from snaporch.hypervisor.one_reading import two_readings
 from snaporch.hypervisor.qemu_arguments import receive_user_networks, unknown_argument
 from snaporch.zfs_names import quoted
 
@@ -137,10 +139,9 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
         SharedError, RefusedError: it would share something that cannot be shared nor left out.
     """
     root = parse(xml)
-    if (tag := repeated(root)) is not None:
-        raise SharedError(identity.of, f"its XML has more than one <{tag}>, as libvirt writes none")
-    if identity.emulators is not None:
-        _of_another_host(root, identity)
+    if (found := two_readings(root)) is not None:
+        raise SharedError(identity.of, f"its XML has {found}")
+    missing = _of_another_host(root, identity) if identity.emulators is not None else []
     if (argument := unknown_argument(root)) is not None:
         raise SharedError(
             identity.of,
@@ -149,7 +150,7 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
         )
     _set_identity(root, identity)
     _remove_host_settings(root)
-    missing = _disks(root, identity)
+    missing += _disks(root, identity)
     _host_memory(root, identity)
     _firmware(root, identity)
     character_devices(root, identity.files)
@@ -163,6 +164,8 @@ def make_clone_xml(xml: str, identity: CloneSpec) -> CloneXml:
     if identity.emulators is not None:
         missing += _other_media(root, identity)
     missing += _remove_unlisted(root, identity)
+    if identity.emulators is not None:
+        _check_other_files(root, identity)  # of what is left
     for element in root.iter():
         if element.text is not None and _SPACE.fullmatch(element.text):
             element.text = None
@@ -317,17 +320,22 @@ def _empty_drive(element: Element) -> None:
     element.set("type", "file")
 
 
-def _of_another_host(root: Element, identity: CloneSpec) -> None:
+def _of_another_host(root: Element, identity: CloneSpec) -> list[str]:
+    """Remove privileges and GPUs; return what the clone lacks then."""
     if (tag := for_the_emulator(root)) is not None:
         raise SharedError(identity.of, f"its XML has <{tag}> for the emulator of another host")
+    if next(root.iter("slices"), None) is not None:
+        reason = "its XML has <slices>: the header that counts may be another than the one read"
+        raise SharedError(identity.of, reason)
     remove_privileges(root)
+    return remove_gpu(root)
 
 
 def _other_media(root: Element, identity: CloneSpec) -> list[str]:
-    """Remove what the XML of another host's guest names and this host might have.
+    """Remove media that the XML of another host's guest names and this host might have.
 
     Raises:
-        SharedError: it names a file that cannot be removed.
+        SharedError: a disk cannot be removed.
     """
     known = identity.emulators or frozenset()
     missing = []
@@ -344,11 +352,20 @@ def _other_media(root: Element, identity: CloneSpec) -> list[str]:
             raise SharedError(identity.of, reason)
         _empty_drive(element)
         missing.append(f"the medium in {target}")
+    return missing
+
+
+def _check_other_files(root: Element, identity: CloneSpec) -> None:
+    """Refuse what the XML of another host's guest names, and this host might have.
+
+    Raises:
+        SharedError: it names a file or a secret.
+    """
+    known = identity.emulators or frozenset()
     if needs_secret(root):
         raise SharedError(identity.of, "its XML names a secret, which would be of this host")
     if (path := forbidden_file(root, own_paths(identity), known)) is not None:
         raise SharedError(identity.of, f"its XML names {quoted(path)}, which would be of this host")
-    return missing
 
 
 def _make_optional(element: Element) -> None:

@@ -14,6 +14,7 @@ from defusedxml.ElementTree import fromstring
 from snaporch.errors import RefusedError
 from snaporch.hypervisor.interface import BackingImage, CaptureRequest, OverlayDisk
 from snaporch.model import Disk, Owner, TpmState
+from snaporch.zfs_names import quoted
 
 _SOURCE_ATTRIBUTES = {"file": "file", "block": "dev", "dir": "dir"}
 _OF_THE_IMAGE = ("driver", "auth", "source", "backingStore", "mirror", "encryption")
@@ -26,6 +27,7 @@ _UNIT = re.compile(r"(?:bytes?|b|([kmgtpe])(b|ib)?)")
 _DIGITS = re.compile(r"[0-9]{1,20}")
 _OF_AN_EMULATOR = "{http://libvirt.org/schemas/domain/"
 """How the names of elements begin that libvirt passes to QEMU without knowing them."""
+_ENCODING = re.compile(r"\ufeff?<\?xml\s[^>]*?\bencoding\s*=\s*[\"']([^\"']*)")
 _NO_VARIABLES = ("readonly", "stateless")
 """A ``<loader>`` is not written to if one of these attributes is ``yes``."""
 
@@ -34,8 +36,12 @@ def parse(xml: str) -> Element:
     """Parse a ``<domain>`` document.
 
     Raises:
-        RefusedError: not XML, not a domain, or XML that would load external data.
+        RefusedError: not XML, not a domain, XML that would load external data, or that says it is
+            not in UTF-8: libvirt would read it so, and find other elements.
     """
+    declared = _ENCODING.match(xml)
+    if declared is not None and declared[1].upper() != "UTF-8":
+        raise RefusedError("domain XML", f"is in {quoted(declared[1])}, not in UTF-8")
     try:
         root: Element = fromstring(xml, forbid_dtd=True)
     except (ElementTree.ParseError, DefusedXmlException, ValueError) as error:
@@ -281,6 +287,28 @@ def memory_bytes(root: Element) -> int:
     return max(sum(cells) + sum(plugged), *top, *highest, 0)
 
 
+def smallest_memory(root: Element) -> int:
+    """Bytes of the smallest part of a guest's memory: of a NUMA cell, or all of it.
+
+    Raises:
+        ValueError: a size is no number.
+    """
+    cells = root.findall("cpu/numa/cell")
+    if cells:
+        return min(amount(cell.get("memory"), cell.get("unit")) for cell in cells)
+    return whole_memory(root)
+
+
+def whole_memory(root: Element) -> int:
+    """Bytes of memory that the guest has now, of which a balloon may have taken a part; 0 if none.
+
+    Raises:
+        ValueError: the size is no number.
+    """
+    memory = root.find("memory")
+    return amount(memory.text, memory.get("unit")) if memory is not None else 0
+
+
 def huge_memory(root: Element) -> dict[int, int]:
     """Bytes of memory on huge pages, by the size of a page in KiB.
 
@@ -297,8 +325,7 @@ def huge_memory(root: Element) -> dict[int, int]:
         for place, cell in enumerate(root.findall("cpu/numa/cell"))
     }
     if not cells:
-        memory = root.find("memory")
-        cells = {"0": amount(memory.text, memory.get("unit")) if memory is not None else 0}
+        cells = {"0": whole_memory(root)}
     everywhere = [page.get("size", "0") for page in pages if page.get("nodeset") is None]
     sizes = dict.fromkeys(cells, (everywhere or ["0"])[0]) if everywhere or not pages else {}
     for page in pages:
@@ -387,6 +414,19 @@ def networks(root: Element) -> set[str]:
 def storage_pools(root: Element) -> set[str]:
     """The libvirt storage pools that the domain's disks name."""
     return _named(root, "devices/disk//source", "pool")
+
+
+def needed_storage_pools(root: Element, *, resumes: bool) -> set[str]:
+    """Those without which libvirt does not start the domain: the disk may not be left out.
+
+    Args:
+        root: the definition.
+        resumes: it is resumed from RAM: then a disk that only a boot requires may be left out.
+    """
+    required = ("mandatory",) if resumes else ("mandatory", "requisite")
+    sources = root.findall("devices/disk/source")
+    needed = [each for each in sources if each.get("startupPolicy", "mandatory") in required]
+    return {name for each in needed if (name := each.get("pool"))}
 
 
 def host_interfaces(root: Element) -> set[str]:

@@ -11,24 +11,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from snaporch.hypervisor.clone_allowlist import QEMU, is_own
-from snaporch.hypervisor.domain_xml import host_paths, source_path
+from snaporch.hypervisor.clone_allowlist import FIRMWARE, QEMU, is_own, text_of
+from snaporch.hypervisor.domain_xml import host_paths, nvram, nvram_formats, source_path
 
-FIRMWARE = (
-    "/usr/lib/ipxe",
-    "/usr/share/AAVMF",
-    "/usr/share/OVMF",
-    "/usr/share/edk2",
-    "/usr/share/edk2-ovmf",
-    "/usr/share/ipxe",
-    "/usr/share/ovmf",
-    "/usr/share/qemu",
-    "/usr/share/qemu-efi-aarch64",
-    "/usr/share/qemu-efi-arm",
-    "/usr/share/qemu-efi-riscv64",
-    "/usr/share/seabios",
-)
-"""Where packages install firmware and ROMs for guests, and nothing else."""
 _RANDOM = ("/dev/random", "/dev/urandom")
 _BOOTED = ("os/kernel", "os/initrd", "os/dtb", "os/shim")
 """libvirt gives these files to the emulator's user, so that they must be no file of a package."""
@@ -53,8 +38,6 @@ _PRIVILEGES = (
 )
 """Priority over this host's processes, memory that cannot be swapped, files, and data of it."""
 _DUMP = "coredump-"
-_BY_ROOT = ("script", "downscript", "log")
-"""libvirt runs the first two as root for an interface; its log daemon writes the last as root."""
 _IMAGES = ("backingStore", "dataStore", "mirror")
 
 
@@ -63,7 +46,7 @@ class ForeignImage:
     """An image that a definition names."""
 
     target: str
-    """Of the disk that it belongs to."""
+    """Of the disk that it belongs to; ``loader`` and ``nvram`` for those of the firmware."""
     path: str | None
     """``None`` for one that is not at a path of this host, such as a volume of a storage pool."""
     format: str
@@ -81,9 +64,9 @@ def for_the_emulator(root: Element) -> str | None:
 def confining(root: Element) -> set[str]:
     """The elements by which a guest gets more of this host than libvirt gives others.
 
-    These are the ones for the emulator, such as ``qemu:commandline``; what root's daemons run or
-    write; a file at a relative path, which is not shown as a path; and ``seclabel`` if one has
+    These are the ones for the emulator, such as ``qemu:commandline``, and ``seclabel`` if one has
     more than what libvirt itself writes for a running guest, and does not read at its next start.
+    All others: :mod:`snaporch.hypervisor.foreign_allowlist`.
     """
     found = {
         each.tag.replace(QEMU, "qemu:").rpartition("}")[2]
@@ -93,14 +76,7 @@ def confining(root: Element) -> set[str]:
     labels = {id(each) for each in root.findall("seclabel")}
     if any(_is_chosen(each, is_top=id(each) in labels) for each in root.iter("seclabel")):
         found.add("seclabel")
-    found |= {each.tag for each in root.iter() if each.tag in _BY_ROOT or _is_relative(each)}
-    booted = (each for path in (*_BOOTED, *_READ) for each in root.findall(path))
-    return found | {each.tag for each in booted if not (each.text or "/").startswith("/")}
-
-
-def _is_relative(element: Element) -> bool:
-    """Whether an element names a file by a path that depends on where its daemon runs."""
-    return any(not element.get(key, "/").startswith("/") for key in ("file", "path"))
+    return found
 
 
 def _is_chosen(label: Element, *, is_top: bool) -> bool:
@@ -111,7 +87,7 @@ def _is_chosen(label: Element, *, is_top: bool) -> bool:
 
 
 def images(root: Element) -> set[ForeignImage]:
-    """All images of a definition: of disks, backing files and data files."""
+    """All images of a definition: of disks, backing files, data files, and the firmware's."""
     found = set()
     for disk in root.findall("devices/disk"):
         target = disk.find("target")
@@ -122,7 +98,29 @@ def images(root: Element) -> set[ForeignImage]:
             if image.find("source") is not None:
                 path = source_path(image, image.get("type", "file"))
                 found.add(ForeignImage(name, path, kind))
-    return found
+    return found | set(_firmware_images(root))
+
+
+def _firmware_images(root: Element) -> Iterator[ForeignImage]:
+    """What the emulator opens as flash of the firmware."""
+    formats = nvram_formats(root) or {"raw"}
+    for path in _variables(root):
+        yield from (ForeignImage("nvram", path, form) for form in formats)
+    for loader in root.findall("os/loader"):
+        if path := (loader.text or "").strip():
+            yield ForeignImage("loader", path, loader.get("format", "raw"))
+    for variables_of in root.findall("os/nvram[@template]"):
+        form = variables_of.get("templateFormat", "raw")
+        yield ForeignImage("nvram", variables_of.get("template"), form)
+
+
+def _variables(root: Element) -> set[str]:
+    """All paths that may have the UEFI variables, whichever of them libvirt takes."""
+    found = {nvram(root)}
+    for element in root.findall("os/nvram"):
+        found.add(text_of(element))
+        found |= {each.get(name) for each in element.findall("source") for name in ("file", "dev")}
+    return {path for path in found if path}
 
 
 def needs_secret(root: Element) -> bool:

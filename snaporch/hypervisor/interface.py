@@ -178,6 +178,7 @@ class HostObject:
     """As libvirt has it now, also if it is not active."""
     starts_at_boot: bool
     """Whether libvirt starts it by itself (``autostart``)."""
+    active: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +416,12 @@ class Hypervisor(Protocol):
 
     def ram_in_use(self, uuid: str) -> int:
         """Bytes of RAM that a running guest has touched, at most its total memory."""
+
+    def dirty_rates(self, uuids: Sequence[str]) -> dict[str, int]:
+        """MiB of RAM that running guests change a second, by UUID; measured for a second.
+
+        A guest is missing if its emulator cannot measure that, or a job runs on it.
+        """
 
     def resident_bytes(self, uuid: str) -> int:
         """Bytes of memory that the emulator of a guest holds, without asking libvirt; 0 if unknown.

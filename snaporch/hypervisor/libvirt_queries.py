@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import libvirt
@@ -14,6 +14,7 @@ from snaporch import __version__
 from snaporch.errors import NoSuchDomainError, NotFoundError
 from snaporch.hypervisor import agent, apparmor, domain_xml, vcpu_quota
 from snaporch.hypervisor.definition_blockers import find_domain_blockers
+from snaporch.hypervisor.dirty_rate import measure_dirty_rates
 from snaporch.hypervisor.domain_reader import DomainReader
 from snaporch.hypervisor.host_compat import emulators_in, find_incompatibility, guest_cpu
 from snaporch.hypervisor.interface import (
@@ -195,6 +196,13 @@ class LibvirtQueries(LibvirtConnection):
                 return whole << 10  # QEMU has touched all of it; RSS does not count it
             return min(int(handle.memoryStats().get("rss", whole)), whole) << 10
 
+    def dirty_rates(self, uuids: Sequence[str]) -> dict[str, int]:
+        handles = {}
+        for uuid in uuids:
+            with contextlib.suppress(NotFoundError):
+                handles[uuid] = self._handle(uuid)
+        return measure_dirty_rates(self._conn(), handles) if handles else {}
+
     def was_booted(self, uuid: str) -> bool:
         with self._explained(uuid, "asking for its state"):
             found = self._handle(uuid).state()
@@ -271,6 +279,7 @@ class LibvirtQueries(LibvirtConnection):
                     handle.name(),
                     handle.XMLDesc(0),
                     bool(handle.isPersistent() and handle.autostart()),
+                    bool(handle.isActive()),
                 )
                 for handle in handles
             ]

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
+from pathlib import PurePosixPath
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
 from snaporch.context import Context
-from snaporch.errors import RefusedError
+from snaporch.errors import InterruptedRunError, RefusedError, SnaporchError
 from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor.domain_xml import needed_storage_pools, networks
 from snaporch.known_faults import Component, parse_release
-from snaporch.model import Level
+from snaporch.model import DatasetKind, Level
+from snaporch.rebuild.missing_storage_pools import Created, is_on_created
 from snaporch.rebuild.plan import RebuildPlan
 from snaporch.rebuild.replica_source import Source
 from snaporch.rebuild.surroundings import Surroundings
-from snaporch.restore.host_requirements import check_memory
+from snaporch.restore.host_requirements import check_memory, start_command
 from snaporch.zfs_names import quoted
 
 
@@ -70,6 +74,10 @@ def find_missing(
     resumes = plan.manifest.level is Level.RAM and not cold
     cpu = plan.manifest.versions.cpu if resumes else ""
     xml = ElementTree.tostring(roots[0], encoding="unicode") if roots else ""
+    started = roots[:1] if resumes else roots[-1:]
+    found += [
+        each for root in started for each in _not_active(context, plan, root, resumes=resumes)
+    ]
     if xml and not unknown and (reason := context.hypervisor.incompatibility(xml, cpu)):
         found.append(f"it cannot run here: {reason}; see --cold and --no-restore")
     if xml:
@@ -81,6 +89,42 @@ def find_missing(
 
 def _interfaces(context: Context) -> set[str]:
     return {path.name for path in (context.resolver.host.sys / "class" / "net").glob("*")}
+
+
+def _not_active(context: Context, plan: RebuildPlan, root: Element, *, resumes: bool) -> list[str]:
+    """Networks and storage pools that are here, and without which the restore is refused.
+
+    Those that are missing are in the plan of what comes. A pool on what comes starts only later.
+    """
+    kinds = (
+        ("network", "net", networks(root), context.hypervisor.defined_networks),
+        (
+            "storage pool",
+            "pool",
+            needed_storage_pools(root, resumes=resumes),
+            context.hypervisor.defined_storage_pools,
+        ),
+    )
+    present = {each.name for each in context.pool.datasets()}
+    incoming = [each.dataset for each in plan.incoming]
+    above = {str(each) for name in incoming for each in PurePosixPath(name).parents}
+    mountpoints = [e.mountpoint for e in plan.incoming if e.kind is DatasetKind.FILESYSTEM]
+    created = Created(mountpoints, {*incoming, *(above - present - {"."})})
+    found = []
+    for kind, verb, names, listed in kinds:
+        try:
+            here = [each for each in listed() if each.name in names] if names else []
+        except InterruptedRunError:
+            raise
+        except SnaporchError as error:
+            found.append(f"its {kind}s cannot be looked for: {error.line()}")
+            continue
+        found += [
+            f"the {kind} {quoted(each.name)} is not active: {start_command(verb, each.name)}"
+            for each in here
+            if not each.active and (kind == "network" or not is_on_created(each.xml, created))
+        ]
+    return found
 
 
 def _memory(context: Context, plan: RebuildPlan, xml: str, *, resumes: bool) -> list[str]:

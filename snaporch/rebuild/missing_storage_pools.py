@@ -14,6 +14,9 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+
 from snaporch.rebuild.host_object_xml import Allowed, NotAllowedError, read_definition
 from snaporch.zfs_names import quoted
 
@@ -83,6 +86,23 @@ def allowed_pool(name: str, xml: str, created: Created) -> AllowedPool:
         SubElement(SubElement(made, "source"), "name").text = dataset
         return AllowedPool(name, _text(made), f"zfs {dataset}", "", "")
     raise NotAllowedError(thing, f"has the type {quoted(kind)}")
+
+
+def is_on_created(xml: str, created: Created) -> bool:
+    """Whether a storage pool that this host has is on what comes back, and so cannot start before.
+
+    Args:
+        xml: its definition, of this host's libvirt.
+        created: what the rebuild creates.
+    """
+    try:
+        root = fromstring(xml, forbid_dtd=True)
+    except (ElementTree.ParseError, DefusedXmlException, ValueError):
+        return False
+    if root.get("type") == "zfs":
+        dataset = PurePosixPath((root.findtext("source/name") or "").strip())
+        return any(dataset.is_relative_to(each) for each in created.file_systems)
+    return bool(_mountpoint((root.findtext("target/path") or "").strip(), created))
 
 
 def _mountpoint(path: str, created: Created) -> str:

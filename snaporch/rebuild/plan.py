@@ -96,6 +96,8 @@ class BundledGuest:
     """Of this host, of which the replica has the snapshots that the bundle names."""
 
 
+_SHOWN = 3
+"""Guests that a note names."""
 OLDER_BUNDLES = 3
 """So many bundles of a guest are read if its newest one names no snapshots of the replica."""
 
@@ -129,6 +131,16 @@ def bundled_guests(source: Source, copies: Copies) -> Guests:
             known = newest or manifest
             found[uuid] = BundledGuest(known.domain if known else uuid, frozenset(datasets))
     return found
+
+
+def note_of_damage(guests: Guests) -> str:
+    """A note on guests of which no bundle could be read; empty without any."""
+    unknown = sorted(uuid for uuid, guest in guests.items() if not guest.datasets)
+    if not unknown:
+        return ""
+    more = f" and {len(unknown) - _SHOWN} more" if len(unknown) > _SHOWN else ""
+    names = f"{', '.join(unknown[:_SHOWN])}{more}"
+    return f"the newest bundles of {names} are damaged: which datasets they share is not known"
 
 
 def _older(source: Source, uuid: str, newest: str) -> Iterator[Manifest | None]:

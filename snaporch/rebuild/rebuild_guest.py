@@ -27,6 +27,7 @@ from snaporch.rebuild.replica_source import Source
 from snaporch.rebuild.stages import Stage, set_stage
 from snaporch.rebuild.surroundings import Surroundings, attempt, define_objects, set_autostart
 from snaporch.restore.confirm_and_restore import RestoreRequest, restore_under_lock
+from snaporch.restore.host_requirements import MissingObjectError
 from snaporch.restore.run import Restored
 from snaporch.zfs import PREFIX
 
@@ -99,6 +100,10 @@ def rebuild_guest(
             )
         except InterruptedRunError:
             raise
+        except MissingObjectError as error:
+            step = f"{error.step}; then run the same rebuild again"
+            again = RefusedError(error.thing, error.reason, step)
+            return Rebuilt(None, notes, [*failures, again])
         except SnaporchError as error:
             return Rebuilt(None, notes, [*failures, error])
         set_stage(context, plan, Stage.FINISH)

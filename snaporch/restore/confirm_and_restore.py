@@ -17,7 +17,7 @@ from snaporch.restore.bundle_checks import check_bundle
 from snaporch.restore.plan import RAISED, make_restore_plan
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.preview import Refusals, RestorePreview, make_preview
-from snaporch.restore.run import Restored, check_as_shown, restore
+from snaporch.restore.run import Restored, RestorePoint, check_as_shown, restore
 from snaporch.restore.select import newest_until, others_of_group, parse_moment, split_name
 
 
@@ -107,12 +107,28 @@ def preview_restore(context: Context, request: RestoreRequest) -> RestorePreview
         SnaporchError: there is no plan; as :func:`make_restore_plan`.
     """
     request.check()
-    domain, snapshot = request.choose(context)
+    preview = make_preview_of(context, request, request.choose(context))
+    _note_group(context, preview.plan)
+    return preview
+
+
+def make_preview_of(
+    context: Context, request: RestoreRequest, chosen: tuple[str, str]
+) -> RestorePreview:
+    """Plan a restore, and make every check that changes nothing.
+
+    Args:
+        context: of this host.
+        request: the options.
+        chosen: the domain, and the snapshot or the run that took it.
+
+    Raises:
+        SnaporchError: there is no plan; as :func:`make_restore_plan`.
+    """
     refusals = Refusals()
-    plan = request.plan(context, domain, snapshot, refusals)
+    plan = request.plan(context, *chosen, refusals)
     with refusals:
         plan = check_bundle(context, plan, despite_damage=request.despite_damage)
-    _note_group(context, plan)
     return make_preview(
         context, plan, refusals, safety=request.safety, keep_running=request.keep_running
     )
@@ -154,7 +170,7 @@ def run_restore(
         interrupt=context.interrupt,
         can_wait=True,
     ):
-        current = _plan_under_lock(context, request, record, (domain, snapshot))
+        current = plan_under_lock(context, request, record, (domain, snapshot))
         if confirm is None:
             _note_group(context, current)
         else:
@@ -171,7 +187,8 @@ def restore_under_lock(
         context: of this host.
         request: the options.
         run: the snapshot's, as the user was shown it.
-        on_barred: see :func:`~snaporch.restore.run.restore`.
+        on_barred: is called when the guest is off and its definition cannot be started, before the
+            first rollback; what it raises undoes the restore.
 
     Raises:
         SnaporchError: as :func:`run_restore`.
@@ -183,16 +200,25 @@ def restore_under_lock(
     record = request.plan(context, *chosen).record
     if record.run != run:
         raise RefusedError(request.name, f"is of run {record.run}, and not of {run}")
-    plan = _plan_under_lock(context, request, record, chosen)
+    plan = plan_under_lock(context, request, record, chosen)
     _note_group(context, plan)
     wait = context.config.settings(record.domain, record.uuid).wait
-    return _carry_out(context, request, plan, wait, on_barred)
+
+    def at_point(point: RestorePoint) -> None:
+        if point is RestorePoint.BARRED:
+            on_barred()
+
+    return _carry_out(context, request, plan, wait, at_point)
 
 
-def _plan_under_lock(
+def plan_under_lock(
     context: Context, request: RestoreRequest, record: SnapshotRecord, chosen: tuple[str, str]
 ) -> RestorePlan:
-    """Recover interrupted runs of the domain, then plan its restore."""
+    """Recover interrupted runs of the domain, then plan its restore, with the bundle's checksums.
+
+    Raises:
+        SnaporchError: as :func:`make_restore_plan`.
+    """
     for result in recover_runs(context, record.uuid):
         context.progress.note(record.domain, str(result))
     plan = request.plan(context, *chosen)
@@ -204,7 +230,7 @@ def _carry_out(
     request: RestoreRequest,
     plan: RestorePlan,
     wait: int,
-    on_barred: Callable[[], None] = lambda: None,
+    at_point: Callable[[RestorePoint], None] = lambda _point: None,
 ) -> Restored:
     return restore(
         context,
@@ -212,7 +238,7 @@ def _carry_out(
         safety=request.safety,
         keep_running=request.keep_running,
         wait=wait,
-        on_barred=on_barred,
+        at_point=at_point,
     )
 
 

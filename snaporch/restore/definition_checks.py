@@ -17,8 +17,9 @@ from snaporch.config.replica import rebuild_step
 from snaporch.context import Context
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.clone_allowlist import repeated
+from snaporch.hypervisor.foreign_allowlist import Unlisted, unlisted_of_another_host
 from snaporch.hypervisor.foreign_xml import ForeignImage, images
+from snaporch.hypervisor.one_reading import two_readings
 from snaporch.model import Domain, Level, SnapshotRecord
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.zfs_names import quoted
@@ -95,8 +96,7 @@ def check_definition_may_stay(plan: RestorePlan) -> None:
 def check_identity(thing: str, what: str, xml: str, manifest: Manifest) -> None:
     """Refuse a definition of another guest than the manifest is of, or that can be read two ways.
 
-    libvirt takes the first of two elements for some purposes, and the last for others. So it might
-    use another disk or name than was checked and shown.
+    So libvirt might use another disk or name than was checked and shown.
 
     Args:
         thing: the subject of the error.
@@ -105,11 +105,12 @@ def check_identity(thing: str, what: str, xml: str, manifest: Manifest) -> None:
         manifest: of the bundle that has it.
 
     Raises:
-        RefusedError: its UUID or name is another, it has an element twice, or it cannot be read.
+        RefusedError: its UUID or name is another, or it cannot be read, or not in one way only; see
+            :mod:`snaporch.hypervisor.one_reading`.
     """
     root = domain_xml.parse(xml)
-    if (tag := repeated(root)) is not None:
-        reason = f"{what} has more than one <{quoted(tag)[1:-1]}>, as libvirt writes none"
+    if (found := two_readings(root)) is not None:
+        reason = f"{what} has {found}"
         raise RefusedError(thing, reason, "choose another snapshot: its bundle was changed")
     uuid, name = domain_xml.identity(root)
     if (uuid, name) != (manifest.uuid, manifest.domain):
@@ -126,8 +127,9 @@ def check_ram_definition(thing: str, directory: Path, manifest: Manifest) -> Non
         manifest: of the bundle, which has RAM.
 
     Raises:
-        RefusedError: the definition is of another guest, or names a path or device that the
-            bundle's definitions do not name, or an image in another format.
+        RefusedError: the definition is of another guest, or has a path, a device or something
+            else that no ordinary guest has, which the bundle's definitions have not, or an image
+            in another format.
         SaveImageError: the image is damaged.
         OSError: a file cannot be read.
     """
@@ -136,15 +138,25 @@ def check_ram_definition(thing: str, directory: Path, manifest: Manifest) -> Non
     xml = read_preface(directory / ram.name).xml
     check_identity(thing, "the definition in its RAM", xml, manifest)
     shown: set[tuple[str, str, str]] = set()
+    listed: set[Unlisted] = set()
     known: set[ForeignImage] = set()
     for part in filter(None, map(manifest.part, (Role.LIVE_XML, Role.INACTIVE_XML))):
         data = (directory / part.name).read_bytes()
         definition = domain_xml.parse(data.decode("utf-8", "replace"))
         shown |= domain_xml.host_values(definition)
+        listed |= unlisted_of_another_host(definition, _is_any)
         known |= images(definition)
     own = domain_xml.parse(xml)
     other = [quoted(value) for _, _, value in sorted(domain_xml.host_values(own) - shown)]
+    other += [
+        quoted(each.shown) for each in sorted(unlisted_of_another_host(own, _is_any) - listed)
+    ]
     other += sorted(f"{each.target} as {each.format}" for each in images(own) - known)
     if other:
         reason = f"the definition in its RAM has what its bundle's has not: {other[0]}"
         raise RefusedError(thing, reason, "boot from the disks with --cold")
+
+
+def _is_any(_path: str) -> bool:
+    """Paths are compared by themselves."""
+    return True

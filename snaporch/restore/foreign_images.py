@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
 from snaporch.context import Context
@@ -21,13 +21,18 @@ from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
 from snaporch.hypervisor.foreign_xml import ForeignImage, images
 from snaporch.hypervisor.qcow2 import MAX_CHAIN, PROTOCOL, SELF_CONTAINED, HeaderError
-from snaporch.model import DatasetKind, PoolSnapshot
-from snaporch.restore.safe_path import LeadsOutError, open_beneath
+from snaporch.model import PoolSnapshot
+from snaporch.restore.own_places import OwnPlaces
+from snaporch.restore.safe_path import LeadsOutError, check_beneath, open_beneath
 from snaporch.zfs import PoolError
-from snaporch.zfs.resolver import NotOnZfsError
 from snaporch.zfs_names import quoted
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_DIRECTORIES = (
+    ("devices/filesystem/source", "dir"),
+    ("devices/tpm/backend/source[@type='dir']", "path"),
+)
+"""Where a definition names a directory, and the attribute that does."""
 _SNAPSHOTS = PurePosixPath(".zfs")
 """Below it are the other snapshots of a file system, which came from the other host, too."""
 
@@ -36,22 +41,30 @@ def check_foreign_images(
     context: Context,
     thing: str,
     members: Sequence[PoolSnapshot],
+    places: OwnPlaces,
     definitions: Sequence[str],
     accepted: Collection[str],
+    why: str = "it comes from another host",
+    *,
+    live: bool = False,
 ) -> None:
     """Refuse a snapshot whose files lead to other files of this host.
 
     Args:
         thing: the subject of errors.
         members: its ZFS snapshots.
+        places: where their datasets are.
         definitions: those that the guest may have afterwards.
         accepted: files, and targets of disks, about which the admin knows.
+        why: they are checked.
+        live: images in volumes are read as they are now, and not as in the snapshot.
 
     Raises:
         RefusedError: the first such file, and the option that accepts it.
     """
     with ExitStack() as stack:
-        _Check(context, thing, members, accepted, stack).check(definitions)
+        check = _Check(context, thing, members, places, accepted, stack, why, live=live)
+        check.check(definitions)
 
 
 class _Check:
@@ -60,39 +73,46 @@ class _Check:
         context: Context,
         thing: str,
         members: Sequence[PoolSnapshot],
+        places: OwnPlaces,
         accepted: Collection[str],
         stack: ExitStack,
+        why: str,
+        *,
+        live: bool,
     ) -> None:
+        self._why, self._live = why, live
         self._context, self._thing, self._accepted, self._stack = context, thing, accepted, stack
-        kinds = {dataset.name: dataset.kind for dataset in context.pool.datasets()}
         self._members = {each.dataset: each for each in members}
-        self._homes = {
-            name: self._home(name)
-            for name in self._members
-            if kinds[name] is DatasetKind.FILESYSTEM
-        }
-        self._mounts = {PurePosixPath(each.mount_point) for each in context.resolver.mounts()}
+        self._places = places
         self._roots: dict[str, Path] = {}
-        self._named: set[str] = set()
+        self._images: frozenset[str | None] = frozenset()
 
     def check(self, definitions: Sequence[str]) -> None:
         roots = list(map(domain_xml.parse, definitions))
-        self._named = set().union(*map(domain_xml.host_paths, roots))
-        for path in sorted(self._named - set(self._accepted)):
-            if (place := self._place(path)) is not None and place[0] in self._homes:
-                with self._opened(path):
-                    pass  # no link leads out
+        named: set[str] = set().union(*map(domain_xml.host_paths, roots))
+        shared = {
+            each.get(attribute)
+            for root in roots
+            for place, attribute in _DIRECTORIES
+            for each in root.iterfind(place)
+        }
+        for path in sorted(named - set(self._accepted)):
+            if (place := self._places.place(path)) is not None and place[0] in self._places.homes:
+                with self._explained(path):
+                    root, home, full, covered = self._beneath(place[0])
+                    check_beneath(
+                        root,
+                        place[1],
+                        home,
+                        called=full,
+                        covered=covered,
+                        may_be_directory=path in shared,
+                    )
         found = set().union(*map(images, roots))
+        # not all that is named: a description may have any path
+        self._images = frozenset(each.path for each in found)
         for image in sorted(found, key=lambda each: (each.target, each.path or "", each.format)):
             self._check_image(image)
-
-    def _home(self, dataset: str) -> PurePosixPath:
-        try:
-            return PurePosixPath(self._context.resolver.mount_point_of(dataset))
-        except NotOnZfsError as error:
-            reason = f"{dataset} is not mounted, so that its images cannot be checked"
-            step = f"zfs mount -l {shlex.quote(dataset)}"
-            raise RefusedError(self._thing, reason, step) from error
 
     def _check_image(self, image: ForeignImage) -> None:
         if image.format in SELF_CONTAINED or image.target in self._accepted:
@@ -125,9 +145,9 @@ class _Check:
     def _check_name(self, path: str, name: str) -> None:
         found = str(PurePosixPath(path).parent / name)
         is_path = PROTOCOL.match(name) is None
-        if name in self._accepted or (is_path and found in self._named):
+        if name in self._accepted or (is_path and found in self._images):
             return
-        if not is_path or self._place(found) is None:
+        if not is_path or self._places.place(found) is None:
             reason = f"the header of {path} names {quoted(name)}"
             raise self._refusal(f"{reason}, which is not in the snapshot", name)
 
@@ -138,58 +158,49 @@ class _Check:
         Raises:
             RefusedError: a link leads out, it is no regular file, or it cannot be read.
         """
-        place = self._place(path)
+        place = self._places.place(path)
         with ExitStack() as stack:
             descriptor = None
-            try:
-                if place is not None and place[0] in self._homes:
+            with self._explained(path):
+                if place is not None and place[0] in self._places.homes:
                     descriptor = stack.enter_context(self._in_snapshot(*place))
                 elif place is not None:
                     descriptor = self._volume(stack, place[0], path)
-            except FileNotFoundError:
-                pass  # the guest could not open it either
-            except LeadsOutError as error:
-                raise self._refusal(f"{path}: {error.reason}", path) from error
-            except OSError as error:
-                raise self._refusal(f"{path}: {error.strerror}", path) from error
             yield descriptor
 
-    def _place(self, path: str) -> tuple[str, PurePosixPath] | None:
-        """The dataset of the snapshot that has a path, and where it is in it."""
-        path = f"/{path.lstrip('/')}"  # libvirt and the emulator run in /
-        nearest = sorted(self._homes.items(), key=lambda pair: -len(pair[1].parts))
-        for each in map(PurePosixPath, (path, os.path.realpath(path))):
-            for name, home in nearest:
-                if each.is_relative_to(home):
-                    if self._covered(home).isdisjoint((each, *each.parents)):
-                        return name, each.relative_to(home)
-                    break  # it is in another file system
-        with suppress(OSError, NotOnZfsError):
-            found = self._context.resolver.resolve(path)
-            if found.name in self._members:
-                inside = self._context.resolver.inside(path, found)
-                return found.name, PurePosixPath(inside or "")
-        return None
-
-    def _covered(self, home: PurePosixPath) -> set[PurePosixPath]:
-        """Where others are mounted below a file system: its snapshot does not have their files."""
-        return {each for each in self._mounts if each != home and each.is_relative_to(home)}
+    @contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # the guest could not open it either
+        except LeadsOutError as error:
+            raise self._refusal(f"{path}: {error.reason}", path) from error
+        except OSError as error:
+            raise self._refusal(f"{path}: {error.strerror}", path) from error
 
     @contextmanager
     def _in_snapshot(self, dataset: str, inside: PurePosixPath) -> Iterator[int]:
+        root, home, full, covered = self._beneath(dataset)
+        with open_beneath(root, inside, home, called=full, covered=covered) as file:
+            yield file.descriptor
+
+    def _beneath(self, dataset: str) -> tuple[Path, PurePosixPath, str, set[PurePosixPath]]:
+        """Where its snapshot is, its mount point, its name, and what is mounted below it."""
         full = self._members[dataset].full_name
         if dataset not in self._roots:
             mounted = self._context.pool.mounted_snapshot(full)
             self._roots[dataset] = self._stack.enter_context(mounted)
-        root, home = self._roots[dataset], self._homes[dataset]
-        covered = {each.relative_to(home) for each in self._covered(home)} | {_SNAPSHOTS}
-        with open_beneath(root, inside, home, called=full, covered=covered) as file:
-            yield file.descriptor
+        root, home = self._roots[dataset], self._places.homes[dataset]
+        covered = {each.relative_to(home) for each in self._places.covered(home)} | {_SNAPSHOTS}
+        return root, home, full, covered
 
     def _volume(self, stack: ExitStack, dataset: str, path: str) -> int:
         """Open a volume, which has to have the data of the snapshot now."""
         try:
-            modified = self._context.pool.is_volume_modified(self._members[dataset].full_name)
+            modified = not self._live and self._context.pool.is_volume_modified(
+                self._members[dataset].full_name
+            )
         except PoolError as error:
             raise self._refusal(f"{dataset} cannot be checked: {error.reason}", path) from error
         if modified:
@@ -201,4 +212,4 @@ class _Check:
 
     def _refusal(self, reason: str, what: str) -> RefusedError:
         step = f"if that is what you want: --accept {shlex.quote(what)}"
-        return RefusedError(self._thing, f"it comes from another host, and {reason}", step)
+        return RefusedError(self._thing, f"{self._why}, and {reason}", step)

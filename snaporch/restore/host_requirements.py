@@ -1,4 +1,4 @@
-"""Whether this host has the machine type, the CPU and the memory that a guest needs.
+"""Whether this host has the machine type, CPU, memory, networks and pools that a guest needs.
 
 libvirt is asked about the machine type and the CPU by :mod:`snaporch.hypervisor.host_compat`.
 """
@@ -6,14 +6,19 @@ libvirt is asked about the machine type and the CPU by :mod:`snaporch.hypervisor
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Collection, Sequence
 from xml.etree import ElementTree
 
 from snaporch.bundle.manifest import Manifest
 from snaporch.context import Context
 from snaporch.default_paths import HostPaths
 from snaporch.errors import RefusedError
-from snaporch.hypervisor import domain_xml
+from snaporch.hypervisor import HostObject, domain_xml
 from snaporch.model import Domain
+from snaporch.zfs_names import quoted
+
+_BY_HAND = "see docs/how-to/replication.md, 'Networks and storage pools'"
 
 
 def check_machine(
@@ -39,6 +44,52 @@ def check_machine(
         if resumes:
             step = f"{step}, or boot it from its disks with --cold"
         raise RefusedError(thing, f"this host cannot run it: {reason}", step)
+
+
+class MissingObjectError(RefusedError):
+    """A network or a storage pool of libvirt is missing, or not active."""
+
+
+def check_networks_and_pools(context: Context, thing: str, xml: str, *, resumes: bool) -> None:
+    """Refuse a guest whose libvirt networks or storage pools are missing here, or not active.
+
+    libvirt would not start it, and its disks would be rolled back by then.
+
+    Args:
+        xml: the definition that is started.
+        resumes: the guest is resumed from RAM.
+
+    Raises:
+        MissingObjectError: with the network or pool.
+        SnaporchError: libvirt cannot list them.
+    """
+    root = domain_xml.parse(xml)
+    if networks := domain_xml.networks(root):
+        here = context.hypervisor.defined_networks()
+        _check_objects(thing, "network", networks, here, "net")
+    if pools := domain_xml.needed_storage_pools(root, resumes=resumes):
+        here = context.hypervisor.defined_storage_pools()
+        _check_objects(thing, "storage pool", pools, here, "pool")
+
+
+def _check_objects(
+    thing: str, kind: str, names: Collection[str], here: Sequence[HostObject], verb: str
+) -> None:
+    active = {each.name: each.active for each in here}
+    for name in sorted(names):
+        start = start_command(verb, name)
+        if name not in active:
+            reason = f"needs the libvirt {kind} {quoted(name)}, which this host does not have"
+            step = f"define it: virsh {verb}-define FILE, and {start}; {_BY_HAND}"
+            raise MissingObjectError(thing, reason, step)
+        if not active[name]:
+            reason = f"needs the libvirt {kind} {quoted(name)}, which is not active"
+            raise MissingObjectError(thing, reason, f"start it: {start}")
+
+
+def start_command(verb: str, name: str) -> str:
+    """The command that starts a network (``net``) or a storage pool (``pool``) of libvirt."""
+    return f"virsh {verb}-start {shlex.quote(name)}"
 
 
 def _hardware(xml: str) -> tuple[str, str]:

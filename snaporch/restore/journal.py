@@ -8,7 +8,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from snaporch.journal import Journal, JournalError, OtherJournal, other_journals_of
+from snaporch.journal import (
+    Journal,
+    JournalError,
+    OtherJournal,
+    UnreadableJournal,
+    list_journals,
+    other_journals_of,
+)
+from snaporch.private_files import replace_private, store_errors, sync_directory
 
 KIND = "restore"
 HOLD = "snaporch-restore"
@@ -124,6 +132,10 @@ class RestoreFacts:
     """If so: the directory of the safety copy made before that restore, or empty."""
     accepted: tuple[str, ...] = ()
     """What a snapshot that came from another host may name of this one."""
+    together: str = ""
+    """If other guests are restored with it: the name that these restores have in common."""
+    was_stopped: bool = False
+    """Whether an earlier restore, which was undone, has stopped the guest."""
 
     @property
     def way_back(self) -> str:
@@ -166,6 +178,49 @@ class RestoreFacts:
 
 def _kept(value: dict[str, Any]) -> KeptDataset:
     return KeptDataset(**value | {"streams": tuple(value["streams"])})
+
+
+def mark_of_all_off(directory: Path, together: str) -> Path:
+    """The file that exists once all guests that are restored together are off.
+
+    From then on recovery finishes each restore; before it undoes each. It is one file, because
+    a line in each journal would let one restore be finished and another be undone.
+
+    Args:
+        directory: of the journals.
+        together: see :attr:`RestoreFacts.together`.
+    """
+    return directory / f"{together}.off"
+
+
+def forget_all_off(directory: Path, together: str) -> None:
+    """Remove that file when no journal needs it any more.
+
+    Raises:
+        JournalError: a journal cannot be read; the file stays.
+    """
+    found = list_journals(directory, sweep=False)
+    restores = [each for each in found if isinstance(each, OtherJournal) and each.kind == KIND]
+    unknown = any(isinstance(each, UnreadableJournal) for each in found)
+    needed = unknown or any(read(each).facts.together == together for each in restores)
+    if not needed:
+        mark_of_all_off(directory, together).unlink(missing_ok=True)
+
+
+def note_all_off(directory: Path, together: str) -> None:
+    """Make that file, on stable storage.
+
+    Raises:
+        SnaporchError: it could not be made, and is not there.
+    """
+    mark = mark_of_all_off(directory, together)
+    with store_errors(directory):
+        try:
+            replace_private(mark, b"")
+            sync_directory(directory)
+        except OSError:
+            mark.unlink(missing_ok=True)
+            raise
 
 
 class RestoreJournal(Journal):
@@ -216,6 +271,18 @@ class InterruptedRestore:
     path: Path
     facts: RestoreFacts
     progress: RestoreProgress
+
+    @property
+    def may_be_undone(self) -> bool:
+        """Whether guests that are restored together with this one may not be off yet."""
+        together = self.facts.together
+        return bool(together) and not mark_of_all_off(self.path.parent, together).exists()
+
+    @property
+    def has_stopped_in_vain(self) -> bool:
+        """Whether a guest that ran is off, should this restore be undone and the guest be off."""
+        begun = bool(self.facts.boot) and self.progress.has_begun(RestoreStep.STOP)
+        return bool(self.facts.together) and (begun or self.facts.was_stopped)
 
     @property
     def is_half_way(self) -> bool:

@@ -32,13 +32,18 @@ from snaporch.restore.disk_checks import (
 from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.foreign_definition import came_from_elsewhere, check_foreign_definitions
 from snaporch.restore.foreign_images import check_foreign_images
-from snaporch.restore.host_requirements import check_machine, check_memory
+from snaporch.restore.host_requirements import (
+    check_machine,
+    check_memory,
+    check_networks_and_pools,
+)
 from snaporch.restore.newer_snapshot_checks import (
     bases_of_copies,
     check_destroyable,
     check_newer,
     newer_than,
 )
+from snaporch.restore.own_places import OwnPlaces, with_paths
 from snaporch.restore.plan_model import RestorePlan, readable_xml
 from snaporch.restore.ram_checks import check_one_instant, check_ram_whole
 from snaporch.restore.select import find_inside, find_outside
@@ -47,6 +52,7 @@ from snaporch.restore.shared_dataset_checks import (
     check_others_writes,
     check_own_places,
 )
+from snaporch.restore.source import IncompleteError, check_pages_exist
 from snaporch.restore.start_bar import without_bar
 
 RAISED: AbstractContextManager[object] = nullcontext()
@@ -133,11 +139,7 @@ def make_restore_plan(
         with refusals:
             check_definition_may_stay(plan)
     if came_from_elsewhere(members):
-        with refusals:
-            own = [] if keep_definition else _definitions(replace(plan, domain=None))
-            check_foreign_definitions(plan.thing, own, accepted)
-        with refusals:
-            check_foreign_images(context, plan.thing, members, _definitions(plan), accepted)
+        _check_foreign(context, plan, refusals)
     return check_plan(
         context,
         plan,
@@ -146,6 +148,36 @@ def make_restore_plan(
         discard_newer=discard_newer,
         refusals=refusals,
     )
+
+
+def _check_foreign(
+    context: Context, plan: RestorePlan, refusals: AbstractContextManager[object]
+) -> None:
+    """Check what the definitions and images of another host name here."""
+    places = None
+    with refusals:
+        places = OwnPlaces(context, plan.thing, [each.dataset for each in plan.snapshots])
+    if places is None:
+        return
+    with refusals:
+        sent = [] if plan.keep_definition else _definitions(replace(plan, domain=None))
+        xmls = with_paths(context, sent)
+        check_foreign_definitions(plan.thing, xmls, plan.accepted, places.has)
+    with refusals:
+        _check_pages(context, plan)
+    with refusals:
+        xmls = with_paths(context, _definitions(plan))
+        check_foreign_images(context, plan.thing, plan.snapshots, places, xmls, plan.accepted)
+
+
+def _check_pages(context: Context, plan: RestorePlan) -> None:
+    if plan.pages is None or plan.manifest is None:
+        return
+    try:
+        check_pages_exist(context, plan.thing, plan.manifest, plan.snapshots)
+    except IncompleteError as error:
+        step = "boot from the disks with --cold"
+        raise RefusedError(error.thing, error.reason, step) from error
 
 
 def check_plan(
@@ -229,3 +261,4 @@ def _check_host(context: Context, plan: RestorePlan) -> None:
     if plan.manifest is not None:
         check_datasets(context, plan.thing, plan.manifest)
     check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
+    check_networks_and_pools(context, plan.thing, xml, resumes=plan.ram is not None)

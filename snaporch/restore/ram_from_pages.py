@@ -18,9 +18,9 @@ from snaporch.bundle.qemu_stream import StreamError
 from snaporch.bundle.save_image import SaveImageError
 from snaporch.context import Context
 from snaporch.errors import RefusedError, RunFailedError
+from snaporch.reserve import RoomWatch
 from snaporch.restore.extracted_file import ExtractedFile
 from snaporch.restore.new_file import check_destination, new_file
-from snaporch.restore.reserve import RoomWatch
 from snaporch.restore.source import IncompleteError, Source
 from snaporch.zfs import PoolError
 
@@ -60,6 +60,7 @@ def make_image(
     xml: str | None = None,
     *,
     into: int | None = None,
+    plain: bool = False,
 ) -> None:
     """Write a RAM image that libvirt can restore, from the RAM part and its pages.
 
@@ -73,6 +74,7 @@ def make_image(
         xml: replaces the definition in the image.
         into: an open, empty file that becomes the image, for a file of a user: it takes no room
             that is kept for others. ``target`` only names it then.
+        plain: do not compress it.
 
     Raises:
         IncompleteError: a piece is missing or damaged; ``target`` does not exist then.
@@ -81,7 +83,7 @@ def make_image(
         OSError: the image cannot be written.
     """
     entry = _located(context, thing, part)
-    how = _compressing(context)
+    how = CompressionSettings(Compression.NONE) if plain else _compressing(context)
     check_room(target.parent, part, how)
     context.progress.step(thing, f"rebuilding the RAM image from {entry.full_name}")
     rest, report = directory / part.name, _ticker(context, thing, entry)

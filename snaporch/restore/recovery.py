@@ -11,7 +11,7 @@ The restore of a guest with a fence is left as it is: its datasets may have rece
 from __future__ import annotations
 
 import shlex
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
@@ -24,8 +24,10 @@ from snaporch.model import DomainState
 from snaporch.restore.disk_checks import check_volumes_unused
 from snaporch.restore.journal import (
     InterruptedRestore,
+    RestoreFacts,
     RestoreJournal,
     RestoreStep,
+    forget_all_off,
     read,
     unfinished,
 )
@@ -73,11 +75,22 @@ def recover_restore(context: Context, journal: OtherJournal, *, dry_run: bool) -
         return [f"the {facts.what} was interrupted: {action}"]
     if action is RestoreAction.UNDO:
         how = cancel_restore(context, facts, old.path)
+        _forget_together(context, facts)
+        if old.has_stopped_in_vain and _is_off(context, facts.uuid):
+            raise _stopped_in_vain_error(context, facts)
         return [f"undid the {facts.what}, which had been interrupted: {how}"]
     if action in (RestoreAction.TORN, RestoreAction.CHANGED):
         raise _undecided_error(context, old, action)
     with _exclude_readers(context, old, action):
-        return [_finish(context, old, action)]
+        text = _finish(context, old, action)
+    _forget_together(context, facts)
+    return [text]
+
+
+def _forget_together(context: Context, facts: RestoreFacts) -> None:
+    if facts.together:
+        with suppress(SnaporchError):  # another journal is unreadable, which is reported itself
+            forget_all_off(context.config.paths.journal, facts.together)
 
 
 def _exclude_readers(
@@ -167,8 +180,26 @@ def _await_libvirt(context: Context, uuid: str) -> None:
 
 def _is_superseded(context: Context, old: InterruptedRestore) -> bool:
     return any(
-        old.facts.run in other.facts.supersedes and other.progress.has_ended(RestoreStep.STOP)
+        old.facts.run in other.facts.supersedes
+        and other.progress.has_ended(RestoreStep.STOP)
+        and not other.may_be_undone
         for other in unfinished(context.config.paths.journal, old.facts.uuid)
+    )
+
+
+def _is_off(context: Context, uuid: str) -> bool:
+    domain = context.hypervisor.find(uuid)
+    return domain is not None and not domain.active
+
+
+def _stopped_in_vain_error(context: Context, facts: RestoreFacts) -> AttentionError:
+    start = shlex.join(["virsh", "start", facts.domain])
+    group = f"{restore_command(context, facts)} --group"
+    return AttentionError(
+        facts.domain,
+        f"is off: it was stopped for the {facts.what}, and others of its group were not yet; its "
+        "disks are as they were",
+        f"start it: {start}; or restore them again: {group}",
     )
 
 

@@ -40,6 +40,8 @@ class RestoreObservation:
     """The disks were not written to since the restore began to resume the guest."""
     stopping: bool
     """The step that stops the guest had begun."""
+    together: bool
+    """Other guests are restored with it, and may not be off yet."""
     rolling: bool
     """The rollback of a dataset had begun."""
     rolled_back: bool
@@ -52,11 +54,8 @@ class RestoreObservation:
 def decide(observed: RestoreObservation) -> RestoreAction:
     """Choose the action. Nothing is rolled back under a guest, or after the guest may have run."""
     if not observed.rolling:
-        return (
-            RestoreAction.FORWARD
-            if observed.stopping and not observed.active
-            else RestoreAction.UNDO
-        )
+        alone = observed.stopping and not observed.active and not observed.together
+        return RestoreAction.FORWARD if alone else RestoreAction.UNDO
     if not observed.rolled_back:
         if observed.active:
             return RestoreAction.TORN
@@ -95,6 +94,7 @@ def choose_action(context: Context, old: InterruptedRestore, *, dry_run: bool) -
             barred=is_barred(context, domain),
             untouched=resuming and not active and _untouched(context, old, probing=not dry_run),
             stopping=progress.has_begun(RestoreStep.STOP),
+            together=old.may_be_undone,
             rolling=progress.has_begun(RestoreStep.ROLLBACK),
             rolled_back=all(
                 progress.has_ended(RestoreStep.ROLLBACK, each) for each in facts.datasets

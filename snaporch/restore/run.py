@@ -7,17 +7,28 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from enum import Enum
 from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import Role
+from snaporch.bundle.manifest import Part, Role
 from snaporch.bundle.store import BundleError
 from snaporch.context import Context
-from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
+from snaporch.errors import (
+    AttentionError,
+    RefusedError,
+    RunFailedError,
+    SnaporchError,
+    UnavailableError,
+)
 from snaporch.locks import readers_lock
 from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
 from snaporch.restore.definition_checks import check_identity
-from snaporch.restore.disk_checks import check_files_beneath, check_places
+from snaporch.restore.disk_checks import (
+    check_files_beneath,
+    check_places,
+    check_volumes_unused,
+)
 from snaporch.restore.journal import (
     Ending,
     HostFile,
@@ -28,12 +39,13 @@ from snaporch.restore.journal import (
     Target,
     unfinished,
 )
+from snaporch.restore.plain_image import make_plain, resumes_plain
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
 from snaporch.restore.ram_from_pages import IMAGE_NAME, check_image, make_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
 from snaporch.restore.safety_catalog import safety_copies
-from snaporch.restore.safety_copy import SafetyCopyWriter
+from snaporch.restore.safety_copy import SafetyCopyWriter, safety_copy_bytes
 from snaporch.restore.shared_dataset_checks import check_others_writes
 from snaporch.restore.source import IncompleteError
 from snaporch.restore.start_bar import has_bar, is_barred
@@ -46,6 +58,25 @@ from snaporch.restore.steps import (
     forget_restore,
 )
 from snaporch.restore.undo_command import command_for, command_to_go_back
+from snaporch.zfs import PoolError
+
+
+class RestorePoint(Enum):
+    """A point of a restore where nothing is rolled back yet, in their order."""
+
+    PLANNED = "planned"
+    """The safety copy is written next."""
+    SAVED = "saved"
+    """The safety copy is written, as far as it can be while the guest runs."""
+    AGAIN = "again"
+    """What the guest wrote since is added to the safety copy next."""
+    CHECKED = "checked"
+    """The checks were repeated; the guest is stopped next."""
+    BARRED = "barred"
+    """The guest is off, and its definition cannot be started; the restore can be undone for the
+    last time."""
+    ROLLING = "rolling"
+    """The first rollback is next; the restore can only be finished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +140,8 @@ def restore(
     safety: bool,
     keep_running: bool = False,
     wait: int = 0,
-    on_barred: Callable[[], None] = lambda: None,
+    at_point: Callable[[RestorePoint], None] = lambda _point: None,
+    together: str = "",
 ) -> Restored:
     """Carry out the plan. The caller holds the domain's lock, and the user has agreed.
 
@@ -120,8 +152,10 @@ def restore(
         safety: keep a safety copy of the data that is discarded.
         keep_running: keep the RAM of a running guest in the safety copy.
         wait: seconds to wait for processes that clone, verify or copy a snapshot of the guest.
-        on_barred: is called when the guest is off and its definition cannot be started, before the
-            first rollback; what it raises undoes the restore.
+        at_point: is called at each point; what it raises undoes the restore, except at the last.
+        together: if ``at_point`` waits for other guests that are restored too: a name that is
+            common to these restores. If this process is killed before
+            :func:`~snaporch.restore.journal.note_all_off`, recovery undoes the restore.
 
     Raises:
         BusyError: such a process did not end in time.
@@ -139,32 +173,47 @@ def restore(
         interrupt=context.interrupt,
         can_wait=True,
     ):
-        return _restore(context, plan, on_barred, safety=safety, keep_running=keep_running)
+        return _restore(
+            context,
+            plan,
+            at_point,
+            safety=safety,
+            keep_running=keep_running,
+            together=together,
+        )
 
 
 def _restore(
     context: Context,
     plan: RestorePlan,
-    on_barred: Callable[[], None],
+    at_point: Callable[[RestorePoint], None],
     *,
     safety: bool,
     keep_running: bool,
+    together: str,
 ) -> Restored:
     record = plan.record
     context.interrupt.check(record.domain)
-    plan, run = _with_ram_image(context, plan)
+    plan, run = _with_ram_image(
+        context, plan, safety=safety, alone=not together and not keep_running
+    )
     try:
-        older = _earlier_restores(context, record.uuid)
+        older, was_stopped = _earlier_restores(context, record.uuid)
         facts = _facts(context, plan, run, older, safety=safety, keep_running=keep_running)
+        facts = replace(facts, together=together, was_stopped=was_stopped)
     except BaseException:
         context.store.discard_partial(record.uuid, run)
         raise
     journal = RestoreJournal(context.config.paths.journal, facts)
     steps = RestoreSteps(context, facts, journal)
-    _prepare(context, plan, facts, journal, steps, on_barred)
+    _prepare(context, plan, facts, journal, steps, at_point)
     for old in older:
         forget_restore(context, old.path, old.facts)
     try:
+        at_point(RestorePoint.ROLLING)
+        if facts.together:  # it may have waited for its turn
+            check_volumes_unused(context, facts.thing, facts.datasets)
+            check_newer_may_go(context, facts)
         steps.go_forward()
     except (SnaporchError, OSError) as error:
         journal.close(settled=False)
@@ -202,37 +251,63 @@ def _prepare(
     facts: RestoreFacts,
     journal: RestoreJournal,
     steps: RestoreSteps,
-    on_barred: Callable[[], None],
+    at_point: Callable[[RestorePoint], None],
 ) -> None:
     """Do the steps before the first rollback; undo them on any failure.
 
     Raises:
         SnaporchError: the failure, with the state of the guest.
     """
-    stopping = False
+    stopping = facts.was_stopped
     try:
+        at_point(RestorePoint.PLANNED)
         with journal.step(RestoreStep.SAFETY):
             steps.save()
+        at_point(RestorePoint.SAVED)
+        if facts.together:  # all guests wait, off, for the last part of the slowest copy
+            at_point(RestorePoint.AGAIN)
+            with journal.step(RestoreStep.SAFETY):
+                steps.save_again()
         context.interrupt.check(facts.domain)
         _check_unchanged(context, plan, facts)
+        at_point(RestorePoint.CHECKED)
         with journal.step(RestoreStep.STOP):
             stopping = True
             steps.stop()
-        on_barred()
+        at_point(RestorePoint.BARRED)
     except BaseException as error:
         journal.close(settled=False)
         text = cancel_restore(context, facts, journal.path)
         if stopping and isinstance(error, (SnaporchError, OSError)) and _is_off(context, facts):
-            raise RunFailedError(
-                facts.domain,
-                f"the restore could not begin ({error}); {text}",
-                "start it again with virsh, or fix the cause and restore it again",
-            ) from error
+            raise _left_off_error(facts.domain, error, text) from error
         raise
 
 
+def check_not_left_off(context: Context, record: SnapshotRecord, error: SnaporchError) -> None:
+    """Undo earlier restores of a guest whose restore ended before it has looked for them.
+
+    Args:
+        record: of the guest, whose lock the caller holds.
+        error: what has ended the restore.
+
+    Raises:
+        RunFailedError: an earlier one has stopped the guest, which stays off.
+    """
+    _, was_stopped = _earlier_restores(context, record.uuid)
+    if was_stopped and context.hypervisor.state(record.uuid) is DomainState.OFF:
+        raise _left_off_error(record.domain, error, "the guest is shut off") from error
+
+
+def _left_off_error(domain: str, error: Exception, state: str) -> RunFailedError:
+    step = "start it again with virsh, or fix the cause and restore it again"
+    return RunFailedError(domain, f"the restore could not begin ({error}); {state}", step)
+
+
 def _is_off(context: Context, facts: RestoreFacts) -> bool:
-    return bool(facts.boot) and context.hypervisor.state(facts.uuid) is DomainState.OFF
+    return (
+        bool(facts.boot or facts.was_stopped)
+        and context.hypervisor.state(facts.uuid) is DomainState.OFF
+    )
 
 
 def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -> None:
@@ -253,38 +328,60 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     if plan.undoes:
         check_unused(context.resolver, plan.thing, facts.datasets, facts.uuid)
     check_targets(context, facts.targets)
-    check_nothing_new(context, facts)
-    check_newer_may_go(context, facts)
+    check_newer_may_go(context, facts, check_nothing_new(context, facts))
 
 
-def _earlier_restores(context: Context, uuid: str) -> list[InterruptedRestore]:
-    """Undo interrupted restores that rolled back nothing; return those that this one replaces."""
-    older = []
+def _earlier_restores(context: Context, uuid: str) -> tuple[list[InterruptedRestore], bool]:
+    """Undo interrupted restores that rolled back nothing.
+
+    Returns: those that this one replaces; and whether one that was undone has stopped the guest.
+    """
+    older, was_stopped = [], False
     for old in unfinished(context.config.paths.journal, uuid):
         if choose_action(context, old, dry_run=False) is RestoreAction.UNDO:
+            was_stopped = was_stopped or old.has_stopped_in_vain
             cancel_restore(context, old.facts, old.path)
         else:
             older.append(old)
-    return older
+    return older, was_stopped
 
 
-def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, str]:
-    """Return the plan with a RAM image that libvirt can read, and the name of the restore's run.
+def _with_ram_image(
+    context: Context, plan: RestorePlan, *, safety: bool, alone: bool
+) -> tuple[RestorePlan, str]:
+    """Return the plan with the RAM image to resume from, and the name of the restore's run.
 
-    The image is made while the guest still runs, in a partial bundle that the end of the restore or
-    the next prune deletes.
+    It is made while the guest still runs, from pages or to spare the guest the decompressing. It
+    lies in a partial bundle that the end of the restore or the next prune deletes.
+
+    Args:
+        safety: a safety copy of the disks will take room in the store.
+        alone: no other RAM image will, be it of this guest as it is now or of its group.
 
     Raises:
         RefusedError, RunFailedError: the image cannot be made; nothing was touched.
     """
     run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    if plan.pages is None or plan.record.bundle is None:
+    part = plan.manifest.part(Role.RAM) if plan.manifest is not None and plan.ram else None
+    if part is None or plan.ram is None or plan.record.bundle is None:
         return plan, run
     uuid, thing = plan.record.uuid, plan.record.domain
-    place = context.store.create(uuid, run).directory
+    plain = alone and _pays_plain(context, plan, part, safety=safety)
+    if plan.pages is None and not plain:
+        return plan, run
+    try:
+        place = context.store.create(uuid, run).directory
+    except UnavailableError:
+        if plan.pages is not None:
+            raise
+        return plan, run
     image = place / IMAGE_NAME
     try:
-        make_image(context, thing, Path(plan.record.bundle), plan.pages, image)
+        if plan.pages is not None:
+            make_image(context, thing, Path(plan.record.bundle), part, image, plain=plain)
+        elif not make_plain(context, thing, plan.ram, part, image):
+            context.store.discard_partial(uuid, run)
+            return plan, run
     except BaseException as error:
         context.store.discard_partial(uuid, run)
         if isinstance(error, IncompleteError):
@@ -295,6 +392,19 @@ def _with_ram_image(context: Context, plan: RestorePlan) -> tuple[RestorePlan, s
             ) from error
         raise
     return replace(plan, ram=image), run
+
+
+def _pays_plain(context: Context, plan: RestorePlan, part: Part, *, safety: bool) -> bool:
+    """Whether the image should be decompressed; nothing from elsewhere is put into the store."""
+    if plan.domain is None or not plan.domain.active:
+        return False  # it does not wait less for a plain image
+    if plan.pages is None and context.store.root not in Path(plan.record.bundle or "").parents:
+        return False
+    try:
+        needed = safety_copy_bytes(context.pool, plan.snapshots) if safety else 0
+    except PoolError:
+        return False
+    return resumes_plain(context, part, needed)
 
 
 def _unusable_ram(error: IncompleteError) -> RefusedError:

@@ -20,6 +20,7 @@ from snaporch.hypervisor.clone_xml import SharedError
 
 _MAX_LINKS = 40
 """The kernel's limit (path_resolution(7))."""
+_NO_FILE = "is not a regular file"
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_CLOEXEC
 
@@ -63,11 +64,45 @@ def open_beneath(
     walk = _Walk(root, path, home, thing, covered)
     try:
         found = walk.go()
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            raise LeadsOutError(thing, _NO_FILE)
         descriptor = os.open(f"/proc/self/fd/{found}", _READ)
         try:
             yield SafeFile(descriptor, PurePosixPath(*walk.done))
         finally:
             os.close(descriptor)
+    finally:
+        walk.close()
+
+
+def check_beneath(
+    root: Path,
+    path: PurePosixPath,
+    home: PurePosixPath,
+    *,
+    called: str,
+    covered: Collection[PurePosixPath],
+    may_be_directory: bool,
+) -> None:
+    """Refuse a path that is neither a regular file below ``root`` nor a socket.
+
+    libvirt makes a socket again at the next start. The other arguments are those of
+    :func:`open_beneath`.
+
+    Args:
+        may_be_directory: whether it may be a directory, too, which no link leads to.
+
+    Raises:
+        LeadsOutError: a component is not below ``root``, or it is something else.
+        OSError: it does not exist.
+    """
+    thing = f"{called}: {path}"
+    walk = _Walk(root, path, home, thing, covered)
+    try:
+        mode = os.fstat(walk.go()).st_mode
+        is_shared = stat.S_ISDIR(mode) and may_be_directory and not walk.links
+        if not (stat.S_ISREG(mode) or stat.S_ISSOCK(mode) or is_shared):
+            raise LeadsOutError(thing, _NO_FILE)
     finally:
         walk.close()
 
@@ -87,6 +122,7 @@ class _Walk:
         self._open = [os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._device = os.fstat(self._open[0]).st_dev
         self.done: list[str] = []
+        self.links = 0
 
     def close(self) -> None:
         """Close every descriptor."""
@@ -96,7 +132,6 @@ class _Walk:
     def go(self) -> int:
         """Walk to the end of the path, and return a descriptor of the file."""
         todo = list(reversed(self._path.parts))
-        links = 0
         while todo:
             name = todo.pop()
             if name == "/" or (name == ".." and not self.done):
@@ -113,12 +148,10 @@ class _Walk:
             if status.st_dev != self._device:
                 raise self._out(f"{step} is on another file system")
             if stat.S_ISLNK(status.st_mode):
-                links += 1
-                if links > _MAX_LINKS:
+                self.links += 1
+                if self.links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(self._path))
                 todo += reversed(self._follow(name).parts)
-        if not stat.S_ISREG(os.fstat(self._open[-1]).st_mode):
-            raise self._out("is not a regular file")
         return self._open[-1]
 
     def _follow(self, name: str) -> PurePosixPath:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from snaporch.errors import RefusedError
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.restore.journal import KeptDataset, Target
-from snaporch.zfs import Pool
+from snaporch.zfs import Pool, PoolError
 
 RECORD = "undo.json"
 """The file that describes the content of a safety copy. It exists once the copy is complete."""
@@ -210,17 +210,56 @@ def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]
 
     Returns: the bookmarks that can be made again, each with its snapshot, and the bookmarks that
         cannot, because their snapshot does not exist any more.
+
+    Raises:
+        PoolError: the target is missing.
     """
+    there = pool.snapshots([target.partition("@")[0]])
+    return _bookmarks_since(pool, target, there)
+
+
+def _bookmarks_since(
+    pool: Pool, target: str, there: Sequence[PoolSnapshot]
+) -> tuple[dict[str, str], list[str]]:
+    since = _birth(target, there)
     dataset = target.partition("@")[0]
-    newer = set(pool.newer(target))
-    born = {each.createtxg: each.full_name for each in pool.snapshots([dataset])}
-    marks = {name: mark for name, mark in pool.bookmarks(dataset).items() if name in newer}
+    born = {each.createtxg: each.full_name for each in there if each.dataset == dataset}
+    marks = {n: mark for n, mark in pool.bookmarks(dataset).items() if mark.createtxg > since}
     again = {n: born[mark.createtxg] for n, mark in marks.items() if mark.createtxg in born}
     return again, sorted(marks.keys() - again.keys())
 
 
-def kept_of(pool: Pool, target: Target, streams: Sequence[str]) -> KeptDataset:
-    """Return the data of a dataset that its streams do not contain: properties and bookmarks."""
-    newer = [name for name in pool.newer(target.full_name) if "@" in name]
-    again, _ = bookmarks_since(pool, target.full_name)
+def _birth(target: str, there: Sequence[PoolSnapshot]) -> int:
+    born = next((each.createtxg for each in there if each.full_name == target), None)
+    if born is None:
+        raise PoolError(target, "no such snapshot")
+    return born
+
+
+def kept_of(
+    pool: Pool,
+    target: Target,
+    streams: Sequence[str],
+    there: Sequence[PoolSnapshot],
+    made: Collection[str],
+) -> KeptDataset:
+    """Return the data of a dataset that its streams do not contain: properties and bookmarks.
+
+    The guest is off meanwhile, so what is known is not asked again.
+
+    Args:
+        there: the snapshots of the dataset; others are left out.
+        made: those of them that the copy itself made, which have no properties.
+
+    Raises:
+        PoolError: the target is missing.
+    """
+    since = _birth(target.full_name, there)
+    newer = [
+        each.full_name
+        for each in there
+        if each.dataset == target.dataset and each.createtxg > since
+        if each.full_name not in made
+    ]
+    again, _ = _bookmarks_since(pool, target.full_name, there)
     return KeptDataset(target.dataset, tuple(streams), pool.user_properties(newer), again)

@@ -41,7 +41,7 @@ from snaporch.catalog.run_snapshots import by_pool
 from snaporch.context import Context
 from snaporch.disks.backing_chain import find_beneath
 from snaporch.errors import RefusedError, SnaporchError
-from snaporch.model import Disk, Domain, LeftOutCode, Level
+from snaporch.model import Disk, Domain, LeftOutCode, Level, PoolSnapshot
 from snaporch.private_files import (
     private_directory,
     replace_private,
@@ -63,7 +63,7 @@ from snaporch.restore.safety_catalog import (
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
 from snaporch.snapshot.bundle_parts import backing_file_entry
 from snaporch.snapshot.locate_disks import PlannedDisk, locate_disks
-from snaporch.zfs import PoolError
+from snaporch.zfs import Pool, PoolError
 
 _MARGIN = 1.1
 
@@ -78,6 +78,7 @@ class SafetyCopyWriter:
     _last: dict[str, str] = field(default_factory=dict)
     _streams: list[tuple[str, Path]] = field(default_factory=list)
     _saves: int = 0
+    _made: set[str] = field(default_factory=set)
     _parts: dict[str, Part] = field(default_factory=dict)
 
     @classmethod
@@ -131,6 +132,7 @@ class SafetyCopyWriter:
         for names in pools:
             self.context.pool.snapshot(names, {})
         taken = [full for names in pools for full in names]
+        self._made.update(taken)
         try:
             for full, expected in self._check_room(taken).items():
                 self._send(full, expected)
@@ -252,7 +254,8 @@ class SafetyCopyWriter:
         pool = self.context.pool
         names = [*(target.full_name for target in self.targets), *self._last.values()]
         now = cut_to_milliseconds(datetime.now(UTC))
-        taken = {each.full_name: each for each in pool.snapshots(list(facts.datasets))}
+        there = pool.snapshots(list(facts.datasets))
+        taken = {each.full_name: each for each in there}
         entries = {
             name: SnapshotEntry(
                 dataset=each.dataset, name=each.name, guid=each.guid, createtxg=each.createtxg
@@ -288,7 +291,8 @@ class SafetyCopyWriter:
             manifest=manifest,
             last=tuple(entries[name] for name in self._last.values()),
             kept=tuple(
-                kept_of(pool, target, streams.get(target.dataset, ())) for target in self.targets
+                kept_of(pool, target, streams.get(target.dataset, ()), there, self._made)
+                for target in self.targets
             ),
             sizes={path.name: path.stat().st_size for _, path in self._streams},
             half_way=facts.half_way,
@@ -313,6 +317,23 @@ class SafetyCopyWriter:
         for path in self.directory.iterdir():
             if path != self.ram or not keep:
                 path.unlink()
+
+
+def safety_copy_bytes(pool: Pool, targets: Collection[PoolSnapshot]) -> int:
+    """Estimate the bytes that a safety copy of what is newer than the targets writes.
+
+    Raises:
+        PoolError: ZFS gives no number.
+    """
+    there = pool.snapshots([target.dataset for target in targets])
+    newest_of = {each.dataset: each for each in there}  # which are in the order of their age
+    total = 0
+    for target in targets:
+        newest = newest_of.get(target.dataset, target)
+        if newest.createtxg > target.createtxg:  # what was overwritten since is sent, too
+            total += pool.increment_size(target.full_name, newest.full_name)
+        total += pool.written_since(newest.full_name)
+    return int(total * _MARGIN)
 
 
 def disk_entries(

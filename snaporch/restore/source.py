@@ -7,7 +7,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from snaporch import default_paths
 from snaporch.bundle.manifest import DiskEntry, Manifest, Part, Role
@@ -23,6 +23,7 @@ from snaporch.errors import RefusedError, SnaporchError
 from snaporch.locks import readers_lock
 from snaporch.model import DatasetKind, Level, PoolSnapshot, SnapshotRecord
 from snaporch.restore.disk_checks import as_named_here
+from snaporch.restore.foreign_definition import came_from_elsewhere
 from snaporch.restore.select import records_of, split_name
 from snaporch.zfs.resolver import NotOnZfsError, Resolver
 
@@ -158,13 +159,33 @@ def complete_source(
         reason = f"{', '.join(torn)} of its bundle is missing, or of the wrong size"
         raise IncompleteError(thing, reason, PUT_BACK)
     if Role.RAM in roles:
-        _check_pages_exist(context, thing, manifest)
+        check_pages_exist(context, thing, manifest, members)
     return Source(record, manifest, members, directory)
 
 
-def _check_pages_exist(context: Context, thing: str, manifest: Manifest) -> None:
+def check_pages_exist(
+    context: Context, thing: str, manifest: Manifest, members: Iterable[PoolSnapshot]
+) -> None:
+    """Check that a dataset has the pages of a snapshot's RAM.
+
+    A manifest that came from another host may be forged: its pages are those of its guest only.
+
+    Args:
+        context: of the host.
+        thing: the subject of the error.
+        manifest: of the snapshot.
+        members: its ZFS snapshots.
+
+    Raises:
+        IncompleteError: no dataset has them.
+    """
     entry = manifest.pages
-    if entry is not None and entry.guid not in context.pool.snapshot_listing().snapshots:
+    if entry is None:
+        return
+    names = context.pool.snapshot_listing().snapshots.get(entry.guid, ())
+    if not context.foreign and came_from_elsewhere(members):
+        names = tuple(n for n in names if PurePosixPath(n).name.startswith(f"{manifest.uuid}@"))
+    if not names:
         full = f"{entry.dataset}@{entry.name}"
         raise IncompleteError(
             thing, f"the pages of its RAM are missing: {full} (GUID {entry.guid})"

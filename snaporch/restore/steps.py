@@ -72,6 +72,11 @@ class RestoreSteps:
             self._safety.check_room(self._context.hypervisor.ram_in_use(self._facts.uuid))
         self._safety.save()
 
+    def save_again(self) -> None:
+        """Write what the guest has changed since :meth:`save`."""
+        if self._safety is not None:
+            self._safety.save()
+
     def stop(self) -> None:
         """Bar the definition, stop the guest, complete the safety copy.
 
@@ -95,9 +100,10 @@ class RestoreSteps:
                 lock=default_paths.LOCKS / f"{self._facts.uuid}.lock",
                 barred=bar,
             )
+        newer = None
         if not (self._safety is not None and self._progress is not FRESH):
-            check_nothing_new(self._context, self._facts)
-        check_newer_may_go(self._context, self._facts)
+            newer = check_nothing_new(self._context, self._facts)
+        check_newer_may_go(self._context, self._facts, newer)
 
     def _own(self, domain: Domain | None) -> dict[str, list[str]]:
         """Return the guest's files by dataset, before the restore and after it.
@@ -248,13 +254,16 @@ class RestoreSteps:
         self._context.progress.step(self._facts.domain, text)
 
 
-def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
+def check_nothing_new(context: Context, facts: RestoreFacts) -> list[str]:
     """Refuse if a dataset has snapshots that the user was not shown, or is used by the host.
+
+    Returns: the snapshots and bookmarks that are newer than the targets.
 
     Raises:
         RefusedError: snapshots have appeared, or the host uses a volume.
     """
     check_volumes_unused(context, facts.thing, facts.datasets)
+    found = []
     for target in facts.targets:
         newer = context.pool.newer(target.full_name)
         unknown = [name for name in newer if name not in facts.newer and not is_safety(name)]
@@ -262,15 +271,24 @@ def check_nothing_new(context: Context, facts: RestoreFacts) -> None:
             raise RefusedError(
                 target.dataset, f"{', '.join(unknown)} appeared meanwhile", "restore it again"
             )
+        found += newer
+    return found
 
 
-def check_newer_may_go(context: Context, facts: RestoreFacts) -> None:
+def check_newer_may_go(
+    context: Context, facts: RestoreFacts, newer: Sequence[str] | None = None
+) -> None:
     """Check that ZFS can destroy everything newer than the targets, and unmount those snapshots.
+
+    Args:
+        newer: what :func:`check_nothing_new` has just returned; without it ZFS is asked.
 
     Raises:
         RefusedError: a newer snapshot is held, cloned or in use.
     """
-    newer = [name for target in facts.targets for name in context.pool.newer(target.full_name)]
+    if newer is None:
+        names = [target.full_name for target in facts.targets]
+        newer = [name for target in names for name in context.pool.newer(target)]
     check_destroyable(context, facts.thing, facts.uuid, newer)
     check_not_in_use(context.resolver, facts.thing, newer)
 
@@ -323,7 +341,8 @@ def release_targets(context: Context, facts: RestoreFacts) -> None:
 
 
 def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:
-    """Delete the journal of a restore that is over, and release the holds on its targets."""
+    """Delete a restore that is over: its RAM image, the holds on its targets, its journal."""
+    context.store.discard_partial(facts.uuid, facts.run)
     release_targets(context, facts)
     forget(path)
 
@@ -358,7 +377,6 @@ def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:
             f"the restore could not be undone ({error}); nothing was rolled back",
             f"fix the cause, then: snaporch recover {facts.uuid}",
         ) from error
-    context.store.discard_partial(facts.uuid, facts.run)
     forget_restore(context, journal, facts)
     return text
 

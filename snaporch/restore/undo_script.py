@@ -224,7 +224,8 @@ def undo_script(
     Args:
         own: for each dataset the guest's files in it; other files are not rolled back silently.
         uri: of libvirt.
-        journal: of the restore; deleted when the disks are back, if the restore is unfinished.
+        journal: of the restore; deleted when the disks are back, if the restore is unfinished,
+            with the RAM image that it made.
         lock: of the domain, so that no snaporch works on the domain meanwhile.
     """
     readers = lock.with_name(f"{copy.manifest.uuid}.readers.lock")
@@ -282,6 +283,7 @@ def undo_script(
         lines += [shlex.join(["zfs", "bookmark", of, name]) for name, of in kept.bookmarks.items()]
     lines += [shlex.join(["put", *words]) for words in files]
     lines.append(f"rm -f {shlex.quote(str(journal))}")
+    lines.append(shlex.join(["rm", "-rf", f"../.{manifest.run}.partial"]) + " || true")  # its RAM
     if "domain.xml" in there:
         lines.append("virsh define domain.xml")
     lines.append(f"touch {UNDONE} && sync {UNDONE} .")

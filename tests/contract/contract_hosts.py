@@ -67,6 +67,10 @@ class FakeAgentHost(FakeHost):
 
     agent = Agent.ANSWERS
 
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.hypervisor.guests[self.uuid].dirty_rate = 1  # type: ignore[attr-defined]
+
 
 class ProbeHost:
     """The real libvirt with a probe guest; only inside the lab."""

@@ -354,6 +354,7 @@ class TestPoolContract:
     def test_the_sectors_of_a_pool_are_a_power_of_two(self, pool, root):
         found = pool.sector_bytes(root.partition("/")[0])
         assert found in {1 << each for each in range(9, 17)}
+        assert pool.parity_groups(root.partition("/")[0]) == ()
 
     def test_properties_of_zfs_are_set_on_datasets_and_own_ones_cleared(self, pool, root):
         own = {"recordsize": "16384", "quota": "1073741824", "snaporch:rebuild": "one"}

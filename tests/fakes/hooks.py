@@ -35,11 +35,14 @@ class Hooks:
         self.at = {place: hook for place, hook in self.at.items() if hook != self.kill}
 
     def act(self, place: str, *about: str) -> None:
-        """Log an act, then call the test's hook."""
+        """Log an act, then call the test's hooks for the place, and for the whole line."""
         if self.killed:
             raise KilledError
-        self.log.append(" ".join([place, *about]))
+        line = " ".join([place, *about])
+        self.log.append(line)
         self.reach(place)
+        if line != place:
+            self.reach(line)
 
     def reach(self, place: str) -> None:
         """Call the test's hook at a place that is not an act."""

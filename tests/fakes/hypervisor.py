@@ -118,6 +118,8 @@ class FakeGuest:
     resident_bytes: int = 2 << 20
     vcpu_quotas: dict[str, str] = field(default_factory=lambda: {"/machine/vcpu0": "max 100000"})
     """By control group."""
+    dirty_rate: int | None = None
+    """MiB of RAM that it changes a second; ``None`` if its QEMU cannot measure that."""
     hangs: bool = False
     """It is running, but its CPUs do nothing."""
     screen: bytes | None = None
@@ -288,6 +290,12 @@ class FakeHypervisor:
         if domain_xml.huge_memory(root):
             return int(domain_xml.text(root, "memory")) << 10
         return len(guest.ram) if guest.ram_bytes is None else guest.ram_bytes
+
+    def dirty_rates(self, uuids: Sequence[str]) -> dict[str, int]:
+        """See the protocol."""
+        found = {uuid: self.guests[uuid] for uuid in uuids if uuid in self.guests}
+        running = {uuid: each for uuid, each in found.items() if each.live is not None}
+        return {u: each.dirty_rate for u, each in running.items() if each.dirty_rate is not None}
 
     def blockers(self, domain: Domain) -> list[Blocker]:
         """See the protocol; it looks at the same XML as libvirt's."""

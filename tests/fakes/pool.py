@@ -17,6 +17,7 @@ from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, Snaps
 from snaporch.zfs.cli import PROPERTIES
 from snaporch.zfs.interface import Bookmark, InUseError, MountedError, PoolError
 from snaporch.zfs.mount_users import BlockingMount
+from snaporch.zfs.parity import ParityGroup
 
 _PREFIX = "snaporch:"
 _NAME = re.compile(r"[A-Za-z0-9_.: -]+")
@@ -84,6 +85,7 @@ class FakePool:
         self.exported: set[str] = set()
         self.room = 1 << 40
         self.sector = 4096
+        self.groups: tuple[ParityGroup, ...] = ()
         self.created_with: list[dict[str, str]] = []
         """The properties of each transaction of snapshots."""
         self.foreign: list[BlockingMount] = []
@@ -413,6 +415,11 @@ class FakePool:
         self.hooks.reach("pool.sector_bytes")
         return self.sector
 
+    def parity_groups(self, pool: str) -> tuple[ParityGroup, ...]:
+        """See the protocol."""
+        self.hooks.reach("pool.parity_groups")
+        return self.groups
+
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         """See the protocol."""
         found = {name: self._inherited(self._dataset(name).name, "policy") for name in datasets}
@@ -466,12 +473,16 @@ class FakePool:
         """See the protocol."""
         self.hooks.act("pool.rollback", snapshot)
         dataset, found = self._find(snapshot)
-        if newer := self.newer(snapshot):
+        if newer := self._newer(snapshot):
             raise PoolError(snapshot, f"more recent snapshots or bookmarks exist: {newer}")
         dataset.content = found.content
 
     def newer(self, snapshot: str) -> list[str]:
         """See the protocol."""
+        self.hooks.reach("pool.newer")
+        return self._newer(snapshot)
+
+    def _newer(self, snapshot: str) -> list[str]:
         dataset, found = self._find(snapshot)
         snapshots = [f"{dataset.name}@{s.name}" for s in _after(dataset, found.txg)]
         marks = dataset.bookmarks.items()

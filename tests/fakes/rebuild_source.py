@@ -65,7 +65,8 @@ class FakeSource:
 
     def newest_manifests(self) -> Mapping[str, str]:
         """See the protocol."""
-        runs = {path.name: max(path.glob("[!.]*")) for path in self._replica.root.glob("[!.]*")}
+        domains = self._replica.root.glob("[!.]*")
+        runs = {path.name: max(found) for path in domains if (found := [*path.glob("[!.]*")])}
         return {
             f"{uuid}/{run.name}": self.manifest(f"{uuid}/{run.name}") for uuid, run in runs.items()
         }

@@ -30,14 +30,14 @@ def end() -> bytes:
 
 def part(records: Iterable[Record], *, kind: int = 2, last: bytes = b"") -> bytes:
     """PART (2) or END (3) with its pages; ``last`` is the block that was current before."""
-    made = bytes([kind]) + struct.pack(">I", SECTION)
+    made = bytearray([kind]) + struct.pack(">I", SECTION)
     for name, number, content in records:
         flags = (0x02 if content is None else 0x08) | (0x20 if name == last else 0)
         made += struct.pack(">Q", number * PAGE | flags)
         made += b"" if name == last else bytes([len(name)]) + name
         made += b"\0" if content is None else content
         last = name
-    return made + end()
+    return bytes(made) + end()
 
 
 def stream(

@@ -35,7 +35,7 @@ from snaporch.hypervisor.clone_xml import clone_of
 from snaporch.hypervisor.domain_xml import parse, sources, text
 from snaporch.locks import domain_lock
 from snaporch.model import DomainState
-from snaporch.restore.reserve import reserve
+from snaporch.reserve import reserve
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 

@@ -182,6 +182,12 @@ def test_a_gpu_of_this_host_is_left_out(device):
         made(with_device(device), resumed=True)
 
 
+def test_a_definition_that_libvirt_reads_otherwise_is_refused():
+    xml = plain().replace("<driver ", "<driver xmlns:x='urn:x' x:type='qcow2' ")
+    with pytest.raises(SharedError, match="an attribute type with a namespace in <driver>"):
+        made(xml)
+
+
 def test_no_guest_gets_more_of_this_host_than_the_others():
     xml = "<cputune><shares>262144</shares></cputune><blkiotune><weight>1000</weight></blkiotune>"
     assert not any(word in made(with_child(xml)).xml for word in ("262144", "1000"))

@@ -88,6 +88,19 @@ def test_rendered_sections_have_no_findings(sound, snaporch, sanoid):
     assert answer.out.endswith("\n1 guest checked: nothing to fix\n")
 
 
+def test_overlays_of_a_confined_guest(host, sanoid, snaporch, check):
+    """Held by sanoid's hooks it has overlays; snaporch itself takes none."""
+    text = host.config_file.read_text()
+    host.config_file.write_text(text.replace('ram_strategy = "overlay"', 'ram_strategy = "auto"'))
+    uuid = host.add_guest(disks={"vda": "tank/web", "vdb": "flash/web"}).uuid
+    sanoid(snaporch("render", "sanoid").out)
+    assert "confined-overlays" not in check()[1]
+    host.hypervisor.confined.add(uuid)
+    assert "its 2 disks" in check()[1]["confined-overlays"]["what"]
+    sanoid("[tank/web]\nhourly = 1\n")
+    assert "confined-overlays" not in check()[1]
+
+
 def test_check_changes_nothing(sound, check):
     before = sorted(sound.root.rglob("*"))
     check()

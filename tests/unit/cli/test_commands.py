@@ -178,8 +178,20 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(host, snaporch):
         "web@s1  ram, by overlay",
         f"  vda  {images[0]}/web-vda.img (raw) on tank/web",
         f"  vdb  {images[1]}/web-vdb.img (raw) on flash/web",
+        "  RAM: 19.5 KiB in use; how fast it changes could not be measured",
     ]
     assert untouched(host)
+
+
+def test_a_dry_run_forecasts_how_saving_ram_ends(host, snaporch):
+    guest = host.guest(host.add_guest().name)
+    guest.dirty_rate = 35
+    said = snaporch("snapshot", "web", "--dry-run").out
+    assert "  RAM: 19.5 KiB in use, 35 MiB of it change a second\n    how fast" in said
+    document = snaporch("snapshot", "web", "--dry-run", "--json").json
+    assert document["ram"]["changed_mib"] == 35
+    guest.dirty_rate, guest.state, guest.live = None, DomainState.OFF, None
+    assert snaporch("snapshot", "web", "--dry-run", "--json").json["ram"] is None
 
 
 @pytest.mark.parametrize("level", ["ram", "quiesced", "paused", "crash"])

@@ -59,6 +59,70 @@ def test_a_part_of_the_tree_that_is_not_shown_is_said(guest_files, snaporch, tmp
     assert answer.code == 0, answer.err
 
 
+GPT = {
+    "sda1": ("vfat", "C12A7328-F81F-11D2-BA4B-00A0C93EC93B"),
+    "sda3": ("ntfs", "EBD0A0A2-B9E5-4433-87C0-68B6B72699C7"),
+    "sda4": ("ntfs", "ebd0a0a2-b9e5-4433-87c0-68b6b72699c7"),
+    "sda5": ("ntfs", "de94bba4-06d1-4d40-a16a-bfd50179d6ac"),
+}
+MBR = {"sdc1": ("ntfs", "true", "0x7")}
+MBR |= {"sdb1": ("ntfs", "true", "0x7"), "sdb2": ("ntfs", "false", "0x27")}
+MBR |= {"sdb3": ("ntfs", "false", "0x7"), "vg/d": ("ntfs", "", "")}
+MAPPINGS = "inspect-get-drive-mappings /dev/sda3"
+
+
+@pytest.fixture
+def windows(guest_files, tmp_path):
+    """A guest with Windows on /dev/sda3, whose drive D: is on /dev/sda4."""
+    every = [*GPT.items(), *MBR.items()]
+    answers = {
+        "list-filesystems": "\n".join(f"/dev/{name}: {kind}" for name, (kind, *_) in every),
+        "inspect-os": "/dev/sda3",
+        "inspect-get-mountpoints /dev/sda3": "/: /dev/sda3",
+        "inspect-get-type /dev/sda3": "windows",
+        MAPPINGS: "C: /dev/sda3\nD: /dev/sda4\nE: /dev/sdc1\n?: /dev/sdb3",
+        "part-get-parttype /dev/sda": "gpt",
+        "part-get-parttype /dev/sdb": "msdos",
+        "part-get-parttype /dev/sdc": "msdos",
+    }
+    answers |= {f"part-get-gpt-type /dev/sda {name[3]}": kind for name, (_, kind) in GPT.items()}
+    for name, (_, active, kind) in MBR.items():
+        answers[f"part-get-bootable /dev/{name[:3]} {name[-1]}"] = active
+        answers[f"part-get-mbr-id /dev/{name[:3]} {name[-1]}"] = kind
+    guestfish.put_in(tmp_path / "bin", guest_files, answers)
+    return answers
+
+
+def test_drives_of_windows_are_named_and_its_own_parts_are_not(windows, snaporch):
+    answer = snaporch("files", "web@s1", "/etc")
+    assert answer.code == ExitCode.WARNINGS
+    notes = [line.partition("note: ")[2] for line in answer.err.splitlines()]
+    assert [note for note in notes if "drive" in note or "nowhere" in note] == [
+        "its drive D: is not shown: open it with --device /dev/sda4",
+        "/dev/sdb3 (ntfs) is mounted nowhere",
+        "its drive E: is not shown: open it with --device /dev/sdc1",
+        "/dev/vg/d (ntfs) is mounted nowhere",
+    ]
+
+
+def test_without_letters_an_active_partition_may_be_a_drive(
+    windows, guest_files, snaporch, tmp_path
+):
+    guestfish.put_in(tmp_path / "bin", guest_files, windows | {MAPPINGS: ""})
+    answer = snaporch("files", "web@s1", "/etc")
+    named = {f"/dev/{name}" for name in (*GPT, *MBR) if f"/dev/{name} (" in answer.err}
+    assert named == {"/dev/sda4", "/dev/sdb1", "/dev/sdb3", "/dev/sdc1", "/dev/vg/d"}
+
+
+@pytest.mark.parametrize(
+    ("start", "is_said"), [(b"hibr", True), (b"HIBR", True), (b"\0\0\0\0", False), (b"", False)]
+)
+def test_windows_that_was_hibernated_is_said(windows, guest_files, snaporch, start, is_said):
+    (guest_files / "hiberfil.sys").write_bytes(start + b"x" * 100 if start else start)
+    answer = snaporch("files", "web@s1", "/etc")
+    assert ("its last changes may be missing" in answer.err) is is_said
+
+
 def test_an_encrypted_disk_beside_boot_is_refused(guest_files, snaporch, tmp_path):
     answers = {"list-devices": "/dev/sda\n/dev/sdb", "vfs-type /dev/sdb": "crypto_LUKS"}
     guestfish.put_in(tmp_path / "bin", guest_files, answers)

@@ -1,8 +1,10 @@
 """``snapshot --group`` as a user sees it."""
 
 import pytest
+from fakes.hooks import failing
 
 from snaporch.errors import ExitCode
+from snaporch.zfs import PoolError
 
 
 @pytest.fixture
@@ -27,6 +29,61 @@ def test_all_domains_of_a_group(pair, snaporch):
     assert "pair: app, db" in snaporch("show", "db@s1").out
     answer = snaporch("restore", "db@s1")
     assert "note: of the group pair: app@s1 would be of the same instant" in answer.err
+
+
+def test_a_restore_of_all_members(pair, snaporch):
+    assert snaporch("snapshot", "--group", "pair", "--name", "s1", "--quiet").code == 0
+    answer = snaporch("restore", "db@s1", "--group", "--dry-run")
+    assert answer.code == 0
+    heads = [line for line in answer.out.splitlines() if line.startswith("restoring ")]
+    assert heads == [
+        "restoring app@s1:",
+        "restoring app@s1 discards:",
+        "restoring db@s1:",
+        "restoring db@s1 discards:",
+    ]
+    assert snaporch("restore", "db@s1", "--group").code == ExitCode.REFUSED  # no terminal
+    answer = snaporch("restore", "db@s1", "--group", "--yes")
+    assert answer.code == 0
+    assert answer.out.splitlines() == [
+        "app@s1  restored, running, resumed from RAM",
+        "db@s1  restored, running, resumed from RAM",
+    ]
+    assert answer.err.count("undo it with: snaporch undo") == 2
+    document = snaporch("restore", "app@s1", "--group", "--yes", "--json").json
+    assert [entry["domain"] for entry in document] == ["app", "db"]
+
+
+def test_a_member_that_is_not_restored_sets_the_exit_code(pair, snaporch):
+    assert snaporch("snapshot", "--group", "pair", "--name", "s1", "--quiet").code == 0
+    pair.hooks.at["pool.rollback flash/db@s1"] = failing(PoolError("flash/db", "broken"))
+    answer = snaporch("restore", "db@s1", "--group", "--yes", "--quiet")
+    assert answer.code == ExitCode.ATTENTION
+    assert answer.out == "app@s1  restored, running, resumed from RAM\n"
+    (line,) = answer.err.splitlines()
+    assert line.startswith("snaporch: db@s1: the restore stopped half way (flash/db: broken)")
+
+
+def test_a_bug_in_one_member_is_printed_once(pair, snaporch):
+    assert snaporch("snapshot", "--group", "pair", "--name", "s1", "--quiet").code == 0
+    pair.hooks.at["pool.rollback flash/db@s1"] = failing(ValueError("of a test"))
+    answer = snaporch("restore", "db@s1", "--group", "--yes", "--quiet")
+    assert answer.code == ExitCode.BUG
+    assert answer.out == "app@s1  restored, running, resumed from RAM\n"
+    assert answer.err.count("of a test") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--jobs", "2"],
+        ["--group", "--from", "nas"],
+        ["--group", "--bundle", "/somewhere"],
+        ["--group", "--jobs", "0"],
+    ],
+)
+def test_options_that_go_only_with_a_group_or_without(pair, snaporch, words):
+    assert snaporch("restore", "db@s1", *words).code == ExitCode.USAGE
 
 
 def test_an_array_as_json(pair, snaporch):

@@ -161,6 +161,83 @@ def test_no_copy_of_the_ram_and_no_mark_stay(world):
     assert left == ["disk0", "disk1"]
 
 
+def came_back(world, snapshot="s1"):
+    """The snapshots came from a replica."""
+    names = [f"tank/web@{snapshot}", f"flash/web@{snapshot}"]
+    world.pool.set_properties(names, {"snaporch:copy": "nas"})
+
+
+def test_files_of_another_host_cannot_be_run(world):
+    came_back(world)
+    make(world)
+    found = world.pool.local_properties(["exec", "setuid", "devices"])
+    assert found["tank/web-test"] == {"exec": "off", "setuid": "off", "devices": "off"}
+
+
+@pytest.mark.parametrize(
+    ("above", "element"),
+    [
+        ("os", "<kernel>/etc/shadow</kernel>"),
+        ("devices", "<interface type='user'><rom file='/etc/shadow'/></interface>"),
+    ],
+)
+def test_a_clone_of_what_came_from_another_host_names_no_file_of_this_one(world, above, element):
+    """The definition may be forged: the guest would read the file."""
+    text = world.guest().inactive.replace(f"</{above}>", f"{element}</{above}>")
+    world.guest().inactive = text
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
+    assert make(world, "own", text="web@s2", resumed=False).uuid
+    came_back(world, "s2")
+    with pytest.raises(SharedError) as caught:
+        make(world, text="web@s2", resumed=False)
+    said = caught.value.line()
+    assert "its XML names '/etc/shadow', which would be of this host" in said
+    assert "which retention may delete then" in said
+    assert said.endswith("zfs inherit snaporch:copy flash/web@s2 tank/web@s2")
+    assert not any(guest.name == "test" for guest in world.hypervisor.guests.values())
+
+
+def test_no_mark_is_to_be_removed_where_that_would_not_help(world):
+    """The mark also keeps retention from what came back."""
+    text = world.guest().inactive.replace("</domain>", "<later path='/x'/></domain>")
+    world.guest().inactive = text
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
+    with pytest.raises(SharedError, match="which may belong to the host"):
+        make(world, "own", text="web@s2", resumed=False)
+    came_back(world, "s2")
+    with pytest.raises(SharedError, match="which may belong to the host") as caught:
+        make(world, text="web@s2", resumed=False)
+    assert "snaporch:copy" not in caught.value.line()
+
+
+def test_owners_and_modes_of_another_hosts_firmware_are_not_used(world, tmp_path):
+    """They may be forged, and root sets them."""
+    variables = tmp_path / "web_VARS.fd"
+    variables.write_bytes(b"then")
+    variables.chmod(0o646)
+    world.add_guest("efi", nvram=str(variables))
+    with_tpm(world, tmp_path / "state")
+    (tmp_path / "state").chmod(0o646)
+    modes = {}
+    for guest in ("efi", "tpm"):
+        domain = world.hypervisor.domain(guest)
+        taken = take_snapshot(world.context, domain, SnapshotRequest("s2"))
+        for name in ("own", "came"):
+            made = make(world, f"{guest}-{name}", text=f"{guest}@s2", resumed=False)
+            path = world.paths.clones / made.uuid / "nvram.fd"
+            if guest == "tpm":
+                path = world.root / "swtpm" / made.uuid / "tpm2" / "state"
+            modes[guest, name] = path.stat().st_mode & 0o777
+            names = [f"{dataset}@s2" for dataset in taken.datasets]
+            world.pool.set_properties(names, {"snaporch:copy": "nas"})
+    assert modes == {
+        ("efi", "own"): 0o646,
+        ("efi", "came"): 0o600,
+        ("tpm", "own"): 0o646,
+        ("tpm", "came"): 0o600,
+    }
+
+
 def test_a_guest_that_was_paused_is_resumed_paused(world):
     world.add_guest("still", state=DomainState.PAUSED)
     take_snapshot(world.context, world.hypervisor.domain("still"), SnapshotRequest("s1"))

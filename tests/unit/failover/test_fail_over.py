@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fakes.hooks import KilledError, failing, failing_once
+from fakes.images import qcow2
 from fakes.replica import FakeReplica
 
 from snaporch.catalog.records import ENDED, all_records
@@ -83,8 +84,8 @@ class Pair:
     def confirm(self, _domain):
         self.asked += 1
 
-    def move(self, to="nas"):
-        return fail_over(self.context, "web", to, lambda *_: self.replica, self.confirm)
+    def move(self, to="nas", accepted=()):
+        return fail_over(self.context, "web", to, lambda *_: self.replica, self.confirm, accepted)
 
     def move_and_be_killed(self, act):
         """Begin a failover, and kill it and its guardian where it is about to do this."""
@@ -138,6 +139,41 @@ def test_the_replica_has_the_last_instant_and_the_guest_stays_off(pair):
     assert ended == {done.record.snapshot}
     # here it has no mark that another replica could get
     assert not pair.marked_as_ended()
+
+
+def test_what_the_other_host_refuses_is_refused_before_anything_is_copied(pair):
+    log = "<serial type='file'><source path='/var/log/a b'/></serial>"
+    pair.guest.live = pair.guest.live.replace("</devices>", f"{log}</devices>")
+    with pytest.raises(
+        RefusedError, match=r"definition goes to another host.*/var/log/a b"
+    ) as raised:
+        pair.move()
+    assert raised.value.step.endswith(": --accept '/var/log/a b'")
+    assert pair.runs()
+    assert (pair.asked, pair.world.hooks.acts()) == (0, [])
+    done = pair.move(accepted=["/var/log/a b"])
+    assert done.command.endswith(f" web@{done.record.snapshot} --accept '/var/log/a b'")
+    assert pair.has_ended()
+
+
+def test_an_image_whose_header_leads_out_is_found_before_anything_is_sent(pair):
+    """A guest that is off: its definition does not name what its image is over."""
+    pair.world.hypervisor.guests[pair.domain.uuid].inactive = pair.domain.inactive_xml.replace(
+        "type='raw'", "type='qcow2'"
+    ).replace('type="raw"', 'type="qcow2"')
+    pair.guest.live, pair.guest.state = None, DomainState.OFF
+    image = pair.world.image("tank/web", "web-vda.img")
+    template = pair.world.root / "template.qcow2"
+    template.write_bytes(qcow2())
+    image.write_bytes(qcow2(str(template), "qcow2"))
+    pair.world.image("flash/web", "web-vdb.img").write_bytes(qcow2())
+    with pytest.raises(RefusedError) as raised:
+        pair.move()
+    assert "it goes to another host" in raised.value.reason
+    assert "which is not in the snapshot" in raised.value.reason
+    assert raised.value.step.endswith(f"--accept {template}")
+    assert pair.replica.names() == []
+    assert pair.fence is None
 
 
 def test_the_guest_is_paused_from_its_snapshot_to_its_end(pair):
@@ -376,7 +412,8 @@ def test_no_second_replica_gets_it(pair):
         pair.move()
     with pytest.raises(RefusedError, match="is being failed over to nas") as refused:
         pair.move(to="dr")
-    assert refused.value.step == f"run: snaporch failover {pair.domain.uuid} --to nas"
+    renamed = "if that replica was renamed, have it named nas again before"
+    assert refused.value.step == f"run: snaporch failover {pair.domain.uuid} --to nas; {renamed}"
     assert pair.fence.delivered == ""
     pair.move()
     assert pair.fence.delivered

@@ -212,7 +212,7 @@ def test_a_disk_in_a_foreign_namespace_is_ignored():
 
 @pytest.mark.parametrize(
     "declaration",
-    ["<?xml version='1.0'?>", "<?xml version='1.0' encoding='utf-16'?>", "<?xml-model href='x'?>"],
+    ["<?xml version='1.0'?>", "<?xml version='1.0' encoding='utf-8'?>", "<?xml-model href='x'?>"],
 )
 def test_text_before_the_domain_changes_nothing(declaration):
     assert domain_xml.disks(domain_xml.parse(declaration + PLAIN)) == domain_xml.disks(

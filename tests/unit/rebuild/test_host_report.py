@@ -1,8 +1,10 @@
 from types import SimpleNamespace
 
 import pytest
+from fakes.hooks import failing
 from fakes.rebuild_source import FakeSource
 
+from snaporch.hypervisor import HostObject, HypervisorError
 from snaporch.known_faults import Component
 from snaporch.model import DatasetKind, Level, PoolSnapshot, moment_at
 from snaporch.rebuild.dataset_settings import Settings
@@ -27,11 +29,21 @@ def missing(world):
     (world.root / "sys" / "class" / "net" / "br0").mkdir(parents=True)
     source = FakeSource(world.pool, None, world.hooks)
 
-    def ask(*xmls, level=Level.RAM, cpu="", settings=None, size=1 << 20, **how):
+    def ask(
+        *xmls,
+        level=Level.RAM,
+        cpu="",
+        settings=None,
+        size=1 << 20,
+        dataset="tank/web",
+        mountpoint="",
+        **how,
+    ):
         source.bytes_of_a_snapshot = size
         versions = SimpleNamespace(cpu=cpu, libvirt="12.1.0", emulator="11.0.2")
         taken = PoolSnapshot("tank:web", "s1", 1, 1, moment_at(0))
-        part = Incoming("tank/web", "tank:web", (taken,), "", False, DatasetKind.VOLUME, False)
+        kind = DatasetKind.FILESYSTEM if mountpoint else DatasetKind.VOLUME
+        part = Incoming(dataset, "tank:web", (taken,), mountpoint, False, kind, False)
         manifest = SimpleNamespace(level=level, versions=versions, ram_bytes=1 << 24)
         plan = SimpleNamespace(manifest=manifest, incoming=(part,), thing="web@s1")
         found = Surroundings(settings={"tank/web": Settings(settings or {}, ())})
@@ -81,6 +93,54 @@ def test_interfaces_that_are_not_here_are_named(missing, card):
     assert missing(xml_of(card)) == ["there is no network interface 'br7'"]
     assert missing(xml_of(card), level=Level.OFF) == ["there is no network interface 'br7'"]
     assert missing(xml_of(card), restores=False) == []
+
+
+NETWORK = "<interface type='network'><source network='lan'/></interface>"
+VOLUME = "<disk type='volume'><source pool='vms' volume='x'/></disk>"
+
+
+def have(world, objects, name, xml="<network/>", *, active=False):
+    objects[name] = HostObject(name, xml, starts_at_boot=True, active=active)
+
+
+def test_a_network_that_is_not_active_is_named(missing, world):
+    """The restore would refuse it when all data has come."""
+    have(world, world.hypervisor.network_objects, "lan")
+    have(world, world.hypervisor.network_objects, "other")
+    lan = "the network 'lan' is not active: virsh net-start lan"
+    assert missing(xml_of(EMULATOR, NETWORK)) == [lan]
+    assert missing(xml_of(EMULATOR, NETWORK), xml_of(EMULATOR), cold=True) == []
+    assert missing(xml_of(EMULATOR), xml_of(EMULATOR, NETWORK), cold=True) == [lan]
+    assert missing(xml_of(EMULATOR, NETWORK), level=Level.OFF) == []
+    have(world, world.hypervisor.network_objects, "lan", active=True)
+    assert missing(xml_of(EMULATOR, NETWORK)) == []
+
+
+@pytest.mark.parametrize(
+    ("pool", "is_named"),
+    [
+        ("<pool type='dir'><target><path>/isos</path></target></pool>", True),
+        ("<pool type='dir'><target><path>/vms/web/x</path></target></pool>", False),
+        ("<pool type='zfs'><source><name>tank</name></source></pool>", True),
+        ("<pool type='zfs'><source><name>tank/new</name></source></pool>", False),
+        ("<pool type='zfs'><source><name>tank/new/web</name></source></pool>", False),
+        ("<pool type='zfs'><source><name>tank/newer</name></source></pool>", True),
+        ("<pool", True),
+    ],
+)
+def test_a_pool_that_is_not_active_is_named_unless_its_dataset_comes(
+    missing, world, pool, is_named
+):
+    have(world, world.hypervisor.pool_objects, "vms", pool)
+    said = "the storage pool 'vms' is not active: virsh pool-start vms"
+    found = missing(xml_of(EMULATOR, VOLUME), dataset="tank/new/web", mountpoint="/vms/web")
+    assert found == ([said] if is_named else [])
+
+
+def test_a_libvirt_that_lists_no_networks_is_named(missing, world):
+    world.hooks.at["hypervisor.defined_networks"] = failing(HypervisorError("lan", "no"))
+    (line,) = missing(xml_of(EMULATOR, NETWORK))
+    assert line.startswith("its networks cannot be looked for: lan: no")
 
 
 def test_machine_type_and_cpu_are_compared(missing):

@@ -101,6 +101,22 @@ def test_the_newest_manifest_of_each_guest_is_read_at_once(machine):
     }
 
 
+def test_large_manifests_keep_no_other_from_being_read(machine):
+    """A host that was taken over may store many of them, under UUIDs that it has made up."""
+    bundles, run = machine.place / "bundles", "20260101T000000Z-a"
+    honest, huge = UUID.replace("1", "f"), UUID.replace("1", "0")
+    made_up = [f"{number:08}{UUID[8:]}" for number in range(40)]
+    texts = dict.fromkeys(made_up, b"x" * (1 << 20))
+    for uuid, text in {**texts, huge: b"x" * (1 << 20) + b"x", honest: b"true"}.items():
+        (bundles / uuid / run).mkdir(parents=True)
+        (bundles / uuid / run / "manifest.json").write_bytes(text)
+    (bundles / honest / "not a run").mkdir()
+    found = machine.source.newest_manifests()
+    assert (found[f"{honest}/{run}"], found[f"{huge}/{run}"]) == ("true", "")
+    sizes = [len(found[f"{uuid}/{run}"]) for uuid in made_up]
+    assert sizes == [1 << 20] * 31 + [0] * 9
+
+
 def test_a_snapshot_is_received_byte_by_byte(machine):
     machine.receive()
     assert machine.got == header() + REST

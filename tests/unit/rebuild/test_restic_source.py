@@ -146,6 +146,16 @@ def test_a_part_of_a_bundle_is_read(cloud):
     assert list(cloud.source().bundles(UUID)) == ["r-1"]
 
 
+def test_a_manifest_that_no_guest_has_is_not_read_with_the_others(cloud, tmp_path):
+    bundle, forged = tmp_path / "forged", f"{UUID.replace('4', '0')}/r-1"
+    bundle.mkdir()
+    text = b"x" * ((1 << 20) + 1)
+    (bundle / "manifest.json").write_bytes(text)
+    digest = hashlib.sha256(text).hexdigest()
+    cloud.destination(chain=1).store(bundle, forged, {"manifest.json": digest})
+    assert cloud.source().newest_manifests() == {forged: "", REFERENCE: "{}"}
+
+
 def fetched(cloud, tmp_path, begun):
     store = tmp_path / "store"
     store.mkdir(exist_ok=True)

@@ -70,13 +70,26 @@ def change_ram(directory, old, new):
     (directory / "changed").rename(path)
 
 
-@pytest.mark.parametrize("more", [EMULATOR, SOURCE, LABEL, ARGUMENT])
+SCRIPT = "<interface type='ethernet'><script path='up'/></interface>"
+LOG = "<log file='etc/cron.d/x'/>"
+KERNEL = "<kernel>etc/shadow</kernel>"
+
+
+@pytest.mark.parametrize("more", [EMULATOR, SOURCE, LABEL, ARGUMENT, SCRIPT, LOG, KERNEL])
 def test_ram_with_a_definition_that_was_not_shown_is_not_resumed(story, more):
     directory = bundle_of(story)
     manifest = read_manifest(directory)
     check_ram_definition("web@s1", directory, manifest)
     change_ram(directory, "</domain>", f"{more}</domain>")
     with pytest.raises(RefusedError, match="definition in its RAM has what its bundle's has not"):
+        check_ram_definition("web@s1", directory, manifest)
+
+
+def test_ram_with_a_definition_that_can_be_read_two_ways_is_not_resumed(story):
+    directory = bundle_of(story)
+    manifest = read_manifest(directory)
+    change_ram(directory, "<driver ", "<driver xmlns:x='urn:x' x:type='qcow2' ")
+    with pytest.raises(RefusedError, match="an attribute type with a namespace in <driver>"):
         check_ram_definition("web@s1", directory, manifest)
 
 

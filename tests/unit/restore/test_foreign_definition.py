@@ -14,35 +14,44 @@ def interface(element):
     return f"<interface type='ethernet'>{element}<target dev='tank'/></interface>"
 
 
+def is_own(path):
+    return path.startswith("/tank/web/")
+
+
 @pytest.mark.parametrize(
-    ("xml", "name"),
+    ("xml", "shown", "word"),
     [
-        (definition(interface("<script path='python3'/>")), "script"),
-        (definition(interface("<script path='/etc/qemu-ifup'/>")), "script"),
-        (definition(interface("<downscript path='/bin/sh'/>")), "downscript"),
-        (definition("<console type='pty'><log file='/etc/cron.d/x'/></console>"), "log"),
-        (definition("<audio id='1' type='file' path='etc/x'/>"), "audio"),
-        (definition("<controller type='usb'><rom file='x.rom'/></controller>"), "rom"),
-        (definition("<emulator>qemu</emulator>"), "emulator"),
-        (definition(os="<kernel>etc/shadow</kernel>"), "kernel"),
-        (definition(os="<initrd>etc/shadow</initrd>"), "initrd"),
+        (
+            interface("<script path='python3'/>"),
+            "script path='python3'",
+            "interface.script.path=python3",
+        ),
+        (
+            interface("<script path='/tank/web/x'/>"),
+            "script path=",
+            "interface.script.path=/tank/web/x",
+        ),
+        ("<console type='pty'><log file='/etc/cron.d/x'/></console>", "log file=", "/etc/cron.d/x"),
+        ("<emulator>qemu</emulator>", "emulator>qemu", "emulator=qemu"),
     ],
 )
-def test_what_root_runs_or_writes_and_relative_paths_are_refused(xml, name):
-    with pytest.raises(RefusedError, match=f"has <{name}>; read it first; .*--accept {name}$"):
-        check_foreign_definitions("web@s1", [definition(), xml], ())
-    check_foreign_definitions("web@s1", [definition(), xml], [name])
+def test_what_root_runs_or_writes_is_refused(xml, shown, word):
+    definitions = [definition(), definition(xml)]
+    with pytest.raises(RefusedError, match=f"has <{shown}.*; read it first; .*--accept {word}$"):
+        check_foreign_definitions("web@s1", definitions, (), is_own)
+    check_foreign_definitions("web@s1", definitions, [word], is_own)
 
 
-def test_a_definition_as_virt_install_writes_it_passes():
-    xml = definition(
-        "<emulator>/usr/bin/qemu-system-x86_64</emulator>"
-        "<disk type='file'><source file='/tank/web/web.raw'/><target dev='vda'/></disk>"
-        "<interface type='network'><source network='default'/><model type='virtio'/></interface>"
-        "<serial type='pty'><source path='/dev/pts/3'/><target type='isa-serial'/></serial>"
-        "<channel type='unix'><target type='virtio' name='org.qemu.guest_agent.0'/></channel>"
-        "<graphics type='vnc' port='-1'/><rng model='virtio'><backend model='random'>/dev/urandom"
-        "</backend></rng>",
-        "<type machine='q35'>hvm</type><loader>/usr/share/OVMF/OVMF_CODE.fd</loader>",
-    )
-    check_foreign_definitions("web@s1", [xml], ())
+def test_the_error_has_the_first_words_and_says_how_many_more_there_are():
+    serial = "".join(f"<serial><log file='/etc/{number}'/></serial>" for number in range(10))
+    with pytest.raises(RefusedError, match="and 2 more") as caught:
+        check_foreign_definitions("web@s1", [definition(serial)], (), is_own)
+    assert caught.value.step.count("--accept /etc/") == 8
+
+
+def test_a_word_of_a_shell_is_quoted():
+    words = "--accept '/etc/a b'$"
+    with pytest.raises(RefusedError, match=words):
+        check_foreign_definitions(
+            "web@s1", [definition("<serial><log file='/etc/a b'/></serial>")], (), is_own
+        )

@@ -1,7 +1,9 @@
 """A snapshot of another host leads to no file of this one, and starts no program here."""
 
+import contextlib
 import os
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ from fakes.archives import in_snapshot
 from fakes.images import qcow2
 
 from snaporch.errors import RefusedError
+from snaporch.hypervisor import HostObject
 from snaporch.hypervisor.domain_xml import parse
-from snaporch.hypervisor.foreign_xml import confining
+from snaporch.hypervisor.foreign_xml import ForeignImage, confining, images
 from snaporch.restore.bundle_checks import check_bundle
 from snaporch.zfs.resolver import Mount
 
@@ -50,12 +53,15 @@ def planned(world, **options):
     return plan(world, cold=True, discard_newer=True, **options)
 
 
-def refused(world, words, accepted):
-    """The refusal names the option that accepts it; with that it is accepted."""
-    with pytest.raises(RefusedError, match=words) as caught:
+def refused(world, words, *accepted):
+    """Each refusal names the option that accepts it; with all of them it is accepted."""
+    with pytest.raises(RefusedError, match=words):
         planned(world)
-    assert shlex.split(caught.value.step.rpartition(": ")[2]) == ["--accept", accepted]
-    assert planned(world, accepted=[accepted])
+    for number, word in enumerate(accepted):
+        with pytest.raises(RefusedError) as caught:
+            planned(world, accepted=accepted[:number])
+        assert shlex.split(caught.value.step.rpartition(": ")[2]) == ["--accept", word]
+    assert planned(world, accepted=accepted)
 
 
 def test_an_image_of_its_own_is_accepted(copy, world):
@@ -89,6 +95,37 @@ def test_an_image_that_names_a_file_above_its_dataset_is_refused(copy, world):
     refused(world, "leads out of it", str(path))
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        "<title>/etc/shadow</title>",
+        "<description>/etc/shadow</description>",
+        "<metadata><x:a xmlns:x='urn:x' p='/etc/shadow'/></metadata>",
+    ],
+)
+def test_a_description_that_has_the_path_accepts_no_file(copy, world, more):
+    change(copy, "<devices>", f"{more}<devices>")
+    put(world, qcow2("/etc/shadow", "raw"))
+    refused(world, "names .?/etc/shadow.?, which is not in the snapshot", "/etc/shadow")
+
+
+def below(world, form):
+    """A backing file of its own that the definition shows; its header names a file of the host."""
+    own = world.image("tank/web", "b.img")
+    put(world, qcow2("/etc/shadow", "raw"), "b.img")
+    return f"<backingStore type='file'>{form}<source file='{own}'/></backingStore>"
+
+
+def test_a_slice_whose_header_is_not_read_is_refused(copy, world):
+    chain = below(world, "<format type='raw'/>").replace(
+        "/></backingStore>",
+        "><slices><slice type='storage' offset='512' size='512'/></slices></source></backingStore>",
+    )
+    change(copy, "</disk>", f"{chain}</disk>")
+    with pytest.raises(RefusedError, match="slices"):
+        planned(world)
+
+
 def test_what_its_backing_file_names_is_read_too(copy, world):
     put(world, qcow2("base.img", "qcow2"))
     put(world, qcow2("below.img"), "base.img")
@@ -111,7 +148,53 @@ def test_a_backing_file_that_the_definition_shows_is_accepted(copy, world):
     source = "<format type='raw'/><source file='/srv/base.img'/>"
     store = f"<backingStore type='file'>{source}</backingStore>"
     change(copy, '<target dev="vda"', f'{store}<target dev="vda"')
-    planned(world)
+    with pytest.raises(RefusedError, match="and has <source file='/srv/base"):
+        planned(world)
+    planned(world, accepted=["/srv/base.img"])
+
+
+def test_uefi_variables_in_its_dataset_are_read_too(copy, world):
+    put(world, qcow2("/etc/shadow", "raw"), "vars.fd")
+    path = Path(copy.domain.disks[0].source).with_name("vars.fd")
+    change(copy, "</os>", f"<nvram format='qcow2'>{path}</nvram></os>")
+    refused(world, "vars.fd names '/etc/shadow'", "/etc/shadow")
+
+
+@pytest.mark.parametrize("kind", ["file", "block"])
+def test_uefi_variables_that_a_source_names_are_read_too(copy, world, kind):
+    put(world, qcow2("/etc/shadow", "raw"), "vars.fd")
+    path = Path(copy.domain.disks[0].source).with_name("vars.fd")
+    source = f"<source {'dev' if kind == 'block' else 'file'}='{path}'/>"
+    change(copy, "</os>", f"<nvram type='{kind}' format='qcow2'>{source}</nvram></os>")
+    definitions = [each.read_text() for each in Path(copy.record.bundle).glob("domain*.xml")]
+    assert all(
+        ForeignImage("nvram", str(path), "qcow2") in images(parse(each)) for each in definitions
+    )
+    with pytest.raises(RefusedError, match=r"vars.fd names '/etc/shadow'"):
+        planned(world)
+
+
+def test_a_loader_that_this_hosts_definition_has_there_is_read_too(copy, world):
+    put(world, qcow2("/etc/shadow", "raw"), "fw.img")
+    path = Path(copy.domain.disks[0].source).with_name("fw.img")
+    guest = world.guest()
+    loader = f"<loader format='qcow2'>{path}</loader></os>"
+    guest.inactive = guest.inactive.replace("</os>", loader)
+    with pytest.raises(RefusedError, match=r"fw.img names '/etc/shadow'"):
+        planned(world, keep_definition=True)
+
+
+def test_a_volume_of_a_storage_pool_is_read_too(copy, world):
+    put(world, qcow2("/etc/shadow", "raw"), "more.img")
+    home = Path(copy.domain.disks[0].source).parent
+    pool = f"<pool type='dir'><name>vms</name><target><path>{home}</path></target></pool>"
+    world.hypervisor.pool_objects["vms"] = HostObject("vms", pool, False)
+    disk = (
+        "<disk type='volume'><driver type='qcow2'/><source pool='vms' volume='more.img'/>"
+        "<target dev='vdm'/></disk>"
+    )
+    change(copy, "</devices>", f"{disk}</devices>")
+    refused(world, "more.img names '/etc/shadow'", "/etc/shadow")
 
 
 def test_a_disk_in_its_dataset_that_no_snapshot_knows_is_read_too(copy, world):
@@ -136,6 +219,38 @@ def test_a_link_that_leads_out_of_it_is_refused(copy, world):
     refused(world, "is not a regular file", path)
 
 
+def test_a_socket_in_its_dataset_is_accepted(copy, world):
+    inside = world.snapshot_files("tank/web", "s1")
+    inside.mkdir(parents=True, exist_ok=True)
+    path = Path(copy.domain.disks[0].source).with_name("console")
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(inside):
+        listener.bind("console")
+    console = f"<console type='unix'><source mode='bind' path='{path}'/></console>"
+    change(copy, "</devices>", f"{console}</devices>")
+    planned(world)
+
+
+def test_a_shared_directory_of_its_dataset_is_accepted_if_no_link_leads_to_it(copy, world):
+    inside = world.snapshot_files("tank/web", "s1")
+    (inside / "share").mkdir(parents=True)
+    path = Path(copy.domain.disks[0].source).with_name("share")
+    source = f"<source dir='{path}'/><target dir='x'/>"
+    share = f"<filesystem type='mount'><driver type='virtiofs'/>{source}</filesystem>"
+    change(copy, "</devices>", f"{share}</devices>")
+    planned(world)
+    (inside / "share").rename(inside / "other")
+    (inside / "share").symlink_to("other")
+    refused(world, "is not a regular file", str(path))
+
+
+def test_another_directory_of_its_dataset_is_refused(copy, world):
+    inside = world.snapshot_files("tank/web", "s1")
+    (inside / "tpm").mkdir(parents=True)
+    path = Path(copy.domain.disks[0].source).with_name("tpm")
+    change(copy, "</devices>", f"<serial type='file'><source path='{path}'/></serial></devices>")
+    refused(world, "is not a regular file", str(path))
+
+
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("link", ["", "way"])
 def test_a_file_of_a_dataset_that_is_mounted_below_its_own_is_not_its(copy, world, link, is_there):
@@ -155,12 +270,12 @@ def test_a_file_of_a_dataset_that_is_mounted_below_its_own_is_not_its(copy, worl
         refused(world, "names 'db/disk.raw', which is not in the snapshot", "db/disk.raw")
 
 
-def test_a_path_in_a_dataset_below_its_own_that_the_definition_shows_is_this_hosts(copy, world):
+def test_a_path_in_a_dataset_below_its_own_is_this_hosts(copy, world):
     home = Path(copy.domain.disks[0].source).parent
     world.resolver.table.append(Mount("0:9", str(home / "db"), "zfs", "tank/web/db"))
     disk = f"<disk><source file='{home}/db/cd.iso'/><target dev='vdz'/></disk>"
     change(copy, "</devices>", f"{disk}</devices>")
-    planned(world)
+    refused(world, "and has <source file=", f"{home}/db/cd.iso")
 
 
 def test_a_file_in_another_snapshot_of_its_dataset_is_not_read_unchecked(copy, world):
@@ -188,7 +303,7 @@ def test_an_image_that_is_at_no_path_is_refused(copy, world):
         "<target dev='vdn'/></disk>"
     )
     change(copy, "</devices>", f"{disk}</devices>")
-    refused(world, "its disk vdn is an image that cannot be read", "vdn")
+    refused(world, "and has <disk type='network'>", "disk.type=network", "vdn")
 
 
 def test_an_image_of_this_host_may_name_what_it_names(story, world):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from snaporch.errors import RefusedError
+from snaporch.hypervisor import HostObject
 from snaporch.model import DomainState
 from snaporch.restore.host_requirements import available_memory
 from snaporch.restore.plan import make_restore_plan
@@ -180,3 +181,57 @@ def test_memory_outside_huge_pages_is_counted_as_usual(story, world, huge):
     world.hypervisor.guests.clear()
     with pytest.raises(RefusedError, match="needs 8 MiB of memory, 1 MiB are available"):
         make_restore_plan(world.context, "web", "huge", cold=True)
+
+
+CARD = "<interface type='network'><source network='lan'/></interface>"
+DISKS = {"vda": "tank/web", "vdb": "flash/web"}
+VOLUME = "<disk type='volume' device='cdrom'><source pool='vms' volume='x.iso'{}/></disk>"
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "verb"),
+    [(CARD, "network 'lan'", "net"), (VOLUME.format(""), "storage pool 'vms'", "pool")],
+)
+@pytest.mark.parametrize("options", [{}, {"cold": True}])
+def test_a_network_or_pool_that_libvirt_cannot_use_is_refused(
+    world, make_story, device, kind, verb, options
+):
+    """libvirt would refuse the start when the disks are rolled back."""
+    guest, hypervisor = world.add_guest(disks=DISKS), world.hypervisor
+    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
+    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
+    world.guest().live = world.guest().inactive = own
+    objects = hypervisor.network_objects if verb == "net" else hypervisor.pool_objects
+    (name,) = {"lan", "vms"} & {kind.split("'")[1]}
+    make_story()
+    said = refusal(world, **options)
+    assert f"needs the libvirt {kind}, which this host does not have" in said
+    assert plan(world, disks_only=True)
+    objects[name] = HostObject(name, f"<{verb}/>", True, active=False)
+    said = refusal(world, **options)
+    assert f"needs the libvirt {kind}, which is not active" in said
+    assert said.endswith(f"start it: virsh {verb}-start {name}")
+    objects[name] = replace(objects[name], active=True)
+    assert plan(world, **options)
+
+
+def test_a_disk_that_libvirt_may_leave_out_needs_no_pool(world, make_story):
+    guest = world.add_guest(disks=DISKS)
+    device = VOLUME.format(" startupPolicy='optional'")
+    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
+    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
+    world.guest().live = world.guest().inactive = own
+    make_story()
+    assert plan(world)
+
+
+def test_a_disk_that_only_a_boot_requires_needs_its_pool_then(world, make_story):
+    """See startupPolicy in libvirt's formatdomain: requisite."""
+    guest = world.add_guest(disks=DISKS)
+    device = VOLUME.format(" startupPolicy='requisite'")
+    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
+    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
+    world.guest().live = world.guest().inactive = own
+    make_story()
+    assert plan(world)
+    assert "needs the libvirt storage pool 'vms'" in refusal(world, cold=True)

@@ -112,7 +112,7 @@ def test_no_room_for_the_image_is_known_before_anything_is_touched(paged, monkey
 class Usage:
     """A full file system."""
 
-    free = 0
+    free = total = 0
 
 
 def test_a_store_that_cannot_be_written_is_an_error_in_words(paged, monkeypatch):
@@ -186,6 +186,24 @@ def test_a_clone_resumes_under_its_own_name(paged):
     guest = paged.guest("test")
     assert same_memory(guest.ram, paged.then)
     assert "<name>test</name>" in guest.live
+
+
+def name_pages_of(paged, uuid):
+    """The snapshot came from a replica, and its pages are in the dataset of another guest."""
+    own = paged.hypervisor.domain("web").uuid
+    paged.pool.set_properties(["tank/web@s1", "flash/web@s1"], {"snaporch:copy": "nas"})
+    assert complete_source(paged.context, find_records(paged.context, "web@s1")[-1])
+    paged.pool.rename(f"tank/ram/{own}", f"tank/ram/{uuid}")
+
+
+def test_a_snapshot_that_came_from_a_replica_has_only_pages_of_its_guest(paged):
+    """The manifest may be forged: it could name the RAM of another guest of this host."""
+    name_pages_of(paged, "4b1d2f0e-0000-4000-8000-0000000000db")
+    with pytest.raises(IncompleteError, match="the pages of its RAM are missing"):
+        source(paged)
+    with pytest.raises(RefusedError, match=r"pages of its RAM are missing.*--cold"):
+        go_back(paged)
+    assert source(paged, "s2").has_ram
 
 
 def test_verify_reads_every_page(paged):

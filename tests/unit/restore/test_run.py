@@ -73,6 +73,14 @@ def test_the_calls_of_a_restore_in_order(story, world):
     assert world.leftovers() == []
 
 
+def test_little_is_asked_of_zfs_while_the_guest_is_away(story, world):
+    asked = []
+    world.hooks.at["pool.newer"] = lambda: asked.append(world.guest().state)
+    put_back(world)
+    datasets = len(story.record.datasets)
+    assert asked.count(DomainState.OFF) == 2 * datasets  # once it is off, and before each rollback
+
+
 def test_the_guest_resumes_where_it_was(story, world):
     restored = put_back(world)
     assert world.guest().ram == story.ram

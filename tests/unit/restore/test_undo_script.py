@@ -232,6 +232,16 @@ def test_a_run_interrupted_when_all_streams_were_received_is_finished(host, worl
     assert "virsh define domain.xml" in done
 
 
+def test_the_ram_image_of_the_unfinished_restore_is_deleted(host, world):
+    (run,) = re.findall(
+        r"^rm -rf \.\./\.(.*)\.partial \|\| true$", Path(host.script).read_text(), re.MULTILINE
+    )
+    image = world.context.store.create(world.guest().uuid, run).directory / "ram.save"
+    image.write_bytes(b"ram")
+    assert host.undo()[0] == 0
+    assert not image.parent.exists()
+
+
 @pytest.mark.parametrize("dataset", ["tank/web", "flash/web"])
 def test_a_missing_or_replaced_target_is_refused(host, dataset):
     """The script refuses before the first rollback, whichever target it is."""

@@ -1,4 +1,4 @@
-"""The room that archives, imports and copies leave on a file system for what is there."""
+"""The room that archives, imports, copies and pages of RAM leave on a file system for others."""
 
 from __future__ import annotations
 
