@@ -15,7 +15,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 
-from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
+from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, MAX_MANIFESTS_BYTES
 from snaporch.bundle.store import COPY_NAME, COPYING_SUFFIX, RUN_NAME, UUID_NAME
 from snaporch.config import Replica
 from snaporch.remote_host import Host, ssh_words
@@ -39,14 +39,21 @@ one gets it, which was synced before the former one lost the name.
 """
 _NEWEST_MANIFESTS = (
     "for domain in *; do"
-    ' run=$(ls -1 "$domain" 2>/dev/null | LC_ALL=C sort | tail -n 1);'
+    ' case "$domain" in *[!0-9a-f-]*) continue;; esac;'
+    f' run=$(ls -1 "$domain" 2>/dev/null | grep -xE "{RUN_NAME}" | LC_ALL=C sort | tail -n 1);'
     ' test -n "$run" && test -d "$domain/$run" || continue;'
-    ' printf "%s/%s " "$domain" "$run";'
-    f' if test -f "$domain/$run/{MANIFEST_NAME}"; then'
-    f' head -c {MAX_MANIFEST_BYTES} "$domain/$run/{MANIFEST_NAME}" | base64 -w 0; fi; echo;'
-    " done"
+    f' size=$(stat -L -c %s "$domain/$run/{MANIFEST_NAME}" 2>/dev/null || echo 0);'
+    ' echo "$size $domain/$run"; done | LC_ALL=C sort -n | {'
+    f" left={MAX_MANIFESTS_BYTES};"
+    ' while read -r size place; do printf "%s " "$place";'
+    f' if test -f "$place/{MANIFEST_NAME}" && test "$size" -le {MAX_MANIFEST_BYTES}'
+    ' && test "$size" -le "$left"; then left=$((left - size));'
+    f' head -c "$size" "$place/{MANIFEST_NAME}" | base64 -w 0; fi; echo; done; }}'
 )
-"""A script for the directory of all bundles: a line for each domain. Names of runs sort by time."""
+"""A script for the directory of all bundles: a line for each domain. Names of runs sort by time.
+
+The smallest manifests come first: large ones, which no guest has, keep no other from being read.
+"""
 _MISSING = "missing"
 _MANIFEST_LINE = re.compile(f"({UUID_NAME}/{RUN_NAME}) ([A-Za-z0-9+/=]*)")
 _BUNDLE_FILE = re.compile(rf"(\d+) (-?\d+) \./({RUN_NAME})/([^/]+)")
@@ -133,7 +140,10 @@ class ReplicaBundles:
         return self._host.script(read, what=MANIFEST_NAME)
 
     def newest_manifests(self) -> dict[str, str]:
-        """The text of the newest manifest of each domain, by ``uuid/run``; empty without one.
+        """The text of the newest manifest of each domain, by ``uuid/run``.
+
+        It is empty without a manifest, and for those over :data:`MAX_MANIFEST_BYTES` or
+        :data:`MAX_MANIFESTS_BYTES`.
 
         Raises:
             ReplicaError: the directory does not exist.

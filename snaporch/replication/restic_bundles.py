@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES
+from snaporch.bundle.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, MAX_MANIFESTS_BYTES
 from snaporch.replication.interface import BundleCopy, seconds_to_read
 from snaporch.replication.restic import ResticRepository
 from snaporch.replication.restic_records import BundleRecord
@@ -64,11 +64,19 @@ class ResticBundles:
         return "" if record is None else self.text(record, MANIFEST_NAME, MAX_MANIFEST_BYTES)
 
     def newest_manifests(self) -> dict[str, str]:
-        """The text of the newest manifest of each domain, by ``uuid/run``; any text, or none."""
-        newest = {
-            each.partition("/")[0]: each for each in sorted(self._repository.contents().bundles)
-        }
-        return {reference: self.manifest(reference) for reference in newest.values()}
+        """The text of the newest manifest of each domain, by ``uuid/run``; any text, or none.
+
+        The smallest ones are read first, up to :data:`MAX_MANIFESTS_BYTES` of all.
+        """
+        bundles = self._repository.contents().bundles
+        newest = {each.partition("/")[0]: each for each in sorted(bundles)}
+        sizes = {each: bundles[each].files.get(MANIFEST_NAME, (0, ""))[0] for each in bundles}
+        found, left = {}, MAX_MANIFESTS_BYTES
+        for reference in sorted(newest.values(), key=lambda each: (sizes[each], each)):
+            is_read = sizes[reference] <= min(left, MAX_MANIFEST_BYTES)
+            found[reference] = self.manifest(reference) if is_read else ""
+            left -= max(sizes[reference], len(found[reference]))
+        return found
 
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Read a bundle; return the files that are missing, cannot be read or differ."""

@@ -264,6 +264,7 @@ def _domain(
         lost_policy=_lost(config, forecast, by_groups),
         replicated_by=_replication(domain.uuid),
         assigned_by=forecast.assignment.source,
+        has_verify_command=bool(config.settings(domain.name, domain.uuid).verify_command),
     )
 
 

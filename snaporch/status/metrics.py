@@ -147,12 +147,14 @@ def _of_snapshots(domains: Sequence[DomainStatus]) -> Iterator[GaugeMetricFamily
     )
     yield _many(
         "verify_command_passed_timestamp_seconds",
-        "When the verify_command of a guest last passed in a clone of a snapshot that passes.",
+        "When the verify_command of a guest last passed in a clone of a snapshot that passes; 0 if "
+        "it never did.",
         ("domain",),
         [
-            ({"domain": domain.name}, max(passed).timestamp())
+            ({"domain": domain.name}, max(passed).timestamp() if passed else 0)
             for domain in domains
             if (passed := [at for record in domain.verified if (at := _command_at(record))])
+            or domain.has_verify_command
         ],
     )
 

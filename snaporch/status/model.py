@@ -130,6 +130,8 @@ class DomainStatus:
     """The replication of it that runs now; retention waits for its end."""
     assigned_by: str = ""
     """The place that assigns its policies, also those that do not exist; empty if none does."""
+    has_verify_command: bool = False
+    """Its settings have a ``verify_command``."""
 
 
 @dataclass(frozen=True, slots=True)

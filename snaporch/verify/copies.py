@@ -19,7 +19,7 @@ from itertools import groupby
 from pathlib import Path
 
 from snaporch.bundle.encrypted_bundles import EncryptedBundles
-from snaporch.bundle.manifest import MANIFEST_NAME, parse_manifest
+from snaporch.bundle.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from snaporch.bundle.store import RUN_NAME, UUID_NAME, BundleStore
 from snaporch.catalog.records import all_records, by_dataset, snapshots_of_record
 from snaporch.config import Config, ResticReplica
@@ -37,6 +37,7 @@ from snaporch.verify.copy_decision import (
     CopyFacts,
     KnownManifest,
     Seen,
+    copies_named_by,
     find_faults,
     is_gone,
     passed_now,
@@ -53,6 +54,8 @@ _SHOWN = 3
 _FAULT_CHARACTERS = 300
 """A fault may have names from the replica, of any length."""
 _DOMAIN_CHARACTERS = 255
+MAX_UNMARKED = 200
+"""Bundles of a guest: more than most retention keeps. A command of its own reads each manifest."""
 _REMOVED = "it was removed from the replica meanwhile"
 
 
@@ -157,12 +160,16 @@ class CopyVerifier:
         host: this host.
         name: the replica's name in the configuration.
         source: the replica.
+        unmarked: how many bundles of a guest are looked at that no mark names.
     """
 
-    def __init__(self, host: CopyHost, name: str, source: CopySource) -> None:
+    def __init__(
+        self, host: CopyHost, name: str, source: CopySource, *, unmarked: int = MAX_UNMARKED
+    ) -> None:
         self._host = host
         self._name = name
         self._source = source
+        self._most_unmarked = unmarked
         self._results = CopyResults(host.config.paths.schedule)
         self._ours: list[PoolSnapshot] = []
         self._by_dataset: Copies = {}
@@ -189,8 +196,9 @@ class CopyVerifier:
         for copy in map(_copy_of, there):
             if copy is not None and not (copy.key in found and found[copy.key].has_bundle):
                 found[copy.key] = copy
+        recorded = {each.key: each for each in self._results.all([self._name])[0]}
+        found |= {copy.key: copy for copy in self._unmarked(found.values(), recorded)}
         listed = {copy.uuid for copy in found.values()}
-        recorded = {each.key for each in self._results.all([self._name])[0]}
         for record in own:
             key = f"{record.uuid}/{record.run}@{record.snapshot}"
             self._records[key] = record
@@ -199,6 +207,46 @@ class CopyVerifier:
                 found[key] = self._joined(record, found.get(key))
         self._find_lost(found, listed)
         return sorted(found.values(), key=lambda copy: copy.domain)  # as they are listed
+
+    def _unmarked(
+        self, marked: Collection[Copy], verified: Mapping[str, CopyResult]
+    ) -> Iterator[Copy]:
+        """The copies that bundles name, and that have no mark.
+
+        If guests share a dataset, each of its snapshots has the marks of one of them. Of a guest's
+        bundles without a result only the newest are read, as many as the limit.
+
+        Args:
+            marked: the copies that the marks name.
+            verified: the results, by the keys of their copies.
+        """
+        known = {copy.reference for copy in marked}
+        results: dict[str, list[CopyResult]] = {}
+        for result in verified.values():
+            results.setdefault(f"{result.uuid}/{result.run}", []).append(result)
+        for newest, text in self._source.newest_manifests().items():
+            uuid = newest.partition("/")[0]
+            runs = [f"{uuid}/{run}" for run in sorted(self._source.bundles(uuid))]
+            unknown = [reference for reference in runs if reference not in known]
+            others = [reference for reference in unknown if reference not in results]
+            left_out = set(others[: -self._most_unmarked])
+            if left_out:
+                note = f"older bundles that no mark names, and are not looked at: {len(left_out)}"
+                self._host.progress.note(f"{self._name}: {uuid}", note)
+            manifests: list[Manifest] = []
+            for reference in unknown:
+                if reference in left_out:
+                    continue
+                read = text if reference == newest and text else self._source.manifest(reference)
+                run = reference.partition("/")[2]
+                manifest = manifest_of_copy(read.encode("utf-8", "surrogateescape"), uuid, run)
+                if manifest is not None:
+                    manifests.append(manifest)
+                    continue
+                for each in results.get(reference, ()):  # it was whole once
+                    yield Copy(each.domain, uuid, run, each.snapshot, has_bundle=True)
+            for manifest in sorted(manifests, key=lambda each: each.created):
+                yield from copies_named_by(manifest, self._listed, verified)
 
     def _has_one(self, record: SnapshotRecord) -> bool:
         """Whether the replica has a ZFS snapshot of a record.

@@ -7,7 +7,7 @@ manifest on the replica proves only that a copy is whole.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -20,6 +20,7 @@ from snaporch.catalog.torn import is_torn
 from snaporch.model import Level, PoolSnapshot, iso
 from snaporch.rebuild.plan import guids_of, members_of
 from snaporch.replication.interface import BundleCopy
+from snaporch.zfs_names import is_snapshot
 
 Copies = Mapping[str, Sequence[PoolSnapshot]]
 """The snapshots of each copy of a dataset, by :func:`~snaporch.bundle.store.copy_name`."""
@@ -67,6 +68,25 @@ class Copy:
             for domain in (self.domain, self.uuid)
             for name in (domain, f"{domain}@{self.snapshot}", f"{domain}@{self.run}")
         }
+
+
+def copies_named_by(manifest: Manifest, copies: Copies, verified: Collection[str]) -> list[Copy]:
+    """The copies that a bundle names, if all of their ZFS snapshots are there: else they may come.
+
+    Args:
+        manifest: of the bundle.
+        copies: all snapshots on the replica.
+        verified: the keys of copies that have a result: of these, one snapshot is enough.
+    """
+    datasets = {entry.dataset for entry in manifest.snapshots}
+    found = []
+    for name in sorted({entry.name for entry in manifest.snapshots if is_snapshot(entry.name)}):
+        copy = Copy(manifest.domain, manifest.uuid, manifest.run, name, has_bundle=True)
+        members = members_of(manifest, name, copies)
+        has_one = name in {each.name for each in members}
+        is_whole = {each.dataset for each in members} == datasets
+        found += [copy] if has_one and (is_whole or copy.key in verified) else []
+    return found
 
 
 class Source(StrEnum):

@@ -36,6 +36,9 @@ class CopySource(Protocol):
     def manifest(self, reference: str) -> str:
         """The text of the manifest of a bundle; any text, or none."""
 
+    def newest_manifests(self) -> Mapping[str, str]:
+        """The text of the newest manifest of each domain that can be listed, by ``uuid/run``."""
+
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """Read a bundle on the replica; return the files that differ from their SHA-256."""
 
@@ -68,6 +71,10 @@ class AppendOnlyCopies:
     def manifest(self, reference: str) -> str:
         """See :class:`CopySource`."""
         return self._destination.manifest(reference)
+
+    def newest_manifests(self) -> Mapping[str, str]:
+        """See :class:`CopySource`: none, since domains cannot be listed."""
+        return {}
 
     def damaged(self, reference: str, sums: Mapping[str, str]) -> list[str]:
         """See :class:`CopySource`."""

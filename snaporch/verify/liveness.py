@@ -17,13 +17,13 @@ from pathlib import Path
 from snaporch.bundle.manifest import Role
 from snaporch.clone.clone import Clone
 from snaporch.command_log import LoggedCommand
-from snaporch.config.schema import DomainSettings
 from snaporch.context import Context
 from snaporch.errors import NotFoundError, SnaporchError, one_line
 from snaporch.hypervisor import GuestExit, HypervisorError, LostLibvirtError, Vitals
 from snaporch.hypervisor.domain_xml import agent_connected, parse
 from snaporch.model import DomainState
 from snaporch.restore.source import Source
+from snaporch.verify.present_settings import present_settings
 
 _STDERR = 2
 _MOST_SAID = 300
@@ -82,12 +82,9 @@ def wait_for_agent(context: Context, source: Source, uuid: str) -> bool:
     live = source.text(Role.LIVE_XML)
     if live is None or not agent_connected(parse(live)) or not source.manifest.was_running:
         return False
-    _await_agent(context, source.thing, uuid, _settings(context, source).agent_timeout)
+    timeout = present_settings(context, source.record).agent_timeout
+    _await_agent(context, source.thing, uuid, timeout)
     return True
-
-
-def _settings(context: Context, source: Source) -> DomainSettings:
-    return context.config.settings(source.record.domain, source.record.uuid)
 
 
 def _await_agent(context: Context, thing: str, uuid: str, timeout: int) -> None:
@@ -115,7 +112,7 @@ def run_command(context: Context, source: Source, uuid: str) -> str:
     Raises:
         LivenessError: the command fails, cannot be run, or exceeds ``verify_command_timeout``.
     """
-    settings, thing = _settings(context, source), source.thing
+    settings, thing = present_settings(context, source.record), source.thing
     name, timeout = settings.verify_command[0], settings.agent_timeout
     _await_agent(context, thing, uuid, timeout)
     found: list[GuestExit] = []

@@ -25,7 +25,7 @@ from snaporch.catalog.records import (
     marked_by,
     one_per_dataset,
 )
-from snaporch.clone.clone import Clone, CloneRequest, build_clone, check_clone
+from snaporch.clone.clone import Clone, CloneRequest, MarkedError, build_clone, check_clone
 from snaporch.clone.find_clones import Purpose, new_clone, remove_leftovers
 from snaporch.context import Context
 from snaporch.errors import (
@@ -62,6 +62,7 @@ from snaporch.verify.liveness import (
     wait_for_cpus,
 )
 from snaporch.verify.next_step import put_back_step, repeat_command
+from snaporch.verify.present_settings import present_settings
 from snaporch.zfs import PREFIX
 from snaporch.zfs.resolver import Resolver
 
@@ -225,13 +226,20 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
         if options.disks:
             with outcome.testing(VerifyStep.DISKS):
                 _read_disks(context, source, outcome)
-        reason = _reason_not_to_run(context.resolver, source, options)
+        reason, step = _reason_not_to_run(context.resolver, source, options), ""
         if reason is None:
             outcome.step = VerifyStep.CLONE
-            reason = _run_clone(context, source, options, outcome)
+            if (error := _run_clone(context, source, options, outcome)) is not None:
+                reason = _reason_of(source, error)
+                step = error.step if isinstance(error, MarkedError) else ""
         if reason is not None:
-            outcome.not_run = reason
-            outcome.add_proof(context, f"not run: {reason}")
+            outcome.not_run = f"{reason}; {step}" if step else reason
+            outcome.add_proof(context, f"not run: {outcome.not_run}")
+            has_command = bool(present_settings(context, record).verify_command)
+            # a copy of which no clone ran has not passed, with or without a command
+            if options.run and not (options.on and has_command):
+                with outcome.testing(VerifyStep.COMMAND):
+                    _check_no_command(source, reason, step, has_command=has_command)
     except IncompleteError as error:
         _check_unchanged(context, record, manifest)
         outcome.failure = error
@@ -239,8 +247,6 @@ def _verify(context: Context, record: SnapshotRecord, options: VerifyOptions) ->
         outcome.failure = error
     results = _results(context, record, options.mark)
     failed = {step for result in results if result for step in result.failed_steps}
-    if not context.config.settings(record.domain, record.uuid).verify_command:
-        failed.discard(VerifyStep.COMMAND)  # no command is left that could pass
     outcome.end(failed, options.repeated)
     # of results that differ, since writing them was interrupted, only the failures count
     before = results.pop() if len(results) == 1 else None
@@ -344,6 +350,28 @@ def _reason_not_to_run(resolver: Resolver, source: Source, options: VerifyOption
     return None
 
 
+def _check_no_command(source: Source, reason: str, step: str, *, has_command: bool) -> None:
+    """Check that the guest has no ``verify_command``: without a clone it cannot pass.
+
+    Args:
+        source: the snapshot.
+        reason: why no clone can be run.
+        step: what changes that; empty if it is not known.
+        has_command: the guest has one.
+
+    Raises:
+        LivenessError: it has one.
+    """
+    if has_command:
+        text = f"its verify_command was not run, since no clone can be run: {reason}"
+        change = step or "change what the reason names"
+        raise LivenessError(source.thing, text, f"unset verify_command for this guest, or {change}")
+
+
+def _reason_of(source: Source, error: SnaporchError) -> str:
+    return error.reason if error.thing == source.thing else f"{error.thing}: {error.reason}"
+
+
 def _unknown_files(source: Source) -> list[str]:
     files = (file for disk in source.manifest.disks for file in disk.beneath or ())
     return [file.path for file in files if file.is_unknown]
@@ -351,7 +379,7 @@ def _unknown_files(source: Source) -> list[str]:
 
 def _run_clone(
     context: Context, source: Source, options: VerifyOptions, outcome: Verification
-) -> str | None:
+) -> SharedError | None:
     """Run a clone and check that it is alive; why it cannot be run beside the original, or None."""
     name = f"{source.record.domain}-verify-{secrets.token_hex(4)}"
     request = CloneRequest(name, resumed=source.has_ram, network=NO_NETWORK, purpose=Purpose.VERIFY)
@@ -361,8 +389,8 @@ def _run_clone(
             with outcome.testing(VerifyStep.CLONE):
                 made = _build_clone(context, source, request, uuid)
                 _check_liveness(context, source, options, outcome, made)
-            if context.config.settings(source.record.domain, source.record.uuid).verify_command:
-                with outcome.testing(VerifyStep.COMMAND):
+            with outcome.testing(VerifyStep.COMMAND):  # without a command its failure ends, too
+                if present_settings(context, source.record).verify_command:
                     _run_command(context, source, outcome, made)
             if options.script is not None:
                 with outcome.testing(VerifyStep.SCRIPT):
@@ -372,7 +400,7 @@ def _run_clone(
     except LostLibvirtError as error:  # this says nothing about the snapshot
         raise UnavailableError(error.thing, error.reason, error.step) from error
     except SharedError as error:
-        return error.reason if error.thing == source.thing else f"{error.thing}: {error.reason}"
+        return error
     context.interrupt.check(source.thing)
     return None
 

@@ -35,6 +35,7 @@ from snaporch.zfs.interface import (
     PoolError,
 )
 from snaporch.zfs.mount_users import BlockingMount, blocking_mounts
+from snaporch.zfs.parity import ParityGroup, parity_group
 from snaporch.zfs.property_listing import COLUMNS, Listing
 from snaporch.zfs.send_stream import END, second_record
 from snaporch.zfs.snapshot_mount import mounted_snapshot
@@ -337,6 +338,16 @@ class ZfsCommand:
             return 0
         shifts = [int(each) for each in values if each.isdecimal()]
         return 1 << max(shifts) if any(shifts) and max(shifts) <= _MAX_ASHIFT else 0
+
+    def parity_groups(self, pool: str) -> tuple[ParityGroup, ...]:
+        words = ("get", "-Hp", "-o", "name,value", "numchildren", pool, "all-vdevs")
+        try:
+            lines = self._call(self._zpool, words).splitlines()
+        except PoolError:
+            return ()
+        rows = (line.partition("\t") for line in lines)
+        found = (parity_group(name, value) for name, _, value in rows)
+        return tuple(each for each in found if each is not None)
 
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:
         listing = Listing((), [POLICY_PROPERTY])

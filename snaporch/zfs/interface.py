@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from snaporch.errors import ExitCode, SnaporchError
 from snaporch.model import Dataset, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.mount_users import BlockingMount
+from snaporch.zfs.parity import ParityGroup
 
 PREFIX = "snaporch:"
 """Of the names of snaporch's user properties."""
@@ -74,6 +75,9 @@ class Pool(Protocol):
 
         A snapshot has the content of its transaction group, and is listed only when that has been
         written (OpenZFS: ``dsl_sync_task``, ``zpool-sync(8)``).
+
+        A sync cannot be interrupted: one that takes too long goes on in the kernel, without a
+        limit.
 
         Raises:
             PoolError: the sync failed, or takes more than a minute.
@@ -178,6 +182,12 @@ class Pool(Protocol):
         """The sector size (``ashift``) of the pool's devices, the largest; 0 if it is not known.
 
         OpenZFS before 2.2 does not report it.
+        """
+
+    def parity_groups(self, pool: str) -> tuple[ParityGroup, ...]:
+        """The pool's vdevs of type raidz or draid; none if that is not known.
+
+        OpenZFS before 2.2 does not report them.
         """
 
     def policies(self, datasets: Sequence[str]) -> dict[str, str]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import selectors
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Collection
@@ -21,6 +23,10 @@ from snaporch.zfs.interface import PoolError
 
 _BLOCK = 1 << 20
 _ERROR_BYTES = 1 << 16
+STALLED_SECONDS = 3600
+"""How long ``zfs receive`` may take no data, as its pool may be suspended; as long as a transfer
+may move none (``replication/stall_detector.py``)."""
+_END_SECONDS = 10
 _RELEASE = Path("/sys/module/zfs/version")
 
 
@@ -69,7 +75,13 @@ class ReceivedZfs(CopiesZfs):
         return dict(line.split("\t", 1) for line in listing.splitlines())
 
     def append(
-        self, snapshot: str, header: bytes, rest: Readable, options: Collection[str] = ()
+        self,
+        snapshot: str,
+        header: bytes,
+        rest: Readable,
+        options: Collection[str] = (),
+        *,
+        limit: float = STALLED_SECONDS,
     ) -> None:
         """Receive a snapshot that follows the newest one of its dataset, or makes the dataset.
 
@@ -80,9 +92,10 @@ class ReceivedZfs(CopiesZfs):
             header: the first bytes of the stream.
             rest: the other bytes.
             options: further ones of ``zfs receive``.
+            limit: seconds in which ``zfs receive`` takes more data, and ends after the last.
 
         Raises:
-            PoolError: ZFS refused the stream, or it is incomplete.
+            PoolError: ZFS refused the stream, took no more data, or the stream is incomplete.
         """
         words = ("receive", "-s", "-u", *options, snapshot)
         with LoggedCommand("zfs", *words) as log, tempfile.TemporaryFile() as errors:
@@ -93,19 +106,21 @@ class ReceivedZfs(CopiesZfs):
                 stderr=errors,
                 env={**os.environ, "LC_ALL": "C"},
             )
+            is_stalled = False
             try:
                 with suppress(BrokenPipeError), process.stdin as receiver:  # type: ignore[union-attr]
-                    block = header
-                    while block:
-                        receiver.write(block)
-                        block = rest.read(_BLOCK)
+                    is_stalled = not _feed(receiver.fileno(), header, rest, limit)
             finally:
-                process.wait()  # it still records its position, and would block the next one
+                # It still records its position, and would block the next one.
+                is_stalled = not _has_ended(process, 0 if is_stalled else limit)
+            if is_stalled:
+                reason = f"took no data for {limit:.0f} s, and was ended: its pool may be suspended"
+                raise PoolError(f"zfs receive {snapshot}", reason, _status_step(snapshot))
             log.exited(process.returncode)
             errors.seek(0)
             said = errors.read(_ERROR_BYTES).decode("utf-8", "replace").strip()
         if process.returncode != 0:
-            raise PoolError(f"zfs receive {snapshot}", said or f"status {process.returncode}")
+            raise _failure(snapshot, said or f"status {process.returncode}")
 
     def discard_partial(self, dataset: str) -> None:
         """Discard the part of a snapshot that arrived by an interrupted transfer.
@@ -114,6 +129,50 @@ class ReceivedZfs(CopiesZfs):
             PoolError: there is none, or ``zfs allow`` does not permit it.
         """
         self._run("receive", "-A", dataset)
+
+
+def _feed(receiver: int, header: bytes, rest: Readable, limit: float) -> bool:
+    """Write a stream into a pipe; False if its reader took nothing for ``limit`` seconds."""
+    os.set_blocking(receiver, False)
+    with selectors.PollSelector() as selector:
+        selector.register(receiver, selectors.EVENT_WRITE)
+        block = memoryview(header)
+        while block:
+            if not selector.select(limit):
+                return False
+            block = block[os.write(receiver, block) :] or memoryview(rest.read(_BLOCK))
+    return True
+
+
+def _has_ended(process: subprocess.Popen[bytes], limit: float) -> bool:
+    """Wait for the end of a process, and kill it after ``limit`` seconds.
+
+    Returns:
+        Whether it has ended by itself. Where its pool is suspended, it ends only later.
+    """
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        return False
+    return True
+
+
+def _failure(snapshot: str, said: str) -> PoolError:
+    """The error for what ``zfs receive`` has printed, which may be several lines."""
+    if "Partially received snapshot is saved" in said:
+        damaged = "checksum mismatch" in said.replace("checksum mismatch or incomplete", "")
+        what = "a stream with a checksum mismatch" if damaged else "an incomplete stream"
+        reason = f"got {what}, and has kept what arrived"
+        return PoolError(f"zfs receive {snapshot}", reason, "try again; it continues there")
+    reason = next((line for line in said.splitlines() if line.startswith("cannot ")), said)
+    return PoolError(f"zfs receive {snapshot}", reason)
+
+
+def _status_step(snapshot: str) -> str:
+    return f"see: zpool status {shlex.quote(snapshot.partition('/')[0])}"
 
 
 def _permitted(listing: str, own: Collection[str]) -> set[str]:

@@ -9,6 +9,7 @@ import pytest
 
 from snaporch.errors import RefusedError, SnaporchError, UnavailableError
 from snaporch.model import PoolSnapshot
+from snaporch.replication.interface import ReplicaError
 from snaporch.replication.receive_limits import LimitedStream
 from snaporch.replication.receive_request import Verb, parse_request, request_command
 from snaporch.replication.received_bundles import ReceivedBundles
@@ -282,6 +283,46 @@ def test_a_receiver_that_exits_early_ends_the_transfer(real, tmp_path):
     (tmp_path / "zfs").write_text("#!/bin/sh\necho cannot receive: no >&2; exit 1\n")
     with pytest.raises(PoolError, match="cannot receive: no"):
         real.append("b/a@s", b"head", io.BytesIO(bytes(8 << 20)))
+
+
+def test_a_stream_that_is_cut_has_one_line_and_the_next_step(real, tmp_path):
+    (tmp_path / "answer").write_text(
+        "cannot receive new filesystem stream: checksum mismatch or incomplete stream.\n"
+        "Partially received snapshot is saved.\nA resuming stream can be generated on the sending"
+        " system by running:\n    zfs send -t 1-abc\n"
+    )
+    (tmp_path / "status").write_text("1")
+    with pytest.raises(PoolError) as caught:
+        real.append("b/a@s", b"head", io.BytesIO(b"er"))
+    reason = "got an incomplete stream, and has kept what arrived; try again; it continues there"
+    assert caught.value.line() == f"zfs receive b/a@s: {reason}"
+
+
+def test_only_the_line_with_the_reason_is_printed(real, tmp_path):
+    (tmp_path / "answer").write_text("warning: x\ncannot receive: out of space\nmore\n")
+    (tmp_path / "status").write_text("1")
+    with pytest.raises(PoolError) as caught:
+        real.append("b/a@s", b"head", io.BytesIO(b"er"))
+    assert caught.value.line() == "zfs receive b/a@s: cannot receive: out of space"
+
+
+@pytest.mark.parametrize("size", [8 << 20, 10])
+def test_a_pool_that_takes_no_data_does_not_hold_the_transfer_for_ever(real, tmp_path, size):
+    """It is suspended: the command neither reads all nor ends."""
+    (tmp_path / "zfs").write_text("#!/bin/sh\nexec sleep 600\n")
+    with pytest.raises(PoolError, match="its pool may be suspended") as caught:
+        real.append("b/a@s", b"head", io.BytesIO(bytes(size)), limit=0.2)
+    assert caught.value.step == "see: zpool status b"
+
+
+def test_a_stream_that_fails_ends_the_receiver(real, tmp_path):
+    class Cut(io.BytesIO):
+        def read(self, _size):
+            raise ReplicaError("the stream", "no data came")
+
+    with pytest.raises(ReplicaError, match="no data came"):
+        real.append("b/a@s", b"head", Cut())
+    assert (tmp_path / "input").read_bytes() == b"head"
 
 
 def test_only_a_part_is_discarded(real, tmp_path):

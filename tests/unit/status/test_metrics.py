@@ -77,6 +77,7 @@ def test_a_snapshot_that_fails_is_late_however_often_it_is_tried(snapshots):
 def test_when_the_command_of_a_guest_last_passed():
     name = ("snaporch_verify_command_passed_timestamp_seconds", "web")
     assert name not in samples(WELL)
+    assert samples(with_domain(has_verify_command=True))[name] == 0
     marks = [(0, False), (2, True), (1, True)]
     verified = tuple(
         replace(RECORD, verified=VerificationResult(at, passed, VerifyDepth.BOOTED, command=True))

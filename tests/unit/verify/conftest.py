@@ -43,9 +43,9 @@ class Copied:
     def replicate(self):
         replicate(self.world.context, self.records(), "nas", self.replica)
 
-    def verifier(self):
+    def verifier(self, **limits):
         host = CopyHost(self.config, self.world.pool, self.world.heard, self.interrupt)
-        return CopyVerifier(host, "nas", self.source)
+        return CopyVerifier(host, "nas", self.source, **limits)
 
     def verify(self, *names):
         """The outcomes, by the snapshot's name; or a list of errors."""

@@ -329,11 +329,17 @@ def test_a_copy_that_is_skipped_is_not_one_of_a_sample(copied):
     ],
 )
 def test_marks_that_cannot_be_are_no_copy(copied, marks):
+    """The bundles name it all the same."""
     copied.forget()
     for dataset in ("tank/web", "flash/web"):
         copies = copied.replica.snapshots([dataset])
         forged = [replace(e, properties={**e.properties, **marks}) for e in copies]
         copied.replica.put(forged)
+    found = copied.verifier().find()
+    runs = [copied.taken[name].run for name in ("s1", "s2")]
+    assert [(e.domain, e.uuid, e.run) for e in found] == [("web", copied.uuid, e) for e in runs]
+    shutil.rmtree(copied.replica.root)
+    copied.replica.root.mkdir()
     assert copied.verifier().find() == []
 
 
@@ -437,6 +443,112 @@ def test_a_guest_whose_snapshots_have_the_marks_of_another_is_verified(copied):
     assert found == {"s1": "ram.save is damaged", "s2": ""}
     shutil.rmtree(copied.there("s2").parent)
     assert copied.verify("web@s2")["s2"].result.reason == "its bundle is missing"
+
+
+def test_such_a_guest_is_found_by_its_bundles_where_no_original_is(copied):
+    """As on a machine that has only copies."""
+    for name in ("s1", "s2"):
+        mark_for_another_run(copied, name)
+    copied.flip("s1")
+    copied.forget()
+    verifier = copied.verifier()
+    copies = [each for each in verifier.find() if each.domain == "web"]
+    assert {(e.snapshot, e.run, e.is_here) for e in copies} == {
+        (name, copied.taken[name].run, False) for name in ("s1", "s2")
+    }
+    found = {e.copy.snapshot: e.result.reason for e in verifier.verify(copies)}
+    assert found == {"s1": "ram.save is damaged", "s2": ""}
+    copied.replica.drop("flash/web@s2")
+    found = copied.faults("web@s2")
+    assert found == {"s2": "the ZFS snapshot flash:web@s2 is missing"}
+
+
+def by_run(copied):
+    """The snapshots by the names of their runs, which have the second only."""
+    return sorted(("s1", "s2"), key=lambda name: copied.taken[name].run)
+
+
+def test_older_copies_with_the_marks_of_another_guest_are_found_beside_a_newer_one(copied):
+    """The newest snapshot is the guest's alone, so it has the guest's marks."""
+    older, newer = by_run(copied)
+    mark_for_another_run(copied, older)
+    copied.flip(older)
+    copied.forget()
+    assert copied.faults("web") == {older: "ram.save is damaged", newer: ""}
+
+
+def test_a_damaged_copy_stays_damaged_when_a_newer_one_has_the_guests_own_marks(copied):
+    older, newer = by_run(copied)
+    for name in (older, newer):
+        mark_for_another_run(copied, name)
+    copied.flip(older)
+    copied.forget()
+    assert copied.faults("web") == {older: "ram.save is damaged", newer: ""}
+    for dataset in ("tank/web", "flash/web"):
+        marks = {"domain": "web", "uuid": copied.uuid, "run": copied.taken[newer].run}
+        copies = copied.replica.snapshots([dataset])
+        copied.replica.put([replace(e, properties=marks) if e.name == newer else e for e in copies])
+    verifier = copied.verifier()
+    found = {each.snapshot for each in verifier.find() if each.domain == "web"}
+    assert (found, verifier.lost) == ({older, newer}, [])
+    assert copied.faults(f"web@{older}") == {older: "ram.save is damaged"}
+
+
+def test_only_manifests_that_no_mark_names_are_read_to_find_copies(copied):
+    newer = by_run(copied)[1]
+    mark_for_another_run(copied, newer)
+    copied.forget()
+    copied.source.newest_manifests = lambda: {f"{copied.uuid}/{copied.taken[newer].run}": ""}
+    read = []
+    copied.source.manifest = lambda reference: read.append(reference) or "{}"
+    copied.verifier().find()
+    assert read == [f"{copied.uuid}/{copied.taken[newer].run}"]
+
+
+def test_a_limit_leaves_older_copies_out_and_says_so_but_none_that_was_verified(copied):
+    for name in ("s1", "s2"):
+        mark_for_another_run(copied, name)
+    copied.forget()
+    found = [each.snapshot for each in copied.verifier(unmarked=1).find() if each.domain == "web"]
+    older, newer = by_run(copied)
+    assert found == [newer]
+    assert "are not looked at: 1" in str(copied.world.heard.notes)
+    copied.flip(older)
+    assert copied.faults(f"web@{older}") == {older: "ram.save is damaged"}
+    verifier = copied.verifier(unmarked=1)
+    assert {each.snapshot for each in verifier.find() if each.domain == "web"} == {"s1", "s2"}
+    assert verifier.lost == []
+
+
+def test_a_manifest_that_the_listing_leaves_out_is_read_by_itself(copied):
+    """The manifests of all guests are read up to a limit."""
+    for name in ("s1", "s2"):
+        mark_for_another_run(copied, name)
+    copied.forget()
+    newest = f"{copied.uuid}/{copied.taken[by_run(copied)[1]].run}"
+    copied.source.newest_manifests = lambda: {newest: ""}
+    assert copied.faults("web") == {"s1": "", "s2": ""}
+
+
+def test_a_verified_copy_whose_manifest_was_damaged_since_is_no_loss(copied):
+    mark_for_another_run(copied, "s1")
+    copied.forget()
+    assert copied.faults("web") == {"s1": "", "s2": ""}
+    copied.there("s1", MANIFEST_NAME).write_text("{}")
+    verifier = copied.verifier()
+    assert "s1" in {each.snapshot for each in verifier.find() if each.domain == "web"}
+    assert verifier.lost == []
+    assert copied.faults("web@s1") == {"s1": "the bundle's manifest.json is missing or damaged"}
+
+
+def test_what_no_mark_names_and_is_not_there_whole_may_be_on_its_way(copied):
+    for name in ("s1", "s2"):
+        mark_for_another_run(copied, name)
+    copied.forget()
+    copied.replica.drop("tank/web@s1")
+    verifier = copied.verifier()
+    assert [e.snapshot for e in verifier.find() if e.domain == "web"] == ["s2"]
+    assert verifier.lost == []
 
 
 def test_an_original_that_looks_like_a_copy_is_a_record(copied):

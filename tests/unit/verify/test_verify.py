@@ -17,6 +17,7 @@ from snaporch.bundle import store
 from snaporch.bundle.manifest import MANIFEST_NAME, BackingFileEntry, manifest_bytes, read_manifest
 from snaporch.bundle.store import BundleStore
 from snaporch.catalog.records import all_records
+from snaporch.config import Config
 from snaporch.errors import (
     BusyError,
     InterruptedRunError,
@@ -726,7 +727,83 @@ def test_a_failed_command_stays_failed_until_it_passes_or_is_not_configured(worl
     command(GuestExit(1, ""))
     assert not check(world, "db@s1").passed
     command(None, verify_command=[])
+    assert not check(world, "db@s1", run=False).passed
+    assert check(world, "db@s1").passed
+
+
+@pytest.mark.parametrize("is_defined", [True, False])
+def test_a_guest_that_was_renamed_has_the_command_of_its_present_name(world, command, is_defined):
+    command(GuestExit(1, "index broken"), verify_command=[])
+    document = world.context.config.model_dump()
+    sections = {"shop" if is_defined else "db": {"verify_command": ["amcheck"]}}
+    world.context.config = Config.model_validate(document | {"domain": sections})
+    if is_defined:
+        world.guest("db").name = "shop"
+    else:
+        world.hypervisor.guests.pop(world.guest("db").uuid)
+    outcome = check(world, "db@s1")
+    assert "amcheck exited with status 1 in the guest" in outcome.failure.line()
+    assert not check(world, "db@s1", run=False).passed
+    assert record(world, "db@s1").verified.failed_steps == (VerifyStep.COMMAND,)
+
+
+def test_a_command_that_no_clone_can_run_has_not_passed(world):
+    """What keeps clones from being run would otherwise hide for ever that it is not run."""
+    (world.root / "z.img").touch()
+    taken(world, "db", more=(DiskSpec("vdz", str(world.root / "z.img")),))
+    world.with_defaults(verify_command=["amcheck"])
     assert check(world, "db@s1", run=False).passed
+    outcome = check(world, "db@s1")
+    assert (outcome.reached, outcome.failed_steps) == (VerifyDepth.CHECKED, (VerifyStep.COMMAND,))
+    assert "no clone can be run: its disk vdz is not in the snapshot" in outcome.failure.line()
+    found = record(world, "db@s1")
+    assert (found.level, found.state) == (Level.RAM, BundleState.COMPLETE)
+    assert not check(world, "db@s1", run=False).passed
+    world.with_defaults(verify_command=[])
+    assert check(world, "db@s1").passed
+
+
+def with_kernel(world):
+    """The guest ``db`` boots a kernel of its host."""
+    guest = world.add_guest("db", agent=Agent.MISSING)
+    kernel = "<kernel>/srv/vmlinuz</kernel></os>"
+    for own in (each for each in world.hypervisor.guests.values() if each.uuid == guest.uuid):
+        own.live, own.inactive = (
+            each.replace("</os>", kernel) for each in (own.live, own.inactive)
+        )
+    return take_snapshot(world.context, world.hypervisor.domain("db"), SnapshotRequest("s1"))
+
+
+def came_back(world, taken):
+    world.pool.set_properties([f"{each}@s1" for each in taken.datasets], {"snaporch:copy": "nas"})
+
+
+@pytest.mark.parametrize("has_command", [True, False])
+def test_a_command_of_a_copy_that_failed_stays_failed_when_no_clone_ran(
+    world, command, has_command
+):
+    taken = with_kernel(world)
+    command(GuestExit(1, "index broken"))
+    assert check(world, "db@s1", on="nas").failed_steps == (VerifyStep.COMMAND,)
+    came_back(world, taken)
+    world.with_defaults(verify_command=["amcheck", "--all"] if has_command else [])
+    outcome = check(world, "db@s1", on="nas")
+    assert outcome.not_run.startswith("its XML names '/srv/vmlinuz'")
+    assert outcome.failed_steps == ((VerifyStep.COMMAND,) if has_command else ())
+    assert outcome.passed is not has_command
+
+
+def test_the_step_that_lets_a_clone_run_is_named(world, command):
+    taken = with_kernel(world)
+    command(GuestExit(0, ""))
+    assert check(world, "db@s1").passed
+    came_back(world, taken)
+    outcome = check(world, "db@s1")
+    mark = f"zfs inherit snaporch:copy {taken.datasets[0]}@s1"
+    assert outcome.failed_steps == (VerifyStep.COMMAND,)
+    assert outcome.failure.step.startswith("unset verify_command for this guest, or to have it")
+    assert mark in outcome.failure.step
+    assert any(each.startswith("not run: ") and mark in each for each in outcome.proof)
 
 
 def test_a_guest_that_exits_during_its_command_fails(world, command):

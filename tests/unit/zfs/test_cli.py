@@ -12,6 +12,7 @@ from snaporch.model import Dataset, DatasetKind
 from snaporch.zfs import cli
 from snaporch.zfs.cli import ZfsCommand, _chunks
 from snaporch.zfs.interface import PoolError
+from snaporch.zfs.parity import ParityGroup
 from snaporch.zfs.property_listing import Listing
 
 
@@ -500,3 +501,37 @@ def test_the_largest_sector_of_a_pools_devices(zfs, printed, size):
     pool, answers, _, _ = zfs
     answers["get -Hp -o value ashift tank all-vdevs"] = printed
     assert pool.sector_bytes("tank") == size
+
+
+@pytest.mark.parametrize(
+    ("printed", "groups"),
+    [
+        ("root-0\t1\nmirror-0\t2\n/dev/a\t0\n", ()),
+        ("raidz2-0\t6\n/dev/a\t-\nraidz1-1\t3\n", (ParityGroup(2, 4), ParityGroup(1, 2))),
+        ("draid2:8d:24c:1s-0\t24\n", (ParityGroup(2, 8, is_draid=True),)),
+        ("raidz2-0\t-\nraidz3-1\t2\ndraid1:0d:3c:0s-2\t3\nraidz2\t6\n", ()),
+        ("", ()),
+        ((2, "bad property list: invalid property 'numchildren'"), ()),  # OpenZFS before 2.2
+    ],
+)
+def test_the_vdevs_with_parity(zfs, printed, groups):
+    pool, answers, _, _ = zfs
+    answers["get -Hp -o name,value numchildren tank all-vdevs"] = printed
+    assert pool.parity_groups("tank") == groups
+
+
+@pytest.mark.parametrize(
+    ("group", "kib", "sectors"),
+    [
+        (ParityGroup(1, 2), 8, 4),  # two, one of parity, one of padding
+        (ParityGroup(1, 2), 16, 6),
+        (ParityGroup(1, 2), 128, 48),
+        (ParityGroup(2, 8), 8, 6),
+        (ParityGroup(2, 8), 128, 42),
+        (ParityGroup(3, 8), 4, 4),
+        (ParityGroup(2, 8, is_draid=True), 4, 10),
+        (ParityGroup(2, 8, is_draid=True), 36, 20),
+    ],
+)
+def test_what_a_record_takes(group, kib, sectors):
+    assert group.allocated(kib << 10, 4096) == sectors * 4096
