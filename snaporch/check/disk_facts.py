@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from snaporch.hypervisor import DiskWrites
+from snaporch.zfs.parity import ParityGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,9 @@ class RecordFacts:
     log_bias: str = "latency"
     unreserved: int = 0
     """Of a volume: what can yet be written to it without a reservation."""
+    groups: tuple[ParityGroup, ...] = ()
+    """The pool's vdevs of type raidz or draid."""
+    sync: str = "standard"
     available: int = 0
     """What can be written to the dataset, whatever its size."""
 

@@ -122,6 +122,8 @@ class GuestFacts:
     commits: bool = False
     """Whether any of its snapshots does so: also those of its policies, those that sanoid takes
     while hooks freeze it, and, of a guest that is off, those that are taken when it runs."""
+    confined_overlays: int = 0
+    """How many disks sanoid's hooks would switch to overlays while AppArmor confines it."""
     estimate: FreezeEstimate | None = None
     """What freezing it for sanoid takes; ``None`` if it is off or cannot be planned."""
     on_unavailable: str = "fail"

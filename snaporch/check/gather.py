@@ -299,6 +299,7 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
         estimate = estimate_freeze(context, for_sanoid) if domain.active else None
     except SnaporchError as error:
         return replace(found, refusal=_refusal(error))
+    confined = domain.active and context.hypervisor.is_confined(domain.uuid)
     return replace(
         found,
         downgrade=for_sanoid.downgrade,
@@ -309,6 +310,7 @@ def _guest(context: Context, domain: Domain, journal: SnapshotJournal | None) ->
             by_snaporch.facts.overlays
             or (for_sanoid.facts.overlays and context.frozen_by_hooks(datasets))
         ),
+        confined_overlays=len(for_sanoid.facts.overlays) if confined else 0,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from snaporch.check.disk_facts import DiskFacts, RecordFacts
@@ -24,6 +25,7 @@ _KEYS = (
     "compression",
     "primarycache",
     "logbias",
+    "sync",
     "volsize",
     "refreservation",
     "referenced",
@@ -107,8 +109,12 @@ def gather_records(context: Context, disks: Collection[DiskFacts]) -> dict[str, 
     datasets = sorted({disk.dataset for disk in disks})
     pools = {dataset.split("/", 1)[0] for dataset in datasets}
     sectors = {pool: context.pool.sector_bytes(pool) for pool in sorted(pools)}
+    groups = {pool: context.pool.parity_groups(pool) for pool in sorted(pools)}
     values = context.pool.native_properties(_KEYS, datasets)
-    found = {name: _records(each, sectors[name.split("/", 1)[0]]) for name, each in values.items()}
+    found = {}
+    for name, each in values.items():
+        pool = name.split("/", 1)[0]
+        found[name] = replace(_records(each, sectors[pool]), groups=groups[pool])
     return {name: records for name, records in found.items() if records.size}
 
 
@@ -125,6 +131,7 @@ def _records(values: Mapping[str, str], sector: int) -> RecordFacts:
         compressed=values.get("compression", "off") not in _NOT_COMPRESSED,
         primary_cache=values.get("primarycache", "all"),
         log_bias=values.get("logbias", "latency"),
+        sync=values.get("sync", "standard"),
         unreserved=max(0, number("volsize") - used),
         available=number("available"),
     )

@@ -21,7 +21,7 @@ from typing import Protocol
 from snaporch.errors import RefusedError, RunFailedError
 from snaporch.extract.guest_files import beneath, shown
 from snaporch.extract.guestfish_text import Entry
-from snaporch.restore.reserve import RoomWatch
+from snaporch.reserve import RoomWatch
 
 MAX_DEPTH = 200
 """Directories in directories; each keeps a descriptor open."""

@@ -15,9 +15,9 @@ from snaporch.errors import NotFoundError, RefusedError, RunFailedError
 from snaporch.extract.disk_reader import blocks, open_disk
 from snaporch.hypervisor.qcow2 import HeaderError, read_qcow2
 from snaporch.private_files import write_at
+from snaporch.reserve import RoomWatch, free_room
 from snaporch.restore.extracted_file import ExtractedFile
 from snaporch.restore.new_file import check_destination, new_file
-from snaporch.restore.reserve import RoomWatch, free_room
 from snaporch.restore.source import Source, check_whole_disks
 from snaporch.zfs.resolver import Resolver
 

@@ -1,7 +1,8 @@
 """The kernel's requests to a FUSE file system that is only read, and the answers; fuse(4).
 
 Pure functions. What is answered is in :mod:`snaporch.extract.mounted_files`. The form is that of
-version 7.31, which every kernel since 5.4 speaks.
+version 7.31. A kernel has to offer 7.32, as each since 5.10 does. That it follows no link of a
+guest is seen in the mount itself (:mod:`snaporch.extract.mount_point`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ ROOT = 1
 REQUEST_BYTES = 1 << 16
 """As much as is read at once. The kernel wants room for a page of data beside the headers."""
 _VERSION, _MINOR = 7, 31
+_LEAST = (7, 32)
 _FOREVER = 1 << 31
 """Seconds for which an answer stays true: a snapshot does not change."""
 _ASYNC_READ, _MAX_PAGES = 1 << 0, 1 << 22
@@ -86,9 +88,9 @@ def answer(request: Request, body: bytes = b"", *, error: int = 0) -> bytes:
 
 
 def speaks(body: bytes) -> bool:
-    """Whether the kernel's first request has this version, or a newer one."""
+    """Whether the kernel's first request offers the least version, or a newer one."""
     major, minor, *_ = _INIT.unpack_from(body)
-    return (major, minor) >= (_VERSION, _MINOR)
+    return (major, minor) >= _LEAST
 
 
 def first_answer(body: bytes) -> bytes:

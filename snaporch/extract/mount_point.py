@@ -20,6 +20,7 @@ from snaporch.errors import RefusedError, RunFailedError, UnavailableError
 from snaporch.extract.fuse_messages import REQUEST_BYTES
 
 DEVICE = Path("/dev/fuse")
+MOUNTS = Path("/proc/self/mountinfo")
 KIND = "fuse.snaporch"
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _NOSYMFOLLOW, _NOATIME = 1, 2, 4, 8, 256, 1024
 _SAFE = _RDONLY | _NOSUID | _NODEV | _NOEXEC | _NOATIME
@@ -131,18 +132,65 @@ def mounted(thing: str, directory: Path, *, follow_links: bool) -> Iterator[Moun
         except OSError as error:
             reason = f"cannot be mounted on {directory} ({error.strerror})"
             raise RunFailedError(thing, reason) from error
-        stack.callback(_unmount, path, descriptor)
+        with ExitStack() as new:
+            new.callback(_detach, path)
+            own = _topmost(path)
+            if not follow_links and not _forbids_links(MOUNTS.read_text(), own):
+                reason = "cannot forbid that links of a mount are followed, as each since 5.10 can"
+                raise UnavailableError("the kernel", reason)
+            new.pop_all()
+        stack.callback(_unmount, path, descriptor, own)
         yield Mount(thing, descriptor)
 
 
-def _unmount(path: str, descriptor: int) -> None:
-    """Take the mount away, unless it has gone; who has a file of it open gets an error."""
+def _topmost(path: str) -> str:
+    """The kernel's number of the topmost mount on a path; its file system is not asked."""
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        lines = Path(f"/proc/self/fdinfo/{place}").read_text().splitlines()
+    finally:
+        os.close(place)
+    return next(words[1] for line in lines if (words := line.split())[0] == "mnt_id:")
+
+
+def _forbids_links(mounts: str, number: str) -> bool:
+    """Whether a mount is one on which links are not followed: an older kernel ignores that.
+
+    Args:
+        mounts: ``/proc/self/mountinfo``.
+        number: of the mount.
+    """
+    options = next((w[5] for w in map(str.split, mounts.splitlines()) if w[0] == number), "")
+    return "nosymfollow" in options.split(",")
+
+
+def _detach(path: str) -> None:
+    """Take away what was mounted a moment ago."""
+    with suppress(OSError):
+        _call("umount2", path, _DETACH | _NOFOLLOW)
+
+
+def _unmount(path: str, descriptor: int, own: str) -> None:
+    """Take the mount away, unless it has gone; who has a file of it open gets an error.
+
+    Args:
+        path: of the mount.
+        descriptor: of ``/dev/fuse``.
+        own: the number of the mount.
+
+    Raises:
+        RunFailedError: another one is on top of it, which stays.
+    """
     try:
         os.read(descriptor, REQUEST_BYTES)  # a request is not answered any more
     except OSError as error:
         if error.errno == errno.ENODEV:
             return
     with suppress(OSError):
+        if _topmost(path) != own:
+            reason = "stays, since another file system was mounted over it"
+            step = f"after that one is gone: umount {shlex.quote(path)}"
+            raise RunFailedError(path, reason, step)
         _call("umount2", path, _DETACH | _NOFOLLOW)
 
 

@@ -116,7 +116,7 @@ class MountedFiles:
         """The answer to a request that is about no file."""
         if request.code == Code.INIT:
             if not speaks(request.body):
-                raise UnavailableError("/dev/fuse", "this kernel is older than 5.4")
+                raise UnavailableError("/dev/fuse", "this kernel is older than 5.10")
             return first_answer(request.body)
         if request.code == Code.STATFS:
             return no_space()

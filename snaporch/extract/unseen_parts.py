@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from snaporch.bundle.manifest import DiskEntry
 from snaporch.extract.guestfish_text import FileSystem
+from snaporch.extract.windows_parts import WindowsParts
 from snaporch.model import LeftOutCode
 
 _VOLUME = "btrfsvol:"
@@ -32,15 +33,24 @@ def left_out_disks(disks: Iterable[DiskEntry]) -> list[str]:
     ]
 
 
-def not_mounted(found: Sequence[FileSystem], places: Iterable[tuple[str, str]]) -> list[str]:
+_NO_WINDOWS = WindowsParts()
+
+
+def not_mounted(
+    found: Sequence[FileSystem],
+    places: Iterable[tuple[str, str]],
+    windows: WindowsParts = _NO_WINDOWS,
+) -> list[str]:
     """What to say of file systems that are mounted nowhere.
 
     Swap does not count, nor do partitions and disks in which libguestfs knows nothing: a disk's
-    boot code has one. The other subvolumes of a btrfs of which one is mounted do not count, either.
+    boot code has one. The other subvolumes of a btrfs of which one is mounted do not count, either,
+    nor do the parts of Windows that have no letter.
 
     Args:
         found: all file systems.
         places: pairs of mount point and device of those that are mounted.
+        windows: what is known of the disks of a Windows guest.
     """
     whole = [each.device for each in found if not each.device.startswith(_VOLUME)]
 
@@ -50,13 +60,27 @@ def not_mounted(found: Sequence[FileSystem], places: Iterable[tuple[str, str]]) 
         return max(inside, key=len, default=path) if name != path else path
 
     mounted = {device_of(device) for _, device in places}
+
+    def what_is_said(each: FileSystem) -> str:
+        letter = windows.letters.get(each.device)
+        if letter is None:
+            return f"{each.device} ({each.kind}) is mounted nowhere"
+        return f"its drive {letter}: is not shown: open it with --device {each.device}"
+
     return [
-        f"{each.device} ({each.kind}) is mounted nowhere"
+        what_is_said(each)
         for each in found
         if each.kind != "swap"
         and (each.kind != "unknown" or _LOGICAL_VOLUME.fullmatch(each.device))
         and device_of(each.device) not in mounted
+        and each.device not in windows.of_system
     ]
+
+
+def missing_of_windows(windows: WindowsParts) -> list[str]:
+    """What to say of files of Windows that are older than the guest's own view of them."""
+    text = "was hibernated, or shut off with fast startup: its last changes may be missing"
+    return [text] if windows.hibernated else []
 
 
 def missing_points(fstab: str, places: Iterable[tuple[str, str]]) -> list[str]:

@@ -7,8 +7,10 @@ import hashlib
 import os
 import shutil
 import stat
+import struct
 import subprocess
 import tempfile
+import uuid
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,8 @@ from snaporch.extract.mount_point import DEVICE, mounted
 from snaporch.extract.mounted_files import MountedFiles
 from snaporch.extract.throw_away_disks import make_overlays
 from snaporch.extract.tolerant_files import TolerantFiles
+from snaporch.extract.unseen_parts import not_mounted
+from snaporch.extract.windows_parts import WindowsParts, windows_parts
 from snaporch.hypervisor.clone_xml import CloneDisk
 from snaporch.interrupt import Interrupt
 
@@ -231,3 +235,98 @@ def test_garbage_has_no_file_system(place):
         files = GuestFiles(running, "web@s1")
         with pytest.raises(RefusedError, match="no file system was found"):
             choose_places("web@s1", files.file_systems(), files.system_places(), None)
+
+
+WINDOWS = """
+part-init /dev/sda gpt
+part-add /dev/sda p 2048 133119
+part-add /dev/sda p 133120 165887
+part-add /dev/sda p 165888 600000
+part-add /dev/sda p 600064 800000
+part-add /dev/sda p 800768 1000000
+part-set-gpt-type /dev/sda 1 C12A7328-F81F-11D2-BA4B-00A0C93EC93B
+part-set-gpt-type /dev/sda 2 E3C9E316-0B5C-4DB8-817D-F92DF00215AE
+part-set-gpt-type /dev/sda 3 EBD0A0A2-B9E5-4433-87C0-68B6B72699C7
+part-set-gpt-type /dev/sda 4 EBD0A0A2-B9E5-4433-87C0-68B6B72699C7
+part-set-gpt-type /dev/sda 5 DE94BBA4-06D1-4D40-A16A-BFD50179D6AC
+mkfs vfat /dev/sda1
+mkfs ntfs /dev/sda3
+mkfs ntfs /dev/sda4
+mkfs ntfs /dev/sda5
+mount /dev/sda3 /
+mkdir-p /Windows/System32/config
+mkdir-p /Windows/System32/drivers
+write /hiberfil.sys HIBRandmore
+"""
+GUID_OF_D = bytes(range(1, 17))
+"""As the registry has it; of a GUID's text its first three numbers are little-endian."""
+
+
+def empty_hive():
+    """A registry with a root key alone."""
+    head = bytearray(4096)
+    struct.pack_into("<4sIIQIIIIII", head, 0, b"regf", 1, 1, 0, 1, 3, 0, 1, 0x20, 0x1000)
+    struct.pack_into("<I", head, 44, 1)
+    for (word,) in struct.iter_unpack("<I", bytes(head[:0x1FC])):
+        struct.pack_into("<I", head, 0x1FC, struct.unpack_from("<I", head, 0x1FC)[0] ^ word)
+    page = bytearray(4096)
+    struct.pack_into("<4sII", page, 0, b"hbin", 0, len(page))
+    none, name = 0xFFFFFFFF, b"root"
+    struct.pack_into("<i2sHQI", page, 0x20, -0x58, b"nk", 0x2C, 0, 0)
+    security = 0x78
+    struct.pack_into("<IIIIIIIII", page, 0x34, none, 0, 0, none, none, 0, none, security, none)
+    struct.pack_into("<HH", page, 0x6C, len(name), 0)
+    page[0x70 : 0x70 + len(name)] = name
+    struct.pack_into("<i2sHIIII", page, security, -0x28, b"sk", 0, security, security, 1, 0)
+    struct.pack_into("<i", page, 0xA0, len(page) - 0xA0)
+    return bytes(head + page)
+
+
+def program():
+    """The head of a program for x86-64, by which libguestfs knows the system's architecture."""
+    head = bytearray(1024)
+    struct.pack_into("<2s22xH34xI", head, 0, b"MZ", 0x40, 0x80)
+    struct.pack_into("<4sHHIIIHH", head, 0x80, b"PE", 0x8664, 1, 0, 0, 0, 240, 0x22)
+    struct.pack_into("<H66xH", head, 0x98, 0x20B, 3)
+    return bytes(head)
+
+
+def test_the_drives_of_a_windows_guest(place):
+    directory = place / "windows"
+    make_private(directory, OWNER)
+    image = directory / "windows.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", image, "600M"], check=True)
+    if OWNER is not None:
+        os.chown(image, OWNER.uid, OWNER.gid)
+    with running_appliance(
+        "web@s1", directory, [image], Interrupt(), owner=OWNER, cache=place / "cache"
+    ) as made:
+        for line in WINDOWS.strip().splitlines():
+            made.ask(*line.split())
+        guid = uuid.UUID(bytes_le=GUID_OF_D)
+        made.ask("part-set-gpt-guid", "/dev/sda", "4", str(guid))
+        contents = {"config/SYSTEM": empty_hive(), "config/SOFTWARE": empty_hive()}
+        for name, content in {**contents, "cmd.exe": program()}.items():
+            upload = place / "upload"
+            upload.write_bytes(content)
+            upload.chmod(0o644)
+            made.ask("upload", str(upload), f"/Windows/System32/{name}")
+        made.ask("hivex-open", "/Windows/System32/config/SYSTEM", "write:true")
+        root = made.ask("hivex-root").strip()
+        devices = made.ask("hivex-node-add-child", root, "MountedDevices").strip()
+        value = b"DMIO:ID:" + GUID_OF_D
+        made.ask("hivex-node-set-value", devices, "\\DosDevices\\D:", "3", value)
+        made.ask("hivex-commit", "/Windows/System32/config/SYSTEM")
+        made.ask("hivex-close")
+        made.ask("umount-all")
+        files = GuestFiles(made, "web@s1")
+        found = files.file_systems()
+        wanted = choose_places("web@s1", found, files.system_places(), None)
+        files.mount(wanted)
+        windows = windows_parts(made, wanted[0][1], [each.device for each in found])
+    assert wanted == [("/", "/dev/sda3")]
+    own = {"/dev/sda1", "/dev/sda5"}
+    assert windows == WindowsParts({"/dev/sda4": "D"}, own, hibernated=True)
+    assert not_mounted(found, wanted, windows) == [
+        "its drive D: is not shown: open it with --device /dev/sda4"
+    ]

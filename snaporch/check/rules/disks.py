@@ -1,4 +1,4 @@
-"""Advice about the settings of disks and their datasets. All findings are hints.
+"""Advice about the settings of disks and their datasets: hints, but for ``ignored-flushes``.
 
 Nothing is advised on a disk that has hardly been written to since its guest started. All else
 about disks is judged by :mod:`.guests`; the directories of snaporch by :mod:`.storage`.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from snaporch.check.disk_facts import DiskFacts, RecordFacts
 from snaporch.check.facts import HostFacts
-from snaporch.check.findings import Finding, hint, listed
+from snaporch.check.findings import Finding, hint, listed, warning
 
 ENOUGH_WRITES = 100_000
 """A boot and the updates after it write less."""
@@ -25,6 +25,10 @@ _SMALLEST = 16 << 10
 """Smaller records gain nothing, and cost metadata (docs/benchmarks/storage.md)."""
 _IMMEDIATE = 32 << 10
 """Larger writes are not copied into the intent log (OpenZFS: ``zfs_immediate_write_sz``)."""
+_USUAL_LARGEST = 128 << 10
+"""The default ``recordsize``; larger records are for files that are written once."""
+_WASTE = 1.25
+"""Parity and padding that are worth a finding: more than this, of what the best record takes."""
 _MEASURED = "docs/benchmarks/storage.md"
 
 
@@ -43,14 +47,15 @@ class _Written:
 
     @property
     def smallest_record(self) -> int:
-        """The smallest record in which compression can save something."""
-        return _SECTORS * (self.records.sector or _USUAL_SECTOR)
+        """The smallest record in which compression can save something, and parity wastes little."""
+        return _saving(self.records, _enough_sectors(self.records))
 
     @property
     def fitting_record(self) -> int:
         """The mean of the writes as a power of two, at most a cluster; at least what gains."""
         power = 1 << max(self.mean - 1, 0).bit_length()
-        return max(min(power, self.cluster or power), self.smallest_record, _SMALLEST)
+        wanted = max(min(power, self.cluster or power), self.smallest_record, _SMALLEST)
+        return _saving(self.records, wanted)
 
     def describe(self) -> str:
         """What was observed, for a message."""
@@ -75,6 +80,28 @@ def _disks_written(facts: HostFacts) -> Iterator[tuple[DiskFacts, RecordFacts]]:
     for disk in facts.disks:
         if disk.writes.requests >= ENOUGH_WRITES and disk.dataset in facts.records:
             yield disk, facts.records[disk.dataset]
+
+
+def _share(records: RecordFacts, size: int) -> float:
+    """The bytes that a record takes, of each of its bytes, in the worst vdev of its pool."""
+    sector = records.sector or _USUAL_SECTOR
+    return max((each.allocated(size, sector) / size for each in records.groups), default=1.0)
+
+
+def _wastes(records: RecordFacts, size: int) -> bool:
+    """Whether a record of this size takes much more than the same data in the best record."""
+    return _share(records, size) > _WASTE * _share(records, _USUAL_LARGEST)
+
+
+def _enough_sectors(records: RecordFacts) -> int:
+    return _SECTORS * (records.sector or _USUAL_SECTOR)
+
+
+def _saving(records: RecordFacts, size: int) -> int:
+    """The smallest record of at least this size that parity and padding waste little of."""
+    while size < _USUAL_LARGEST and _wastes(records, size):
+        size *= 2
+    return size
 
 
 def _size(count: int) -> str:
@@ -114,15 +141,51 @@ def record_sectors(facts: HostFacts) -> Iterator[Finding]:
             )
 
 
+def record_parity(facts: HostFacts) -> Iterator[Finding]:
+    """A dataset's records take much more on raidz or draid than larger ones would."""
+    for name, records in sorted(facts.records.items()):
+        if _wastes(records, records.size):
+            smallest = max(records.size, _enough_sectors(records), _SMALLEST)
+            wanted = _saving(records, smallest)
+            now, then = _share(records, records.size), _share(records, wanted)
+            yield _other_size(
+                name,
+                records,
+                wanted,
+                f"its records of {_size(records.size)} take {now:.1f} times their size with "
+                f"parity, and records of {_size(wanted)} take {then:.1f} times theirs",
+                "raidz and draid give each record parity of its own, and pad it to whole stripes; "
+                "small writes to larger records are slower",
+            )
+
+
 def _resized(each: _Written, size: int, why: str) -> Finding:
-    name, wanted = shlex.quote(each.name), _size(size)
     what = f"its records have {_size(each.records.size)}, and {each.describe()}"
-    page = "docs/how-to/check.md, record-size"
-    if each.records.is_volume:
+    return _other_size(each.name, each.records, size, what, why)
+
+
+def _other_size(name: str, records: RecordFacts, size: int, what: str, why: str) -> Finding:
+    wanted, page = _size(size), "docs/how-to/check.md, record-size"
+    if records.is_volume:
         fix = f"a volume keeps its size of records: copy it into a new one of {wanted}; {page}"
-        return hint(each.name, what, why, fix)
+        return hint(name, what, why, fix)
     fix = f"run this, and rewrite the images, which keep their records: {page}"
-    return hint(each.name, what, why, fix, (f"zfs set recordsize={wanted} {name}",))
+    return hint(name, what, why, fix, (f"zfs set recordsize={wanted} {shlex.quote(name)}",))
+
+
+def ignored_flushes(facts: HostFacts) -> Iterator[Finding]:
+    """A dataset with a guest's disk ignores what the guest flushes."""
+    for name, records in sorted(facts.records.items()):
+        if records.sync == "disabled":
+            guests = listed([disk.guest for disk in facts.disks if disk.dataset == name])
+            yield warning(
+                name,
+                f"sync is disabled, and it has disks of {guests}",
+                "what the guest has flushed is in memory only: a power failure of this host takes "
+                "the last seconds of it, such as committed transactions",
+                "run",
+                (f"zfs set sync=standard {shlex.quote(name)}",),
+            )
 
 
 def primary_cache(facts: HostFacts) -> Iterator[Finding]:

@@ -15,6 +15,8 @@ from snaporch.sanoid.config.frozen_datasets import has_hook
 from snaporch.sanoid.config.render import fitting_parent
 from snaporch.sanoid.config.resolve import hook_settings
 
+_MANY_OVERLAYS = 2
+
 
 def busy(_facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
     """A run or a libvirt job on the guest keeps it from being planned."""
@@ -112,6 +114,23 @@ def other_snapshots(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
             "guest is paused until all its ZFS snapshots exist",
             "have snaporch alone snapshot these datasets, by policies or by its hooks",
         )
+
+
+def confined_overlays(facts: HostFacts, guest: GuestFacts) -> Iterator[Finding]:
+    """sanoid's hooks switch several disks of a guest to overlays, and AppArmor confines it.
+
+    No finding where ``ram_strategy`` asks for overlays, or for one disk: that is a short pause.
+    """
+    if guest.confined_overlays < _MANY_OVERLAYS or guest.overlays or not _has_hook(facts, guest):
+        return
+    yield hint(
+        guest.name,
+        f"sanoid's hooks switch its {guest.confined_overlays} disks to overlays, and AppArmor "
+        "confines it",
+        "libvirt compiles its profile again for each disk while the guest is paused; by a policy "
+        "of snaporch it is paused for less time, and has no overlays",
+        "let a policy take its snapshots in place of sanoid: docs/how-to/schedule.md",
+    )
 
 
 def _has_hook(facts: HostFacts, guest: GuestFacts) -> bool:

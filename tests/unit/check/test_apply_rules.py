@@ -412,6 +412,19 @@ def test_another_program_matters_only_where_overlays_would_be_used(facts):
     assert ("other-snapshots", "hint") in codes_in(hooked)
 
 
+@pytest.mark.parametrize(
+    ("guest", "found"),
+    [
+        (replace(WEB, confined_overlays=2), True),
+        (replace(WEB, confined_overlays=1), False),  # the pause is short
+        (replace(WEB, confined_overlays=2, overlays=True), False),  # ram_strategy wants overlays
+    ],
+)
+def test_many_overlays_of_a_guest_that_apparmor_confines(facts, guest, found):
+    expected = {("confined-overlays", "hint")} if found else set()
+    assert codes_in(facts(guests=[guest])) == expected
+
+
 def test_a_busy_guest(facts):
     assert codes_in(facts(guests=[replace(WEB, busy="snapshot (pid 7)")])) == {("busy", "hint")}
 

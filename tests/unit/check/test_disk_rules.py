@@ -11,10 +11,16 @@ from snaporch.check.facts import HostFacts, OverlayFacts, SanoidFacts, StoreFact
 from snaporch.check.findings import Severity, exit_code
 from snaporch.check.rules import disks
 from snaporch.hypervisor import DiskWrites
+from snaporch.zfs.parity import ParityGroup
 
 K = 1024
 FILES = RecordFacts(128 * K, is_volume=False, sector=4 * K)
 VOLUME = RecordFacts(16 * K, is_volume=True, sector=4 * K)
+
+GROUPS = (
+    *(ParityGroup(parity, data) for parity in (1, 2, 3) for data in (1, 2, 3, 4, 8, 12)),
+    *(ParityGroup(parity, data, is_draid=True) for parity in (1, 3) for data in (2, 6, 8, 16)),
+)
 
 
 def wrote(mean, requests=disks.ENOUGH_WRITES, **more):
@@ -23,7 +29,7 @@ def wrote(mean, requests=disks.ENOUGH_WRITES, **more):
     return replace(DiskFacts("web", "vda", "tank/web", writes, cache="none"), **more)
 
 
-def advice(disk, records, *more):
+def advice(disk, records, *more, severity=Severity.HINT):
     """The findings by their codes."""
     its = (disk, *more)
     sanoid = SanoidFacts(True, True, Path("/etc/sanoid"), None, unused=True)
@@ -38,8 +44,8 @@ def advice(disk, records, *more):
         records={each.dataset: records for each in its},
     )
     found = [each for each in apply_rules(facts) if each.code != "sanoid-unused"]
-    assert {each.severity for each in found} <= {Severity.HINT}
-    assert exit_code(found) == 0
+    assert {each.severity for each in found} <= {severity}
+    assert exit_code(found) == (0 if severity is Severity.HINT else 10)
     return {each.code: each for each in found}
 
 
@@ -118,17 +124,71 @@ def test_records_that_compression_cannot_shrink(mean, change, is_found):
         assert each.lines == ("zfs set recordsize=16K tank/web",)
 
 
-def test_no_advice_contradicts_itself():
-    """What is proposed causes no other proposal."""
+@pytest.mark.parametrize("groups", [(), *((each,) for each in GROUPS), GROUPS])
+def test_no_advice_contradicts_itself(groups):
+    """What is proposed causes no other proposal, and takes no more room."""
     for power in range(9, 24):
         for cluster in (0, 4 * K, 64 * K):
             for size in (4 * K << each for each in range(9)):
                 disk = wrote((1 << power) * 3 // 2, cluster=cluster)
-                found = advice(disk, replace(FILES, size=size))
-                assert len(found) <= 1
-                for each in found.values():
-                    wanted = int(each.lines[0].partition("=")[2].partition("K")[0]) * K
-                    assert advice(disk, replace(FILES, size=wanted)) == {}
+                found = advice(disk, replace(FILES, size=size, groups=groups))
+                lines = {line for each in found.values() for line in each.lines}
+                assert len(lines) <= 1
+                for line in lines:
+                    wanted = int(line.partition("=")[2].partition("K")[0]) * K
+                    assert advice(disk, replace(FILES, size=wanted, groups=groups)) == {}
+                    if groups:
+                        now, then, best = (
+                            max(each.allocated(n, 4 * K) / n for each in groups)
+                            for n in (size, wanted, 128 * K)
+                        )
+                        assert then <= max(now, 1.25 * best)
+
+
+@pytest.mark.parametrize(
+    ("group", "size", "wanted", "said"),
+    [
+        (ParityGroup(1, 2), 8, "16K", "8K take 2.0 times their size with parity, and records of"),
+        (ParityGroup(2, 8), 8, "16K", "16K take 1.5 times theirs"),
+        (ParityGroup(2, 8, is_draid=True), 16, "32K", "16K take 2.5 times"),
+        (ParityGroup(1, 2), 16, None, ""),
+        (ParityGroup(2, 4), 128, None, ""),
+    ],
+)
+def test_records_of_which_parity_takes_much(group, size, wanted, said):
+    """Also of a guest that is off: it is about space."""
+    found = advice(wrote(0, 0), replace(VOLUME, size=size * K, groups=(group,)))
+    assert set(found) == ({"record-parity"} if wanted else set())
+    for each in found.values():
+        assert said in each.what
+        assert f"a new one of {wanted}" in each.fix
+    files = advice(wrote(0, 0), replace(FILES, size=size * K, groups=(group,)))
+    lines = [line for each in files.values() for line in each.lines]
+    assert lines == ([f"zfs set recordsize={wanted} tank/web"] if wanted else [])
+
+
+@pytest.mark.parametrize(
+    ("group", "wanted"),
+    [
+        (ParityGroup(2, 4), "16K"),
+        (ParityGroup(2, 4, is_draid=True), "16K"),
+        (ParityGroup(2, 8, is_draid=True), "32K"),
+        (ParityGroup(1, 16, is_draid=True), None),
+    ],
+)
+def test_records_are_not_proposed_so_small_that_parity_takes_much(group, wanted):
+    found = advice(wrote(4 * K), replace(FILES, size=64 * K, groups=(group,)))
+    lines = [line for each in found.values() for line in each.lines]
+    assert lines == ([f"zfs set recordsize={wanted} tank/web"] if wanted else [])
+
+
+def test_flushes_that_are_ignored():
+    """Also of a guest that is off: a power failure takes the last seconds of a running one."""
+    records = replace(FILES, sync="disabled")
+    found = advice(wrote(0, 0), records, severity=Severity.WARNING)["ignored-flushes"]
+    assert found.lines == ("zfs set sync=standard tank/web",)
+    assert "disks of web" in found.what
+    assert advice(wrote(0, 0), replace(FILES, sync="always")) == {}
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from snaporch.check.disk_facts import RecordFacts
 from snaporch.check.gather_disks import gather_disks, gather_records
 from snaporch.hypervisor import DiskWrites
 from snaporch.model import DatasetKind, DomainState
+from snaporch.zfs.parity import ParityGroup
 
 K = 1024
 
@@ -88,9 +89,21 @@ def test_the_records_of_a_file_system(world, gather):
     world.add_guest()
     world.pool.sector = 512
     properties = {"recordsize": "16384", "compression": "zle", "primarycache": "metadata"}
-    world.pool.set_properties(["tank/web"], properties | {"logbias": "throughput"})
+    more = {"logbias": "throughput", "sync": "disabled"}
+    world.pool.set_properties(["tank/web"], properties | more)
+    world.pool.groups = (ParityGroup(2, 4),)
     found = gather_records(world.context, gather().values())
-    expected = RecordFacts(16 * K, False, 512, False, "metadata", "throughput", 0, 1 << 40)
+    expected = RecordFacts(
+        size=16 * K,
+        is_volume=False,
+        sector=512,
+        compressed=False,
+        primary_cache="metadata",
+        log_bias="throughput",
+        groups=(ParityGroup(2, 4),),
+        sync="disabled",
+        available=1 << 40,
+    )
     assert found == {"tank/web": expected}
 
 

@@ -15,7 +15,7 @@ from snaporch.extract.copy_guest_files import (
     rename_complete,
 )
 from snaporch.extract.guestfish_text import Entry
-from snaporch.restore.reserve import RoomWatch
+from snaporch.reserve import RoomWatch
 
 THEN = 1_600_000_000 * 10**9
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from snaporch.errors import RefusedError, UnavailableError
+from snaporch.errors import RefusedError, RunFailedError, UnavailableError
 from snaporch.extract import mount_point
 from snaporch.extract.guestfish_text import Entry
 from snaporch.extract.mount_point import DEVICE, check_mount_point, mounted
@@ -77,6 +77,35 @@ def test_what_is_mounted_does_nothing_here(place, follow):
 
 
 @needs_fuse
+def test_a_kernel_that_follows_links_is_refused_and_nothing_stays_mounted(
+    place, tmp_path, monkeypatch
+):
+    """It ignores the flag, whatever version of FUSE it has."""
+    known = tmp_path / "mountinfo"
+    known.write_text("")
+    monkeypatch.setattr(mount_point, "MOUNTS", known)
+    with (
+        pytest.raises(UnavailableError, match="cannot forbid that links"),
+        mounted("web@s1", place, follow_links=False),
+    ):
+        pytest.fail("it was mounted")
+    assert options(place) == []
+    with mounted("web@s1", place, follow_links=True):
+        assert len(options(place)) == 1
+
+
+def test_only_the_options_of_a_mount_itself_forbid_links():
+    """Not those of its file system, or of another mount."""
+    mounts = (
+        "20 1 0:50 / /mnt ro,nosuid,nosymfollow shared:1 - fuse.snaporch x ro\n"
+        "21 1 0:51 / /nosymfollow ro - fuse.snaporch nosymfollow ro,nosymfollow\n"
+    )
+    assert mount_point._forbids_links(mounts, "20")
+    assert not mount_point._forbids_links(mounts, "21")
+    assert not mount_point._forbids_links(mounts, "2")
+
+
+@needs_fuse
 def test_two_mounts_on_one_directory_are_refused(place):
     ready, write = os.pipe()
     server = os.fork()
@@ -107,6 +136,19 @@ def test_the_mount_is_served_until_it_is_unmounted(place):
         subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
     assert len(options(place)) == 1
     subprocess.run(["umount", place], check=True)
+
+
+@needs_fuse
+def test_a_mount_of_another_program_on_top_stays(place):
+    with (
+        pytest.raises(RunFailedError, match=r"mounted over it; after .*: umount '/.*/a dir'"),
+        mounted("web@s1", place, follow_links=False),
+    ):
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", place], check=True)
+    assert len(options(place)) == 2
+    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", place], check=True)
+    assert options(place) == []
 
 
 @needs_fuse

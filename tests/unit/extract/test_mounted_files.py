@@ -124,8 +124,9 @@ def test_the_first_answer_has_the_version(kernel):
     answer = kernel.ask(Code.INIT, 0, struct.pack("<IIII", 7, 45, 131072, 0xFFFFFFFF) + bytes(48))
     assert struct.unpack_from("<IIII", answer) == (7, 31, 131072, 1 | 1 << 22)
     assert len(answer) == 64
-    with pytest.raises(UnavailableError, match=r"older than 5\.4"):
-        kernel.ask(Code.INIT, 0, struct.pack("<IIII", 7, 30, 0, 0))
+    kernel.ask(Code.INIT, 0, struct.pack("<IIII", 7, 32, 131072, 0) + bytes(48))
+    with pytest.raises(UnavailableError, match=r"older than 5\.10"):  # it follows a guest's links
+        kernel.ask(Code.INIT, 0, struct.pack("<IIII", 7, 31, 131072, 0))
 
 
 def test_files_are_found_and_read(kernel):

@@ -3,7 +3,13 @@
 from types import SimpleNamespace
 
 from snaporch.extract.guestfish_text import FileSystem
-from snaporch.extract.unseen_parts import left_out_disks, missing_points, not_mounted
+from snaporch.extract.unseen_parts import (
+    left_out_disks,
+    missing_of_windows,
+    missing_points,
+    not_mounted,
+)
+from snaporch.extract.windows_parts import WindowsParts
 from snaporch.model import LeftOutCode
 
 FSTAB = """\
@@ -43,6 +49,20 @@ def test_file_systems_that_are_mounted_nowhere():
         "/dev/sdc1 (xfs) is mounted nowhere",
         "/dev/vg/data (unknown) is mounted nowhere",
     ]
+
+
+def test_the_parts_of_windows():
+    names = ("/dev/sda1", "/dev/sda3", "/dev/sda4", "/dev/sda5", "/dev/sdb1")
+    found = [FileSystem(name, "ntfs") for name in names]
+    letters = {"/dev/sda3": "C", "/dev/sda4": "D"}
+    windows = WindowsParts(letters, of_system={"/dev/sda1", "/dev/sda5"})
+    assert not_mounted(found, [("/", "/dev/sda3")], windows) == [
+        "its drive D: is not shown: open it with --device /dev/sda4",
+        "/dev/sdb1 (ntfs) is mounted nowhere",
+    ]
+    assert missing_of_windows(windows) == []
+    (text,) = missing_of_windows(WindowsParts(hibernated=True))
+    assert "fast startup" in text
 
 
 def test_a_btrfs_is_mounted_if_one_of_its_subvolumes_is():
