@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -54,6 +55,7 @@ def main() -> None:
         "--compressors", default=",".join(contestants.COMPRESSORS), help="for the script"
     )
     parser.add_argument("--nice", type=int, default=0, help="priority on a machine that is shared")
+    parser.add_argument("--busy", type=int, default=0, help="other programs that use a core each")
     parser.add_argument("--append", action="store_true", help="to what an earlier one wrote")
     options = parser.parse_args()
     host.ensure_packages()
@@ -67,6 +69,7 @@ def main() -> None:
         host.own_libvirtd(Path(store) / "libvirt") as daemon,
         host.room_for_pipes(),
         options.out.open("a" if options.append else "w") as out,
+        busy(options.busy),
     ):
         Path(scratch).chmod(0o711)
         contestants.CHOSEN[:] = options.compressors.split(",")
@@ -82,6 +85,21 @@ def main() -> None:
                 json.dump(result, out)
                 out.write("\n")
                 out.flush()
+
+
+@contextlib.contextmanager
+def busy(programs):
+    """Keep a core busy with each of so many programs meanwhile."""
+    running = [
+        subprocess.Popen(["sha256sum", "/dev/zero"], stdout=subprocess.DEVNULL)
+        for _ in range(programs)
+    ]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.terminate()
+            each.wait()
 
 
 def rounds(size, rate, options, store, scratch, daemon):
@@ -155,6 +173,8 @@ def one(guest, site, name, daemon):
             "written": result.written,
             "cpu": round(result.cpu + shared, 3),
             "peak_mib": round(result.peak_kib / 1024, 1),
+            "rounds_of_ram": events.job.get("memory_iteration"),
+            "ram_bytes": events.job.get("memory_processed"),
             "load": round(os.getloadavg()[0], 1),
         } | result.more
 

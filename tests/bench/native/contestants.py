@@ -37,6 +37,8 @@ class Site:
     scratch: Path
     """Where overlays go: beside the disk, in memory."""
     size_mib: int
+    vcpu_group: Path | None = None
+    """The vCPU's control group, for a run that may slow the guest down."""
 
 
 @dataclass
@@ -176,21 +178,26 @@ def virtnbdbackup(site: Site) -> Iterator[Result]:
     subprocess.run(["rm", "-rf", target], check=True)
 
 
-def snaporch(strategy: str, capture: str, level: str = "1") -> Contestant:
-    """A run, with a stand-in for ZFS; level ``auto`` reads the manifest of the previous run."""
+def snaporch(strategy: str, capture: str, level: str = "1", more: str = "") -> Contestant:
+    """A run, with a stand-in for ZFS; level ``auto`` reads the manifest of the previous run.
+
+    Args:
+        more: further settings, a line each.
+    """
 
     def take(site: Site) -> Iterator[Result]:
         settings = site.scratch / "snaporch.toml"
         settings.write_text(
-            f'[paths]\noverlays = "{site.scratch}/overlays"\nbundles = "{site.store}/bundles"\n'
+            f'[paths]\noverlays = "{site.store}/overlays"\nbundles = "{site.store}/bundles"\n'
             f'journal = "{site.store}/journal"\nruntime = "{site.scratch}/runtime"\n'
             "overlay_reserve_mib = 1\noverlay_floor_mib = 0\n"
             f'[defaults]\nram_strategy = "{strategy}"\nram_capture = "{capture}"\n'
-            f'compression = "zstd"\ncompression_level = {level}\n'
+            f'compression = "zstd"\ncompression_level = {level}\n{more}'
         )
         program = [sys.executable, "-P", HERE / "without_zfs.py"]
         began, spent = time.monotonic(), Spent()
-        spent.run([*program, settings, site.domain, "bench", site.disk.parent])
+        group = [site.vcpu_group] if site.vcpu_group else []
+        spent.run([*program, settings, site.domain, "bench", site.disk.parent, *group])
         took = time.monotonic() - began
         result = json.loads(spent.said)
         raw = result["ram_bytes"] if capture == "file" else 0
@@ -205,6 +212,7 @@ def snaporch(strategy: str, capture: str, level: str = "1") -> Contestant:
                 "pause_ms": result["pause_ms"],
                 "pause_parts": result["pause_parts"],
                 "pace": pace(result),
+                "cpu_percent": result["cpu_percent"],
             },
         )
         Path(result["bundle"], "ram.save").unlink()

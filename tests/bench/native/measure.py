@@ -64,6 +64,8 @@ class Events:
 
     pauses: list[tuple[float, float]] = field(default_factory=list)
     """When each began and ended, on the monotonic clock."""
+    job: dict[str, int] = field(default_factory=dict)
+    """What libvirt reported of the last job, such as saving RAM, by libvirt's own names."""
     _since: float | None = None
     _done: threading.Event = field(default_factory=threading.Event)
 
@@ -75,6 +77,10 @@ class Events:
         elif event == libvirt.VIR_DOMAIN_EVENT_RESUMED and self._since is not None:
             self.pauses.append((self._since, now))
             self._since = None
+
+    def take_job(self, _conn: Any, _domain: Any, statistics: dict[str, int], _opaque: Any) -> None:
+        """The end of a job."""
+        self.job = dict(statistics)
 
     def longest_ms(self) -> float:
         """The longest pause in milliseconds; 0 if there was none."""
@@ -94,11 +100,17 @@ def start_event_loop() -> None:
 
 @contextlib.contextmanager
 def listening(connection: Any) -> Iterator[Events]:
-    """Record every domain's pauses during the block."""
+    """Record every domain's pauses and jobs during the block."""
     events = Events()
-    kind = libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE
-    callback = connection.domainEventRegisterAny(None, kind, events.take, None)
+    kinds = {
+        libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE: events.take,
+        libvirt.VIR_DOMAIN_EVENT_ID_JOB_COMPLETED: events.take_job,
+    }
+    callbacks = [
+        connection.domainEventRegisterAny(None, kind, take, None) for kind, take in kinds.items()
+    ]
     try:
         yield events
     finally:
-        connection.domainEventDeregisterAny(callback)
+        for callback in callbacks:
+            connection.domainEventDeregisterAny(callback)

@@ -1,12 +1,15 @@
-"""A snaporch run with a stand-in for ZFS: ``without_zfs.py CONFIG DOMAIN SNAPSHOT DISKS``.
+"""A snaporch run with a stand-in for ZFS: ``without_zfs.py CONFIG DOMAIN SNAPSHOT DISKS [GROUP]``.
 
 libvirt, QEMU, pipe, compressor, journal and guardian are the real ones. Where there is no ZFS, a
 snapshot in memory is taken in its place, which takes no time; what the real one takes has to be
 added from the lab. libvirt may be too old to read zstd, because nothing is restored here.
+
+GROUP is a control group of version 1 with the guest's vCPU in it, if the run may slow that down.
 """
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -25,16 +28,42 @@ from snaporch.zfs.resolver import Mount, NotOnZfsError, Resolver
 DATASET = Dataset("bench/guest", DatasetKind.FILESYSTEM)
 
 
-class ReadsZstd(LibvirtHypervisor):
-    """The real libvirt, which claims to restore zstd images."""
+_ALL = 100
+
+
+class Stand(LibvirtHypervisor):
+    """The real libvirt, which claims to restore zstd images; quotas by control groups version 1."""
+
+    groups: tuple[str, ...] = ()
+    least_percent = _ALL
+    """The least CPU time that the guest had."""
 
     def reads_zstd(self) -> bool:
         """Claim that libvirt reads zstd."""
         return True
 
+    def vcpu_quotas(self, uuid: str) -> dict[str, str]:
+        """The quotas, as ``cpu.max`` has them."""
+        found = {}
+        for group in self.groups:
+            quota = Path(group, "cpu.cfs_quota_us").read_text().strip()
+            period = Path(group, "cpu.cfs_period_us").read_text().strip()
+            found[group] = f"{'max' if quota == '-1' else quota} {period}"
+        return found
+
+    def set_vcpu_quotas(self, quotas: Mapping[str, str]) -> None:
+        """Set them: first none, since a period too short for the quota is refused."""
+        for group, text in quotas.items():
+            quota, period = text.split()
+            Path(group, "cpu.cfs_quota_us").write_text("-1")
+            Path(group, "cpu.cfs_period_us").write_text(period)
+            if quota != "max":
+                Path(group, "cpu.cfs_quota_us").write_text(quota)
+                self.least_percent = min(self.least_percent, _ALL * int(quota) // int(period))
+
 
 def main() -> None:
-    settings, domain, snapshot, disks = sys.argv[1:]
+    settings, domain, snapshot, disks, *groups = sys.argv[1:]
     path = Path(settings)
 
     class StandIn(Resolver):
@@ -44,7 +73,8 @@ def main() -> None:
             return DATASET
 
     config = load_config(path)
-    hypervisor = ReadsZstd(config.libvirt_uri)
+    hypervisor = Stand(config.libvirt_uri)
+    hypervisor.groups = tuple(groups)
     context = Context(
         config,
         hypervisor,
@@ -55,7 +85,7 @@ def main() -> None:
     )
     with context.interrupt.watching():
         record = take_snapshot(context, hypervisor.domain(domain), SnapshotRequest(snapshot))
-    print(json.dumps(record.as_json()))
+    print(json.dumps(record.as_json() | {"cpu_percent": hypervisor.least_percent}))
 
 
 if __name__ == "__main__":
