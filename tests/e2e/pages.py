@@ -32,7 +32,7 @@ RUN = {
     "docs/how-to/groups.md": (
         "[group.shop]",
         "# snaporch snapshot --group shop --name before-upgrade",
-        "snaporch restore db@before-upgrade --paused",
+        "snaporch restore db@before-upgrade --group",
     ),
     "docs/how-to/logging.md": ("# snaporch --verbose snapshot web1 --name before-upgrade",),
     "docs/how-to/pruning.md": (
@@ -78,9 +78,12 @@ _PLACES = "has placeholders; a test has the commands with names: "
 _OUTPUT_OF_EXPORT = "test_export runs it, with names of its own"
 _PLACES_OF_FILES = "the lab has no libguestfs; tests/integration/test_guest_files.py runs it"
 NOT_RUN = {
+    "docs/how-to/clone.md": {
+        "# seq 10 | xargs": "test_several_clones_of_one_snapshot_are_made_at_once makes two",
+    },
     "docs/how-to/databases.md": {
         "scp /usr/share/snaporch/guest/postgresql": "installs in a guest; test_databases has both",
-        "scp /usr/share/snaporch/guest/mariadb": "installs in a guest; test_guest_scripts runs it",
+        "scp /usr/share/snaporch/guest/mariadb": "installs in a guest; test_databases has it",
         "[general]": "is a file in a guest; that of test_databases has it",
         "[domain.db]": "test_databases has such a section",
     },

@@ -1,6 +1,7 @@
 """``check`` and ``render sanoid`` with the real sanoid, real guests, real ZFS."""
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -8,12 +9,13 @@ from pathlib import Path
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
-from support import config, must, one_line_error, run, snaporch
+from support import config, must, one_line_error, run, snaporch, wait_for
 
 from snaporch.hypervisor.libvirt_driver import LibvirtHypervisor
 from snaporch.known_faults import Component, FaultCondition, known_faults
 from snaporch.sanoid.config.resolve import load_sanoid
 from snaporch.zfs.open_pool import open_pool
+from snaporch.zfs.parity import ParityGroup
 
 SANOID = Path("/etc/sanoid")
 QEMU_CONF = Path("/etc/libvirt/qemu.conf")
@@ -95,7 +97,8 @@ def test_what_is_rendered_is_clean_and_sanoid_takes_it(sanoid, tmp_path):
     for phase in ("pre", "post"):
         assert f"{phase}_snapshot_script '{program} hook sanoid {phase}' on dataset" in output
     status, found = findings()
-    assert (status, set(found)) == (0, {("not-atomic", "pools")})
+    several = {("confined-overlays", name) for name in ("two", "pools")}
+    assert (status, set(found)) == (0, {("not-atomic", "pools"), *several})
 
 
 def test_faults_in_the_file_are_found(sanoid):
@@ -221,7 +224,7 @@ def test_volumes_that_can_grow_by_more_than_the_pool_has(sanoid):
     before = must("zfs", "get", "-Hpo", "value", "volsize", "flash/pools").strip()
     must("zfs", "set", "volsize=1T", "flash/pools")
     try:
-        assert codes("pools") == (0, {"not-atomic", "thin-volumes"})
+        assert codes("pools") == (0, {"not-atomic", "thin-volumes", "confined-overlays"})
         _, found = findings("pools")
         assert "can grow by 1024.0 GiB" in found["thin-volumes", "flash"]["what"]
     finally:
@@ -242,6 +245,48 @@ def test_a_guest_that_writes_is_counted_and_gets_no_advice_yet(sanoid, guests):
         must("zdb", "-C", "tank").partition("ashift: ")[2].split()[0]
     )
     assert codes("one") == (0, set())
+
+
+@pytest.mark.parametrize(
+    ("layout", "disks", "group"),
+    [
+        ("raidz1", 3, ParityGroup(1, 2)),
+        ("raidz2", 6, ParityGroup(2, 4)),
+        ("draid1:2d:4c:1s", 4, ParityGroup(1, 2, is_draid=True)),
+    ],
+)
+def test_the_vdevs_of_raidz_and_draid_and_what_a_record_takes_there(tmp_path, layout, disks, group):
+    files = [tmp_path / f"disk{number}" for number in range(disks)]
+    for file in files:
+        file.touch()
+        os.truncate(file, 256 << 20)
+    must("zpool", "create", "-o", "ashift=12", "-m", "none", "parity", layout, *files)
+    try:
+        pool = open_pool(read_only=True)
+        assert (pool.parity_groups("parity"), pool.sector_bytes("parity")) == ((group,), 4096)
+        shares = {}
+        for kib in (8, 16, 128):
+            name = f"parity/v{kib}"
+            must("zfs", "create", "-V", "16M", "-o", f"volblocksize={kib}K", name)
+            device = Path("/dev/zvol") / name
+            wait_for(device.exists, str(device))
+            before = allocated("parity")
+            with device.open("r+b") as volume:
+                for _ in range(16):
+                    volume.write(os.urandom(1 << 20))
+                os.fsync(volume.fileno())
+            must("zpool", "sync", "parity")
+            shares[kib] = (allocated("parity") - before) / (16 << 20)
+        for kib, share in shares.items():
+            expected = group.allocated(kib << 10, 4096) / (kib << 10)
+            assert share == pytest.approx(expected, rel=0.1), (kib, shares)
+    finally:
+        must("zpool", "destroy", "parity")
+
+
+def allocated(pool):
+    """The bytes of a pool's devices that are in use, parity included."""
+    return int(must("zpool", "list", "-Hpo", "allocated", pool))
 
 
 def test_monitoring(sanoid):

@@ -11,6 +11,7 @@ from guests.guest import Guest
 from support import must, one_line_error, run, snaporch, snapshot, started, wait_for, zfs_snapshots
 
 CLONES = Path("/var/lib/snaporch/clones")
+PLACES = ["flash/more", "flash", "tank"]
 THREE = [Disk("file", "tank/web"), Disk("zvol", "flash/web"), Disk("file", "flash/more/web")]
 
 
@@ -70,7 +71,7 @@ def test_a_running_clone_goes_on_beside_its_original(guest, taken):
 
 
 def test_the_datasets_are_named_after_their_origins(taken):
-    assert clone_datasets("test") == ["flash/more/web-test", "flash/web-test", "tank/web-test"]
+    assert clone_datasets("test") == [f"{place}/web-test" for place in PLACES]
     assert must("zfs", "get", "-H", "-o", "value", "origin", "flash/web-test") == "flash/web@s1\n"
 
 
@@ -147,6 +148,22 @@ def test_a_clone_whose_domain_was_undefined_can_still_be_deleted(taken):
     must("virsh", "undefine", "orphan")
     delete("orphan")
     assert clone_datasets("orphan") == []
+
+
+def test_several_clones_of_one_snapshot_are_made_at_once(guest, taken):
+    mark, names = guest.mark(), ["twin1", "twin2"]
+    with started("clone", "web@s1", "twin1", "--running", env={}) as first:
+        wait_for(lambda: list(CLONES.glob("*/making")), "the first one to be made")
+        second = snaporch("clone", "web@s1", "twin2", "--running")
+        assert second.status == 0, second.err
+        assert first.wait(timeout=600) == 0, first.stderr.read()
+    for name in names:
+        Guest.existing(name).assert_continues(0, guest.snapshot_count("s1"))
+        assert clone_datasets(name) == [f"{place}/web-{name}" for place in PLACES]
+    guest.assert_undisturbed(mark)
+    for name in names:
+        delete(name)
+    assert files() == []
 
 
 def test_a_cold_clone_boots_with_addresses_of_its_own(taken):

@@ -1,11 +1,12 @@
-"""PostgreSQL in a Debian guest, written to all the time: what is in it after each restore.
+"""PostgreSQL and MariaDB in a Debian guest, written to all the time: what is in it after a restore.
 
-The guest prints a count when PostgreSQL has acknowledged the commit of its row, so a snapshot that
+The guest prints a count when a server has acknowledged the commit of its row, so a snapshot that
 is taken later must have the row. See ``tests/lab/guests/probes/database_init.sh``.
 """
 
 import base64
 import json
+import re
 import shlex
 
 import pytest
@@ -49,6 +50,14 @@ def guest(patient):
     made.remove()
 
 
+@pytest.fixture(scope="module")
+def both(guest):
+    """The guest, with MariaDB beside PostgreSQL from now on."""
+    in_guest(guest, "touch", "/etc/mysql/wanted")
+    wait_for(lambda: counts_of_maria(guest), "a count of MariaDB", SECONDS)
+    return guest
+
+
 def in_guest(guest, *words):
     """What a command in the guest prints; it must succeed."""
     started = _ask(guest, "guest-exec", path=words[0], arg=words[1:], **{"capture-output": True})
@@ -75,11 +84,46 @@ def sql(guest, text):
     return in_guest(guest, "runuser", "-u", "postgres", "--", "psql", *words).strip()
 
 
-def assert_works(guest):
+def maria(guest, text):
+    return in_guest(guest, "mariadb", "--batch", "--skip-column-names", "-e", text).strip()
+
+
+def counts_of_maria(guest):
+    """What MariaDB has acknowledged; the guest prints what is in its table as of "disk" 1."""
+    lines = re.findall(r"^M ([0-9a-f]{8})\r?$", guest.serial(), re.MULTILINE)
+    return [int(each, 16) for each in lines]
+
+
+def acknowledged(guest):
+    """The newest count of each server, after one that PostgreSQL prints from now on."""
+    return guest.wait_count(timeout=SECONDS), counts_of_maria(guest)[-1]
+
+
+def wait_counts(guest, beyond):
+    """Wait until both servers have acknowledged three more commits; their counts then."""
+    wait_for(lambda: counts_of_maria(guest)[-1] > beyond[1] + 3, "a count of MariaDB", SECONDS)
+    return guest.wait_count(beyond=beyond[0] + 3, timeout=SECONDS), counts_of_maria(guest)[-1]
+
+
+def assert_postgresql_works(guest):
     """It accepts transactions, has a row for each count, and finds no fault in its own tables."""
     guest.wait_count(timeout=SECONDS)
     in_guest(guest, CHECK, "--heapallindexed")
     assert sql(guest, "SELECT count(*) = max(n) FROM commits") == "t"
+
+
+def assert_maria_works(guest):
+    """The same of MariaDB."""
+    wait_counts(guest, acknowledged(guest))
+    assert maria(guest, "SELECT count(*) = max(n) FROM lab.commits") == "1"
+    assert_no_fault_in_maria(guest, "lab", "commits")
+    assert_no_fault_in_maria(guest, "mysql")
+
+
+def assert_no_fault_in_maria(guest, *names):
+    lines = in_guest(guest, "mariadb-check", "--extended", *names).splitlines()
+    assert lines
+    assert [line for line in lines if not line.endswith(" OK")] == []
 
 
 def test_with_ram_the_server_goes_on_from_the_last_transaction(guest):
@@ -96,30 +140,42 @@ def test_with_ram_the_server_goes_on_from_the_last_transaction(guest):
     assert not guest.bad_since(mark)
     # Each row that was acknowledged is there once, and no other: else the key would be violated.
     assert sql(guest, "SELECT pg_postmaster_start_time()") == server
-    assert_works(guest)
+    assert_postgresql_works(guest)
     assert_clean(guest)
 
 
 @pytest.mark.parametrize("level", ["crash", "quiesced"])
-def test_without_ram_it_recovers_and_has_what_was_acknowledged(guest, level):
-    asked_for = checkpoints(guest)
-    acknowledged = guest.wait_count(timeout=SECONDS)
+def test_without_ram_it_recovers_and_has_what_was_acknowledged(both, level):
+    guest = both
+    hooks = asked_by_hooks(guest)
+    before = acknowledged(guest)
     assert snapshot(guest, "--level", level, "--name", level)["level"] == level
-    assert checkpoints(guest) - asked_for == (1 if level == "quiesced" else 0)  # by the hook
-    later = guest.wait_count(beyond=guest.wait_count() + 3, timeout=SECONDS)
+    asked = [now - then for now, then in zip(asked_by_hooks(guest), hooks, strict=True)]
+    assert asked == ([1, 1] if level == "quiesced" else [0, 0])
+    later = wait_counts(guest, acknowledged(guest))
     mark = guest.mark()
     restore(guest, level)
-    found = wait_for(lambda: guest.cold_boots_since(mark), "a boot", SECONDS)[0][0]
-    assert acknowledged <= found < later
+
+    def booted():
+        found = guest.cold_boots_since(mark)
+        return found[0] if found and len(found[0]) == 2 else None
+
+    found = wait_for(booted, "a boot", SECONDS)
+    assert before[0] <= found[0] < later[0]
+    assert before[1] <= found[1] < later[1]
     assert not guest.bad_since(mark)
     assert "automatic recovery in progress" in guest.serial()[mark:]
+    assert "InnoDB: Starting crash recovery" in guest.serial()[mark:]
     guest.wait_agent(SECONDS)
-    assert_works(guest)
+    assert_postgresql_works(guest)
+    assert_maria_works(guest)
 
 
-def checkpoints(guest):
-    """How many were asked for."""
-    return in_guest(guest, "cat", "/run/postgresql/log").count("immediate force wait")
+def asked_by_hooks(guest):
+    """How many checkpoints and locks were asked for."""
+    checkpoints = in_guest(guest, "cat", "/run/postgresql/log").count("immediate force wait")
+    status = maria(guest, "SHOW GLOBAL STATUS LIKE 'Com_flush'")
+    return checkpoints, int(status.split()[-1])
 
 
 def test_a_hook_that_fails_refuses_the_freeze(guest):

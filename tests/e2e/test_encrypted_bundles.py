@@ -7,7 +7,16 @@ import pytest
 from guests.disks import destroy
 from lab_ssh import RECEIVING_HOST, permit_copies, receive_as_user
 from other_machine import create, datasets, listed, other_machine, take, uuid_of
-from support import BUNDLES, assert_clean, assert_restored, must, one_line_error, run, snaporch
+from support import (
+    BUNDLES,
+    accepting,
+    assert_clean,
+    assert_restored,
+    must,
+    one_line_error,
+    run,
+    snaporch,
+)
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.bundle.store import COPY_NAME
@@ -95,7 +104,7 @@ def lose(guest):
 def rebuild(guest, replica, *options):
     host = ("--host", "root@localhost") if replica == "vault" else ()
     words = ("rebuild", guest.name, "--from", replica, *host, "--yes", "--quiet")
-    return snaporch(*words, *options)
+    return snaporch(*words, *accepting(guest.name), *options)
 
 
 def everything_here():

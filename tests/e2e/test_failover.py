@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -11,6 +12,7 @@ from guests.disks import Disk
 from guests.guest import Guest
 from support import (
     JOURNAL,
+    accepting,
     assert_clean,
     must,
     one_line_error,
@@ -56,8 +58,11 @@ def guest(hosts, request):
         run("zfs", "destroy", "-r", f"backup/{copy}")
 
 
+ACCEPTED = accepting("plain")
+
+
 def fail_over(replica):
-    outcome = snaporch("failover", "plain", "--to", replica, "--yes", "--json")
+    outcome = snaporch("failover", "plain", "--to", replica, "--yes", "--json", *ACCEPTED)
     assert outcome.status == 0, outcome.err
     return outcome.json
 
@@ -65,7 +70,8 @@ def fail_over(replica):
 def rebuild(guest, replica, expected, *options):
     """It goes on at the count that all its disks had when it was ended."""
     mark = guest.mark()
-    outcome = snaporch("rebuild", "plain", "--from", replica, "--yes", "--json", *options)
+    words = ("rebuild", "plain", "--from", replica, "--yes", "--json")
+    outcome = snaporch(*words, *ACCEPTED, *options)
     assert outcome.status == 0, outcome.err
     first = guest.first_count_since(mark)
     assert first in (expected, expected + 1), f"went on at {first:#x}, not at {expected:#x}"
@@ -109,7 +115,11 @@ def assert_fenced(guest):
     "guest", [{"firmware": "uefi", "mutate": add_tpm}], indirect=True, ids=[""]
 )
 def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
+    words = ("failover", "plain", "--to", "offsite", "--yes", "--quiet")
+    one_line_error(snaporch(*words), 5, "goes to another host", shlex.join(ACCEPTED))
+    assert guest.state() == "running"
     done = fail_over("offsite")
+    assert shlex.join(ACCEPTED) in done["command"]
     expected, datasets = guest.snapshot_count(done["snapshot"]), guids()
     assert_fenced(guest)
     must("virsh", "autostart", "plain")
@@ -137,6 +147,8 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     document = rebuild(guest, "home", expected)
     assert document["snapshot"] == back["snapshot"]
     assert guids() == datasets  # the same datasets, which got an increment
+    no_programs = must("zfs", "get", "-Ho", "value", "setuid,exec,devices", "tank/plain")
+    assert no_programs.split() == ["off"] * 3
     assert zfs_snapshots(f"tank/plain@{done['snapshot']}")
     assert not (STATE / "fences" / guest.uuid).exists()
     assert snaporch("snapshot", "plain").status == 0
@@ -145,7 +157,7 @@ def test_it_goes_there_and_back_and_no_write_is_lost(hosts, guest):
     must("virsh", "destroy", "plain")
     third = fail_over("offsite")
     hosts.change()
-    outcome = snaporch("rebuild", "plain", "--from", "offsite", "--yes", "--json")
+    outcome = snaporch("rebuild", "plain", "--from", "offsite", "--yes", "--json", *ACCEPTED)
     assert (outcome.status, guest.state()) == (0, "shut off"), outcome.err
     assert outcome.json[0]["snapshot"] == third["snapshot"]
     guest.start()
@@ -169,7 +181,7 @@ def test_what_was_written_to_the_fenced_datasets_is_not_lost(hosts, guest):
     hosts.change()
     Path("/tank/plain/new").write_text("a write of another program")
     must("zpool", "sync")
-    words = ("rebuild", "plain", "--from", "home", "--yes", "--quiet")
+    words = ("rebuild", "plain", "--from", "home", "--yes", "--quiet", *ACCEPTED)
     one_line_error(snaporch(*words), 5, "has been modified", "zfs rollback -r tank/plain@", AWAY)
     assert Path("/tank/plain/new").exists()
     assert_fenced(guest)
@@ -209,7 +221,7 @@ def fill(receiver, words):
     must("zfs", "set", "quota=none", receiver)
 
 
-QUIET = ("--yes", "--quiet")
+QUIET = ("--yes", "--quiet", *ACCEPTED)
 HANDSHAKE, TRANSFER = 2_000, 300_000
 """Bytes of a line: within its first connection; more than all that is asked before a transfer."""
 
@@ -266,7 +278,7 @@ def assert_late_writes_stop_it(words, last):
 
 
 def test_what_is_killed_before_the_fence_runs_on_and_afterwards_has_ended(hosts, guest):
-    words = ("failover", "plain", "--to", "offsite", "--yes", "--quiet")
+    words = ("failover", "plain", "--to", "offsite", "--yes", "--quiet", *ACCEPTED)
     fence = STATE / "fences" / guest.uuid
 
     def seals():

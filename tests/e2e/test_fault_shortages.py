@@ -30,6 +30,8 @@ from snaporch.bundle.store import MARKER
 def guest():
     disks = [Disk("file", "tank/short"), Disk("zvol", "flash/short", size_mib=64)]
     made = Guest.create("short", kind="busy", disks=disks)
+    must("install", "-d", "-m", "700", str(BUNDLES))  # the first snapshots have theirs in another
+    (BUNDLES / MARKER).touch()
     yield made
     made.remove()
 

@@ -17,7 +17,6 @@ from support import (
     config,
     must,
     one_line_error,
-    restore,
     snaporch,
     stalled_compressor,
     wait_for,
@@ -127,14 +126,45 @@ def test_both_are_paused_at_the_same_time_and_share_the_pools_instant(pair, tmp_
     assert "pair: app, db" in snaporch("show", "db@g1").out
 
 
-def test_both_come_back_to_it(app, db):
-    for guest in (app, db):
-        count, mark = guest.snapshot_count("g1"), guest.mark()
-        restore(guest, "g1")
-        assert_restored(guest, mark, count)
+def back_together(pair, name, *options):
+    """A restore of the group from one member's snapshot; both go on where they were."""
+    counts = {guest: guest.snapshot_count(name) for guest in pair}
+    marks = {guest: guest.mark() for guest in pair}
+    words = ("restore", f"db@{name}", "--group", "--yes", "--json", *options)
+    outcome = snaporch(*words)
+    assert outcome.status == 0, outcome.err
+    assert [entry["domain"] for entry in outcome.json] == ["app", "db"]
+    for guest in pair:
+        assert_restored(guest, marks[guest], counts[guest])
         assert_clean(guest)
+
+
+def test_both_come_back_to_it_together(app, db):
     refused = snaporch("restore", "db@g1")
     assert "of the group pair: app@g1 would be of the same instant" in refused.err
+    preview = snaporch("restore", "db@g1", "--group", "--dry-run")
+    assert preview.status == 0, preview.err
+    assert "restoring app@g1:" in preview.out
+    assert "restoring db@g1:" in preview.out
+    back_together((app, db), "g1")
+
+
+def test_killed_between_two_members_each_is_finished(app, db):
+    """Both are off when the first one is rolled back, so none of them meets the other's future."""
+    counts = {guest: guest.snapshot_count("g1") for guest in (app, db)}
+    marks = {guest: guest.mark() for guest in (app, db)}
+    run = Run("restore", "db@g1", "--group", "--jobs", "1", "--yes", point="after:resume")
+    try:
+        run.wait_stopped()
+    finally:
+        run.kill()
+        run.close()
+    for guest in (app, db):
+        recovered = snaporch("recover", guest.name)
+        assert recovered.status == 0, recovered.err
+    for guest in (app, db):
+        assert_restored(guest, marks[guest], counts[guest])
+        assert_clean(guest)
 
 
 @pytest.mark.daily(2, "way")

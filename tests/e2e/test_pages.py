@@ -3,6 +3,7 @@
 import os
 import pty
 import pwd
+import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from lab_ssh import sshd_here
 from pages import RUN, Block, blocks, differences, shape
 from support import (
     BUNDLES,
+    accepting,
     assert_clean,
     assert_restored,
     config,
@@ -229,7 +231,8 @@ def test_groups():
     members = guests(app_1=("tank/vm/app-1",), db=("tank/vm/db", "flash/db"))
     with members as made, system_config(block(page, group).text):
         follow(page, take)
-        answer(block(page, back).text, "y\ny\n")
+        shown = answer(block(page, back).text, "y\n")
+        assert shown.count("restored, running, resumed from RAM") == 2
         assert [guest.state() for guest in made] == ["running", "running"]
 
 
@@ -408,7 +411,10 @@ def test_a_lost_guest_comes_back(tmp_path, monkeypatch):
         assert [line.split("@")[1].split()[0] for line in shown] == ["older"] * 2 + ["newer"] * 2
         chosen = joined(found, newest, page=page)
         bash(chosen + joined(bring, page=page))
-        assert "restored, running" in answer(chosen + joined(put_back, page=page), "y\n")
+        put_back_here = joined(put_back, page=page).rstrip("\n")
+        assert put_back_here.endswith('snaporch restore "$guest@$name"')
+        put_back_here += f" {shlex.join(accepting(web.name))}\n"
+        assert "restored, running" in answer(chosen + put_back_here, "y\n")
         assert_restored(web, mark, count)
         Path("sanoid.conf").write_text(block(page, prune).text)
         done = run("sanoid", "--configdir", str(tmp_path), "--prune-snapshots", "--verbose")

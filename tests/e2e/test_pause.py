@@ -87,6 +87,22 @@ def dirtying():
     made.remove()
 
 
+def test_a_dry_run_forecasts_how_saving_ram_ends(dirtying):
+    unknown = snaporch("snapshot", dirtying.name, "--dry-run", "--json").json["ram"]
+    assert unknown["changed_mib"] > 0
+    assert (unknown["saved_mib"], unknown["outcome"]) == (None, None)
+    snapshot(dirtying, "--name", "s1")
+    known = snaporch("snapshot", dirtying.name, "--dry-run", "--json").json["ram"]
+    assert known["saved_mib"] > 0
+    assert known["outcome"] in ("fits", "slowed", "suspended")
+    said = must("snaporch", "snapshot", dirtying.name, "--dry-run")
+    assert f"{known['saved_mib']:.0f} MiB are saved" in said
+    mark = dirtying.mark()
+    expected = dirtying.snapshot_count("s1")
+    restore(dirtying, "s1")
+    assert_restored(dirtying, mark, expected)
+
+
 @pytest.mark.daily(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("way", ["overlay", "manual"])

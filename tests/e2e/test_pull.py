@@ -20,6 +20,7 @@ from guests.guest import Guest
 from support import (
     BUNDLES,
     PATIENCE_SECONDS,
+    accepting,
     assert_clean,
     assert_restored,
     must,
@@ -613,7 +614,9 @@ def test_a_lost_guest_is_rebuilt_from_what_was_pulled(pulled, guests):
     shutil.rmtree(BUNDLES / uuid)
     one_line_error(snaporch("rebuild", "web", "--from", "vm9", "--yes"), 4, "no such replica")
     mark = guest.mark()
-    outcome = snaporch("rebuild", "web", "--from", "vm1", "--yes")
+    words = ("rebuild", "web", "--from", "vm1", "--yes")
+    one_line_error(snaporch(*words), 5, "comes from another host", "--accept")
+    outcome = snaporch(*words, *accepting("web"))
     assert outcome.status == 0, outcome.err
     assert_restored(guest, mark, expected)
     assert_clean(guest)

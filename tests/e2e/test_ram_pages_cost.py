@@ -8,7 +8,18 @@ import pytest
 from guests.disks import Disk
 from guests.guest import Guest
 from paged import configured, dataset, listed, page_snapshots, ram, settle, uuid, zfs_number
-from support import assert_clean, assert_restored, restore, snaporch, snapshot, started
+from support import (
+    JOURNAL,
+    assert_clean,
+    assert_restored,
+    must,
+    restore,
+    run,
+    snaporch,
+    snapshot,
+    started,
+    wait_for,
+)
 
 __all__ = ["configured"]
 TRIES = 8
@@ -25,6 +36,11 @@ def big():
     made.wait_count(beyond=20)
     yield made
     made.remove()
+
+
+def recovered():
+    """Wait until the guardian of a killed run has recovered it."""
+    wait_for(lambda: not any(JOURNAL.iterdir()), "its guardian has recovered the run")
 
 
 @pytest.mark.daily(1, "long")
@@ -48,10 +64,11 @@ def test_the_second_and_the_third_cost_a_small_part_of_the_first(big):
 
 
 @pytest.mark.daily(1, "long")
-def test_a_run_that_is_killed_while_it_writes_pages_loses_nothing(big):
-    """A killed run leaves its whole image; the next run repairs whatever was half written."""
+def test_a_run_that_is_killed_while_it_writes_pages_does_no_harm(big):
+    """The killed run is undone, its guest counts on, and the next run repairs the page file."""
     guest = big
     pages = Path("/tank/ram") / uuid(guest) / "pages"
+    mark = guest.mark()
     for number in range(TRIES):
         name = f"killed{number}"
         pages.unlink(missing_ok=True)  # so that all of it has to be written
@@ -65,18 +82,67 @@ def test_a_run_that_is_killed_while_it_writes_pages_loses_nothing(big):
         print(name, "was over too soon")
     else:
         pytest.fail("no run was killed in time")
-    document = listed(guest, name)
-    assert (document["state"], document["level"]) == ("complete", "ram")
-    assert ram(document)["name"] == "ram.save"
-    count = guest.snapshot_count(name)
+    recovered()
+    guest.wait_count()
+    guest.assert_undisturbed(mark)
+    left = [
+        each for each in snaporch("list", guest.name, "--json").json if each["snapshot"] == name
+    ]
+    assert all(each["level"] == "crash" for each in left)
     after = snapshot(guest, "--name", f"after-{name}")
     assert ram(after)["compression"] == "pages"
-    second = guest.snapshot_count(f"after-{name}")
-    for wanted, expected in ((f"after-{name}", second), (name, count)):
-        settle(guest)
-        mark = guest.mark()
-        restore(guest, wanted, "--discard-newer", "--no-safety")
-        assert_restored(guest, mark, expected)
+    count = guest.snapshot_count(f"after-{name}")
+    settle(guest)
+    mark = guest.mark()
+    restore(guest, f"after-{name}", "--discard-newer", "--no-safety")
+    assert_restored(guest, mark, count)
     assert snaporch("prune").status == 0
-    assert not (Path(document["bundle"]) / "ram.rest").exists()
     assert_clean(guest)
+
+
+@pytest.mark.daily(1, "long")
+def test_a_run_that_is_killed_while_it_reads_pages_back_leaves_no_complete_bundle(big):
+    with started("snapshot", big.name, "--name", "unread", env={}) as process:
+        taken = Path("/tank/ram") / uuid(big) / ".zfs/snapshot/unread"
+        while process.poll() is None and not taken.exists():
+            time.sleep(0.001)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    recovered()
+    found = listed(big, "unread")
+    assert process.returncode == -signal.SIGKILL
+    assert (found["level"], found["state"]) != ("ram", "complete")
+    assert "unread" not in page_snapshots(big)
+    big.wait_count()
+    assert ram(snapshot(big, "--name", "after-unread"))["compression"] == "pages"
+    assert_clean(big)
+
+
+@pytest.mark.daily(1, "long")
+def test_a_page_pool_that_fills_up_while_ram_arrives_leaves_an_image(big):
+    """The quota is set when the room was already checked."""
+    place = dataset(big)
+    pages = Path("/tank/ram") / uuid(big) / "pages"
+    pages.unlink(missing_ok=True)
+    mark = big.mark()
+    with started("snapshot", big.name, "--name", "full", "--json", env={}) as process:
+        while process.poll() is None and not pages.exists():
+            time.sleep(0.001)
+        # ZFS refuses a quota that what was written meanwhile exceeds
+        while run("zfs", "set", f"quota={zfs_number(place, 'used') + (8 << 20)}", place).status:
+            assert process.poll() is None, "all pages are written"
+        process.wait()
+    must("zfs", "set", "quota=none", place)
+    found = listed(big, "full")
+    print(process.returncode, found)
+    assert process.returncode == 0
+    assert (found["level"], found["state"]) == ("ram", "complete")
+    assert ram(found)["name"] == "ram.save"
+    big.assert_undisturbed(mark)
+    count = big.snapshot_count("full")
+    settle(big)
+    mark = big.mark()
+    restore(big, "full", "--discard-newer", "--no-safety")
+    assert_restored(big, mark, count)
+    assert ram(snapshot(big, "--name", "after-full"))["compression"] == "pages"
+    assert_clean(big)

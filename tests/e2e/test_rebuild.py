@@ -11,6 +11,7 @@ from guests.disks import destroy
 from other_machine import DISKS, copy, create, datasets, listed, other_machine, take, uuid_of
 from support import (
     BUNDLES,
+    accepting,
     assert_clean,
     assert_restored,
     must,
@@ -80,7 +81,8 @@ def lose(guest):
     return lost
 
 
-WORDS = ("--from", "offsite", "--yes", "--quiet")
+ACCEPTED = accepting(*DISKS)
+WORDS = ("--from", "offsite", "--yes", "--quiet", *ACCEPTED)
 
 
 def rebuild(guest, *options):
@@ -97,7 +99,7 @@ def test_a_lost_guest_goes_on_where_it_was(guest):
     must("snaporch", "replicate", guest.name)
     expected, mark = guest.snapshot_count(last["snapshot"]), guest.mark()
     lost = lose(guest)
-    shown = snaporch("rebuild", guest.name, "--from", "offsite", "--dry-run")
+    shown = snaporch("rebuild", guest.name, "--from", "offsite", "--dry-run", *ACCEPTED)
     assert shown.status == 0, shown.err
     assert all(dataset in shown.out for dataset in lost)
     assert not any(run("zfs", "list", dataset).status == 0 for dataset in lost)
@@ -125,7 +127,7 @@ def test_the_history_comes_back_too(guest):
     expected, mark = guest.snapshot_count(taken[1]), guest.mark()
     lose(guest)
     where = f"{guest.name}@{taken[1]}"
-    outcome = snaporch("rebuild", where, "--from", "offsite", "--yes", "--history", "--json")
+    outcome = snaporch("rebuild", where, *WORDS, "--history", "--json")
     assert outcome.status == 0, outcome.err
     assert_restored(guest, mark, expected)
     back = listed(guest)
@@ -143,7 +145,7 @@ def test_what_is_killed_goes_on(guest, there, configuration):
     lost = lose(guest)
     text = configuration.read_text()
     configuration.write_text(f"{text}rate = 4\n")
-    words = ("rebuild", guest.name, "--from", "offsite", "--yes")
+    words = ("rebuild", guest.name, "--from", "offsite", "--yes", *ACCEPTED)
     with started(*words, env={}) as process:
         receiving = ("-f", f"zfs receive.*tank/{guest.name}@")
         wait_for(lambda: run("pgrep", *receiving).status == 0, "something is received")
@@ -174,7 +176,7 @@ def test_what_exists_here_is_not_touched(guest):
     must("zfs", "destroy", "-r", lost[0])
     assert rebuild(guest, "--no-restore").status == 0
     assert run("virsh", "domstate", guest.name).status != 0
-    assert snaporch("restore", f"{guest.name}@{last}", "--yes").status == 0
+    assert snaporch("restore", f"{guest.name}@{last}", "--yes", *ACCEPTED).status == 0
 
 
 @pytest.mark.daily(3, "long")
@@ -310,7 +312,7 @@ def test_no_guest_is_resumed_with_a_definition_that_was_not_shown(plain, there):
     lose(plain)
     assert_refused(plain, 5, "the definition in its RAM", "/etc/shadow", "--cold")
     assert run("virsh", "domstate", plain.name).status != 0
-    cold = snaporch("restore", f"{plain.name}@{last['snapshot']}", "--cold", "--yes")
+    cold = snaporch("restore", f"{plain.name}@{last['snapshot']}", "--cold", "--yes", *ACCEPTED)
     assert cold.status == 0, cold.err
 
 
@@ -341,7 +343,7 @@ def test_an_image_and_a_definition_of_a_hostile_replica_reach_no_file_of_this_ho
     for path in (BUNDLES / uuid_of(plain) / last["run"]).glob("domain*.xml"):
         path.write_text(path.read_text().replace(label, ""))
     forge(BUNDLES / uuid_of(plain) / last["run"])
-    again = ("restore", f"{plain.name}@{last['snapshot']}", "--disks-only", "--yes")
+    again = ("restore", f"{plain.name}@{last['snapshot']}", "--disks-only", "--yes", *ACCEPTED)
     one_line_error(snaporch(*again), 5, "evil.qcow2 names '/etc/shadow'")
     outcome = snaporch(*again, "--accept", "/etc/shadow")
     assert outcome.status == 0, outcome.err
@@ -379,7 +381,7 @@ def test_a_hostile_replica_chooses_nothing_of_this_host(plain, there):
     )
     forge(bundle, surroundings=surroundings)
     lose(plain)
-    words = ("rebuild", plain.name, "--from", "offsite", "--json")
+    words = ("rebuild", plain.name, "--from", "offsite", "--json", *ACCEPTED)
     shown = snaporch(*words, "--dry-run")
     assert shown.status == 5, shown.err
     (document,) = shown.json

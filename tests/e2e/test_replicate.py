@@ -21,6 +21,7 @@ from other_machine import (
 from pages import RUN, blocks
 from support import (
     BUNDLES,
+    accepting,
     assert_clean,
     assert_restored,
     must,
@@ -177,7 +178,9 @@ def test_a_guest_that_is_lost_comes_back_and_goes_on(guest, there, tmp_path):
         back = listed(guest)
         assert back[name]["level"] == "ram"
         assert len(back) == 3
-        outcome = snaporch("restore", f"{guest.name}@{name}", "--yes", "--json")
+        outcome = snaporch(
+            "restore", f"{guest.name}@{name}", "--yes", "--json", *accepting(guest.name)
+        )
         assert outcome.status == 0, outcome.err
     finally:
         must("zpool", "import", "-d", str(there.parent), "backup")

@@ -9,6 +9,7 @@ from guests.disks import Disk, destroy
 from guests.guest import Guest
 from support import (
     BUNDLES,
+    accepting,
     assert_clean,
     assert_restored,
     must,
@@ -36,7 +37,7 @@ environment_file = "{place}/environment"
 password_file = "{place}/password"
 chain = 5
 """
-WORDS = ("--from", "cloud", "--yes", "--quiet", "--json")
+WORDS = ("--from", "cloud", "--yes", "--quiet", *accepting("stored"), "--json")
 
 
 @pytest.fixture(scope="module")

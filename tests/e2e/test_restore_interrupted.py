@@ -11,6 +11,7 @@ from faults.process import Run, snaporch_here
 from guests.disks import Disk
 from guests.guest import Guest
 from support import (
+    BUNDLES,
     JOURNAL,
     assert_clean,
     assert_restored,
@@ -170,7 +171,7 @@ def test_nothing_starts_it_on_disks_of_two_instants(running):
 def test_an_unfinished_one_can_be_undone_by_its_script(running):
     mark = killed(running, "after:flash/cut")
     reported = running.counts_since(mark)[-1]
-    (directory,) = sorted(Path("/var/lib/snaporch/bundles").glob("*/safety-*"))[-1:]
+    (directory,) = sorted(BUNDLES.glob("*/safety-*"))[-1:]
     outcome = run("sh", str(directory / "undo.sh"))
     assert outcome.status == 0, outcome.err
     assert outcome.out.endswith("was undone; state of the guest: shut off\n")
@@ -187,6 +188,8 @@ def test_what_cannot_be_resumed_says_so_and_is_booted_instead(running):
     ram, count = Path(taken["bundle"]) / "ram.save", running.snapshot_count("s1")
     killed(running, "after:tank/cut")
     ram.rename(ram.with_suffix(".away"))
+    (plain,) = BUNDLES.glob("*/.*.partial/ram.save")
+    plain.unlink()
     try:
         one_line_error(snaporch("recover"), 9, "stopped half way", "restore --cold cut@s1")
         assert_cannot_be_started(running)

@@ -73,6 +73,7 @@ def test_only_the_disks(guest, taken):
 
 
 def test_by_time(guest, taken):
+    guest.wait_count(beyond=guest.snapshot_count("s1") + 5)  # it may still boot
     moment = datetime.fromisoformat(taken["created"]) + timedelta(seconds=1)
     wait_for(lambda: datetime.now(UTC) > moment + timedelta(seconds=1), "a later second")
     later = snapshot(guest, "--name", "s2")

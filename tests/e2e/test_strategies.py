@@ -1,5 +1,7 @@
 """Every strategy on a running guest; downgrades; the plan without a run."""
 
+import json
+
 import pytest
 from guests.disks import Disk
 from guests.guest import Guest
@@ -44,6 +46,30 @@ def test_ram_by_either_way_and_back(guest, tmp_path, strategy):
     mark = guest.mark()
     restore(guest, taken["snapshot"])
     assert_restored(guest, mark, count)
+
+
+def bitmaps(guest):
+    """The bitmaps of the guest's block nodes, by node; of each whether it is persistent."""
+    query = '{"execute": "query-named-block-nodes", "arguments": {"flat": true}}'
+    nodes = json.loads(must("virsh", "qemu-monitor-command", guest.name, query))["return"]
+    return {
+        node["node-name"]: [(each["name"], each["persistent"]) for each in node["dirty-bitmaps"]]
+        for node in nodes
+        if node.get("dirty-bitmaps")
+    }
+
+
+def test_the_bitmap_that_libvirt_leaves_is_one_and_is_not_stored(guest, tmp_path):
+    """libvirt adds it when it pivots, and leaves it on raw images."""
+    taken_with(guest, tmp_path, 'ram_strategy = "overlay"')
+    first = bitmaps(guest)
+    taken_with(guest, tmp_path, 'ram_strategy = "overlay"')
+    assert bitmaps(guest) == first
+    assert all(each == [("libvirt-tmp-activewrite", False)] for each in first.values())
+    assert len(first) <= len(guest.images)
+    guest.destroy()
+    guest.start()
+    assert bitmaps(guest) == {}
 
 
 @pytest.mark.parametrize(("strategy", "taken"), [("auto", "manual"), ("overlay", "overlay")])

@@ -178,7 +178,7 @@ def _initrd(target: Path, root: Path) -> None:
 
 
 def build_database(out: Path) -> None:
-    """database.img: the disk of a Debian with PostgreSQL, which "linux" boots."""
+    """database.img: the disk of a Debian with PostgreSQL and MariaDB, which "linux" boots."""
     build_linux(out)
     _make(out / "database.img", lambda image: run(HERE / "build-database", image, image.parent))
 

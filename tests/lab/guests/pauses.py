@@ -37,13 +37,16 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watch(guest: Guest) -> Iterator[Watch]:
-    """Time the guest's counts while the block runs, and up to the first one after it."""
+def watch(guest: Guest, every: float = _LOOK_EVERY) -> Iterator[Watch]:
+    """Time the guest's counts while the block runs, and up to the first one after it.
+
+    ``every`` so many seconds the log is looked at. In the lab looking costs much of its one CPU.
+    """
     seen, ended = Watch(), threading.Event()
 
     def look() -> None:
         size = guest.mark()
-        while not ended.wait(_LOOK_EVERY):
+        while not ended.wait(every):
             now = guest.mark()
             if now != size:
                 seen.times.append(time.monotonic())

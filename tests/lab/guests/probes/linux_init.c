@@ -7,7 +7,7 @@
  *   also written, lazily, to /mnt/count: a guest whose file system is frozen stops counting, and a quiesced snapshot
  *   holds the count although nobody synced it.  At power-on "FILE 0000002a" tells what was found there;
  * - memory is kept dirty by a thread, which verifies every page before it writes it again;
- * - another thread watches the clock: "GAP 123" every 16 counts;
+ * - another thread watches the clock: "GAP 123" every 16 counts; with it "WROTE 456" is how many pages were written again;
  * - the guest agent answers, or does not.
  *
  * Kernel command line: interval_ms= between counts (55), dirty_mib= (0), dirty_rate= pages a second (1000; 0: as fast
@@ -229,6 +229,8 @@ static void fill(struct page *page, uint32_t index, uint32_t round)
         page->filler[i] = i;
 }
 
+static volatile uint64_t rewritten;
+
 static void *dirty(void *unused)
 {
     uint32_t pages = (uint32_t)number("dirty_mib", "0") * 256, rate = (uint32_t)number("dirty_rate", "1000");
@@ -250,6 +252,7 @@ static void *dirty(void *unused)
             if (memcmp(&memory[i], &wanted, PAGE))
                 say("BAD page=%08" PRIx32 " want=%08" PRIx32 " got=%08" PRIx32 "\n", i, round - 1, memory[i].round);
             fill(&memory[i], i, round);
+            rewritten++;
             /* A hundredth of a second's worth at a time. */
             if (rate && (rate < 100 || i % (rate / 100) == 0))
                 rest(rate < 100 ? 1000000000 / rate : 10000000);
@@ -405,6 +408,7 @@ int main(int words, char **word)
         say("N %08" PRIx32 "\n", count);
         if (count % GAP_EVERY == 0) {
             say("GAP %" PRIu64 "\n", longest_gap / 1000000);
+            say("WROTE %" PRIu64 "\n", rewritten);
             longest_gap = 0;
         }
         next += interval;
