@@ -88,9 +88,15 @@ bench: ## measure natively against the rivals (installs libvirtd; BENCH="--round
 	@tests/bench/native/run $(BENCH)
 
 .PHONY: bench-lab
-bench-lab: lab ## in the lab: strategies and the way back as ratios, bytes of copies and of records, fairness
+bench-lab: lab ## in the lab: strategies, fast guests, writes, many guests, exports, the way back; bytes of copies and of records; fairness
 	@$(IN_LAB) tests/bench/strategies.py
+	@$(IN_LAB) tests/bench/hasty.py
 	@$(IN_LAB) tests/bench/way_back.py
+	@SNAPORCH_GUESTS=$$(tests/lab/guests/build --only bios,linux) $(VENV)/bin/python -P tests/bench/native/way_back.py
+	@$(IN_LAB) --env "VIRTNBDBACKUP_HOST=$$(tests/bench/fetch-virtnbdbackup)" tests/bench/writes.py
+	@$(IN_LAB) tests/bench/many.py
+	@$(IN_LAB) tests/bench/pages.py
+	@$(IN_LAB) tests/bench/export.py
 	@$(IN_LAB) tests/bench/copies.py
 	@$(IN_LAB) tests/bench/storage.py
 	@tests/lab/run --systemd tests/bench/fairness.py

@@ -6,6 +6,7 @@ reason and the next step. Any other exception that reaches the command line is a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
 
 
@@ -124,3 +125,27 @@ class InterruptedRunError(SnaporchError):
 
 class WindowClosedError(InterruptedRunError):
     """The time of day in which a transfer may run has ended; the next one continues."""
+
+
+class CalledOffError(InterruptedRunError):
+    """Another member of the group failed, so this one is undone; no lower level is tried.
+
+    Args:
+        thing: this member's domain.
+        because: the domain of the member that failed.
+    """
+
+    def __init__(self, thing: str, because: str) -> None:
+        super().__init__(thing, f"undone, because {because} failed", 0)
+
+
+def raise_bugs(failures: Sequence[BaseException]) -> list[SnaporchError]:
+    """Return the errors of a group's members; raise the first that is a bug.
+
+    Raises:
+        BaseException: a member failed with something else than a :class:`SnaporchError`.
+    """
+    for error in failures:
+        if not isinstance(error, SnaporchError):
+            raise error
+    return [error for error in failures if isinstance(error, SnaporchError)]

@@ -75,3 +75,22 @@ class WindowInterrupt(Interrupt):
         self.outer.check(thing)
         if reason := self.closed():
             raise WindowClosedError(thing, reason, signal.SIGTERM)
+
+
+@dataclass
+class MemberInterrupt(Interrupt):
+    """Stops a member of a group on a signal to the process, and when another member has failed."""
+
+    outer: Interrupt = field(default_factory=Interrupt)
+    """The signals."""
+    check_others: Callable[[], None] = lambda: None
+    """Raises if another member has failed."""
+
+    def check(self, thing: str) -> None:
+        """Raise if a signal came or another member has failed.
+
+        Raises:
+            InterruptedRunError: one of both.
+        """
+        self.outer.check(thing)
+        self.check_others()

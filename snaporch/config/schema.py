@@ -303,9 +303,9 @@ class DomainSettings(_Section):
     downtime_limit: Annotated[timedelta, Duration("0s", "10s")] = Field(
         default=timedelta(milliseconds=100),
         description="Time that the last of RAM may take, with the guest stopped; QEMU saves "
-        "it live until the rest is so little. A guest that dirties RAM too fast for it gets "
-        "the emulator's own limit (300 ms) when twice its RAM has been saved. `0s` to leave that "
-        "as it is.",
+        "it live until the rest is so little. A guest that dirties RAM too fast for it is "
+        "stopped for a larger rest when 1.25 times its RAM has been saved. That rest is taken "
+        "without compressing it. `0s` to leave that as it is.",
     )
     wait: Annotated[int, Seconds("0s", "1d")] = Field(
         default=0,

@@ -29,7 +29,7 @@ _STEPS = {
     VerifyStep.CHECKSUMS: f"a backing file has changed; {_COLD}",
     VerifyStep.DISKS: "data of its disks could not be read; a restore brings back what is there",
     VerifyStep.CLONE: f"a clone of it could not run; {_COLD}",
-    VerifyStep.COMMAND: "its command failed in a clone; `snaporch restore` restores it as it is",
+    VerifyStep.COMMAND: "its command did not pass; `snaporch restore` restores it as it is",
     VerifyStep.SCRIPT: "its test script failed in a clone; `snaporch restore` restores it as it is",
 }
 """What each failed step means for a snapshot whose parts are complete."""
