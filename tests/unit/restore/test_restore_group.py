@@ -487,7 +487,7 @@ def test_called_off_before_it_begins_a_guest_that_stays_off_is_named(pair, monke
     failed = threading.Event()
     fail, plan = MembersMeeting.fail, restore_group.plan_under_lock
 
-    def fail_and_tell(meeting, uuid, error):
+    def fail_and_report(meeting, uuid, error):
         fail(meeting, uuid, error)
         failed.set()
 
@@ -495,7 +495,7 @@ def test_called_off_before_it_begins_a_guest_that_stays_off_is_named(pair, monke
         assert record.domain != "db" or failed.wait(PATIENCE)
         return plan(context, request, record, key)
 
-    monkeypatch.setattr(MembersMeeting, "fail", fail_and_tell)
+    monkeypatch.setattr(MembersMeeting, "fail", fail_and_report)
     monkeypatch.setattr(restore_group, "plan_under_lock", plan_later)
     reports = sorted(str(each) for each in put_back(pair).failures)
     assert [report.split(";")[0] for report in reports] == [
