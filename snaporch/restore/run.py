@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-import secrets
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 
 from snaporch import default_paths
-from snaporch.bundle.manifest import Part, Role
-from snaporch.bundle.store import BundleError
 from snaporch.context import Context
-from snaporch.errors import (
-    AttentionError,
-    RefusedError,
-    RunFailedError,
-    SnaporchError,
-    UnavailableError,
-)
+from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.locks import readers_lock
-from snaporch.model import Domain, DomainState, SnapshotRecord, Strategy
-from snaporch.restore.definition_checks import check_identity
-from snaporch.restore.disk_checks import (
-    check_files_beneath,
-    check_places,
-    check_volumes_unused,
-)
+from snaporch.model import DomainState, SnapshotRecord
+from snaporch.restore.disk_checks import check_files_beneath, check_places, check_volumes_unused
 from snaporch.restore.journal import (
     Ending,
-    HostFile,
     InterruptedRestore,
     RestoreFacts,
     RestoreJournal,
     RestoreStep,
-    Target,
     unfinished,
 )
-from snaporch.restore.plain_image import make_plain, resumes_plain
 from snaporch.restore.plan_model import RestorePlan
 from snaporch.restore.processes_in_datasets import check_unused
-from snaporch.restore.ram_from_pages import IMAGE_NAME, check_image, make_image
+from snaporch.restore.ram_from_pages import check_image
+from snaporch.restore.ram_image import unusable_ram_error, with_ram_image
 from snaporch.restore.recovery_decision import RestoreAction, choose_action
-from snaporch.restore.safety_catalog import safety_copies
-from snaporch.restore.safety_copy import SafetyCopyWriter, safety_copy_bytes
+from snaporch.restore.restore_facts import make_facts
 from snaporch.restore.shared_dataset_checks import check_others_writes
 from snaporch.restore.source import IncompleteError
-from snaporch.restore.start_bar import has_bar, is_barred
+from snaporch.restore.start_bar import is_barred
 from snaporch.restore.steps import (
     RestoreSteps,
     cancel_restore,
@@ -58,7 +39,6 @@ from snaporch.restore.steps import (
     forget_restore,
 )
 from snaporch.restore.undo_command import command_for, command_to_go_back
-from snaporch.zfs import PoolError
 
 
 class RestorePoint(Enum):
@@ -194,12 +174,12 @@ def _restore(
 ) -> Restored:
     record = plan.record
     context.interrupt.check(record.domain)
-    plan, run = _with_ram_image(
+    plan, run = with_ram_image(
         context, plan, safety=safety, alone=not together and not keep_running
     )
     try:
         older, was_stopped = _earlier_restores(context, record.uuid)
-        facts = _facts(context, plan, run, older, safety=safety, keep_running=keep_running)
+        facts = make_facts(context, plan, run, older, safety=safety, keep_running=keep_running)
         facts = replace(facts, together=together, was_stopped=was_stopped)
     except BaseException:
         context.store.discard_partial(record.uuid, run)
@@ -346,72 +326,6 @@ def _earlier_restores(context: Context, uuid: str) -> tuple[list[InterruptedRest
     return older, was_stopped
 
 
-def _with_ram_image(
-    context: Context, plan: RestorePlan, *, safety: bool, alone: bool
-) -> tuple[RestorePlan, str]:
-    """Return the plan with the RAM image to resume from, and the name of the restore's run.
-
-    It is made while the guest still runs, from pages or to spare the guest the decompressing. It
-    lies in a partial bundle that the end of the restore or the next prune deletes.
-
-    Args:
-        safety: a safety copy of the disks will take room in the store.
-        alone: no other RAM image will, be it of this guest as it is now or of its group.
-
-    Raises:
-        RefusedError, RunFailedError: the image cannot be made; nothing was touched.
-    """
-    run = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-    part = plan.manifest.part(Role.RAM) if plan.manifest is not None and plan.ram else None
-    if part is None or plan.ram is None or plan.record.bundle is None:
-        return plan, run
-    uuid, thing = plan.record.uuid, plan.record.domain
-    plain = alone and _pays_plain(context, plan, part, safety=safety)
-    if plan.pages is None and not plain:
-        return plan, run
-    try:
-        place = context.store.create(uuid, run).directory
-    except UnavailableError:
-        if plan.pages is not None:
-            raise
-        return plan, run
-    image = place / IMAGE_NAME
-    try:
-        if plan.pages is not None:
-            make_image(context, thing, Path(plan.record.bundle), part, image, plain=plain)
-        elif not make_plain(context, thing, plan.ram, part, image):
-            context.store.discard_partial(uuid, run)
-            return plan, run
-    except BaseException as error:
-        context.store.discard_partial(uuid, run)
-        if isinstance(error, IncompleteError):
-            raise _unusable_ram(error) from error
-        if isinstance(error, OSError):
-            raise RunFailedError(
-                plan.thing, f"its RAM image could not be rebuilt ({error}); nothing was touched"
-            ) from error
-        raise
-    return replace(plan, ram=image), run
-
-
-def _pays_plain(context: Context, plan: RestorePlan, part: Part, *, safety: bool) -> bool:
-    """Whether the image should be decompressed; nothing from elsewhere is put into the store."""
-    if plan.domain is None or not plan.domain.active:
-        return False  # it does not wait less for a plain image
-    if plan.pages is None and context.store.root not in Path(plan.record.bundle or "").parents:
-        return False
-    try:
-        needed = safety_copy_bytes(context.pool, plan.snapshots) if safety else 0
-    except PoolError:
-        return False
-    return resumes_plain(context, part, needed)
-
-
-def _unusable_ram(error: IncompleteError) -> RefusedError:
-    step = error.step or "boot from the disks with --cold"
-    return RefusedError(error.thing, error.reason, step)
-
-
 def check_feasible(
     context: Context, plan: RestorePlan, *, safety: bool, keep_running: bool
 ) -> None:
@@ -424,114 +338,9 @@ def check_feasible(
         try:
             check_image(context, plan.record.domain, plan.pages, context.store.root)
         except IncompleteError as error:
-            raise _unusable_ram(error) from error
+            raise unusable_ram_error(error) from error
     older = unfinished(context.config.paths.journal, plan.record.uuid)
-    _facts(context, plan, "", older, safety=safety, keep_running=keep_running)
-
-
-def _facts(
-    context: Context,
-    plan: RestorePlan,
-    run: str,
-    older: list[InterruptedRestore],
-    *,
-    safety: bool,
-    keep_running: bool,
-) -> RestoreFacts:
-    record, domain = plan.record, plan.domain
-    runs = domain is not None and domain.active
-    if keep_running and not runs:
-        context.progress.note(record.domain, "is off, so there is no running state to keep")
-    if keep_running and not safety:
-        raise RefusedError(record.domain, "its running state is kept with the safety copy only")
-    if keep_running and domain is not None and runs:
-        _check_savable(context, plan)
-    before = domain.inactive_xml if domain is not None else None
-    whole = _copy_with_whole_disks(context, domain, older)
-    return RestoreFacts(
-        run=run,
-        domain=record.domain,
-        uuid=record.uuid,
-        snapshot=record.snapshot,
-        targets=tuple(
-            Target(each.dataset, each.name, each.guid)
-            for each in sorted(plan.snapshots, key=lambda each: each.dataset)
-        ),
-        newer=plan.newer,
-        ending=plan.ending,
-        ram=str(plan.ram or ""),
-        running=plan.running,
-        boot=domain.boot if domain is not None else "",
-        ran=domain is not None and domain.state is DomainState.RUNNING,
-        before=before,
-        after=_definition(plan) or before,
-        files=_files(plan),
-        safety=str(SafetyCopyWriter.place(context, record.uuid)) if safety else "",
-        keep_running=keep_running and runs,
-        supersedes=tuple(old.facts.run for old in older),
-        kept=plan.kept,
-        undoes=plan.undoes,
-        half_way=whole is not None,
-        whole=whole or "",
-        accepted=plan.accepted,
-    )
-
-
-def _definition(plan: RestorePlan) -> str | None:
-    """The definition in the bundle.
-
-    Raises:
-        RefusedError: it is of another guest, which it would replace.
-    """
-    xml = plan.text(Role.INACTIVE_XML)
-    if xml is not None and plan.manifest is not None and not plan.undoes:
-        check_identity(plan.thing, "the definition in its bundle", xml, plan.manifest)
-    return xml
-
-
-def _copy_with_whole_disks(
-    context: Context, domain: Domain | None, older: list[InterruptedRestore]
-) -> str | None:
-    """If the disks are of two instants, return the safety copy made before that.
-
-    Empty if there is no such copy; ``None`` if the disks are of one instant. ``undo.sh`` keeps no
-    journal: an interrupted one is recognized by the definition that is still barred.
-    """
-    for old in older:
-        if old.is_half_way:
-            return old.facts.way_back
-    if older or domain is None or not has_bar(context.config.paths.journal, domain):
-        return None
-    whole = [each for each in safety_copies(context.store, domain.uuid) if each.is_offered]
-    return str(whole[-1].directory) if whole else ""
-
-
-def _check_savable(context: Context, plan: RestorePlan) -> None:
-    """Refuse early if libvirt could not save the guest's RAM.
-
-    Raises:
-        RefusedError: with the device or setting that prevents it.
-    """
-    assert plan.domain is not None
-    for blocker in context.hypervisor.blockers(plan.domain):
-        if Strategy.MANUAL in blocker.strategies:
-            raise RefusedError(
-                plan.record.domain,
-                f"its running state cannot be kept: {blocker.reason}",
-                blocker.step,
-            )
-
-
-def _files(plan: RestorePlan) -> tuple[HostFile, ...]:
-    found = []
-    for part in plan.parts:
-        if part.role not in (Role.NVRAM, Role.TPM):
-            continue
-        copy = Path(plan.record.bundle or "") / part.name
-        if part.source is None:
-            raise BundleError(str(copy), "the manifest does not say where it belongs")
-        found.append(HostFile(str(copy), part.source, part.uid, part.gid, part.mode))
-    return tuple(found)
+    make_facts(context, plan, "", older, safety=safety, keep_running=keep_running)
 
 
 def _guest_state(context: Context, uuid: str) -> tuple[str, bool]:
