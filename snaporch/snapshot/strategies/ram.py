@@ -247,8 +247,8 @@ class RamStrategy(FreezeStrategy):
             return self._sealed_part()
         except InterruptedRunError:
             raise
-        except (SnaporchError, OSError):
-            self._note_image_first()
+        except (SnaporchError, OSError) as error:
+            self._note_image_first(too_long=isinstance(error, RunFailedError))
             raise
 
     def _note_image_first(self, *, too_long: bool = False) -> None:

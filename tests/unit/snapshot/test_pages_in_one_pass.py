@@ -24,6 +24,7 @@ from snaporch.recovery.recover_runs import preview, recover
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import PageRoom, page_dataset
+from snaporch.snapshot.strategies.ram_limits import SealingWatch
 from snaporch.zfs import PoolError
 
 READING_BACK = "reading RAM back"
@@ -340,6 +341,16 @@ def test_pages_that_took_too_long_are_not_tried_again_for_seven_days(world):
     world.heard.steps.clear()
     snapshot(world, "s5")
     assert not any("whole image first" in text for text in world.heard.steps)
+
+
+def test_pages_that_could_not_be_sealed_in_time_have_taken_too_long(paged, monkeypatch):
+    def too_slow(_watch, _moved):
+        raise RunFailedError("web", "the bundle store has taken nothing for 300 s")
+
+    monkeypatch.setattr(SealingWatch, "check", too_slow)
+    with pytest.raises(RunFailedError, match="without its RAM"):
+        snapshot(paged)
+    assert (root(paged) / "image-first").read_bytes() == b"time\n"
 
 
 def test_a_rate_holds_for_the_image_after_pages_that_failed(world):
