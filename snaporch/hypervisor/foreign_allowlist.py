@@ -67,7 +67,7 @@ domain
           metadata_cache **
     interface type=network|bridge|direct|ethernet managed trustGuestRxFilters=no
       source bridge dev mode=bridge|vepa|private portid portgroup
-      target dev managed
+      target dev managed=yes
       script|downscript path=
       rom bar enabled file@
       filterref **~

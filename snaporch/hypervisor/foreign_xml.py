@@ -39,6 +39,7 @@ _PRIVILEGES = (
 """Priority over this host's processes, memory that cannot be swapped, files, and data of it."""
 _DUMP = "coredump-"
 _IMAGES = ("backingStore", "dataStore", "mirror")
+_CHARACTERS = ("serial", "parallel", "console", "channel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,16 @@ def images(root: Element) -> set[ForeignImage]:
                 path = source_path(image, image.get("type", "file"))
                 found.add(ForeignImage(name, path, kind))
     return found | set(_firmware_images(root))
+
+
+def written_as_bytes(root: Element) -> set[str]:
+    """The files into which a guest can write any bytes, also the header of an image."""
+    found = {image.path for image in images(root) if image.format == "raw"}
+    for device in (each for tag in _CHARACTERS for each in root.findall(f"devices/{tag}")):
+        found |= {each.get("path") for each in device.findall("source")}
+        found |= {each.get("file") for each in device.findall("log")}
+    found |= {text_of(each) for each in root.findall("devices/memory/source/path")}
+    return {path for path in found if path}
 
 
 def _firmware_images(root: Element) -> Iterator[ForeignImage]:

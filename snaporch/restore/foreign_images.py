@@ -3,8 +3,9 @@
 Its data may be forged: the header of an image names files that the emulator opens with it, and a
 link or a device file leads out of the guest's datasets. So each image is read as it is in the
 snapshot, before the guest is defined. What a header names must be in the snapshot, in the
-definition that the admin was shown, or accepted. What the definition itself may have is decided by
-:mod:`snaporch.restore.foreign_definition`.
+definition that the admin was shown, or accepted. And it must stay as it was read: nothing that is
+opened for the guest may be where the guest makes links, and no image where it writes any bytes.
+What the definition itself may have is decided by :mod:`snaporch.restore.foreign_definition`.
 """
 
 from __future__ import annotations
@@ -14,24 +15,23 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
+from xml.etree.ElementTree import Element
 
 from snaporch.context import Context
 from snaporch.disks.foreign_image import named_by
 from snaporch.errors import RefusedError
 from snaporch.hypervisor import domain_xml
-from snaporch.hypervisor.foreign_xml import ForeignImage, images
+from snaporch.hypervisor.foreign_xml import ForeignImage, images, written_as_bytes
 from snaporch.hypervisor.qcow2 import MAX_CHAIN, PROTOCOL, SELF_CONTAINED, HeaderError
 from snaporch.model import PoolSnapshot
 from snaporch.restore.own_places import OwnPlaces
-from snaporch.restore.safe_path import LeadsOutError, check_beneath, open_beneath
+from snaporch.restore.safe_path import LeadsOutError, SafeFile, check_beneath, open_beneath
 from snaporch.zfs import PoolError
 from snaporch.zfs_names import quoted
 
 _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_DIRECTORIES = (
-    ("devices/filesystem/source", "dir"),
-    ("devices/tpm/backend/source[@type='dir']", "path"),
-)
+_SHARED = ("devices/filesystem/source", "dir")
+_DIRECTORIES = (_SHARED, ("devices/tpm/backend/source[@type='dir']", "path"))
 """Where a definition names a directory, and the attribute that does."""
 _SNAPSHOTS = PurePosixPath(".zfs")
 """Below it are the other snapshots of a file system, which came from the other host, too."""
@@ -86,21 +86,19 @@ class _Check:
         self._places = places
         self._roots: dict[str, Path] = {}
         self._images: frozenset[str | None] = frozenset()
+        self._real: dict[str, PurePosixPath] = {}
+        self._shared: list[str] = []
+        self._written: set[PurePosixPath] = set()
 
     def check(self, definitions: Sequence[str]) -> None:
         roots = list(map(domain_xml.parse, definitions))
         named: set[str] = set().union(*map(domain_xml.host_paths, roots))
-        shared = {
-            each.get(attribute)
-            for root in roots
-            for place, attribute in _DIRECTORIES
-            for each in root.iterfind(place)
-        }
+        shared = {path for each in _DIRECTORIES for path in _directories(roots, *each)}
         for path in sorted(named - set(self._accepted)):
             if (place := self._places.place(path)) is not None and place[0] in self._places.homes:
                 with self._explained(path):
                     root, home, full, covered = self._beneath(place[0])
-                    check_beneath(
+                    inside = check_beneath(
                         root,
                         place[1],
                         home,
@@ -108,11 +106,38 @@ class _Check:
                         covered=covered,
                         may_be_directory=path in shared,
                     )
-        found = set().union(*map(images, roots))
+                    self._real[path] = home / inside
+        self._shared = sorted(_directories(roots, *_SHARED) - set(self._accepted))
+        for path in sorted(named):
+            self._check_not_shared(path)
+        having = {root: images(root) for root in roots}
+        found = set().union(*having.values())
         # not all that is named: a description may have any path
         self._images = frozenset(each.path for each in found)
         for image in sorted(found, key=lambda each: (each.target, each.path or "", each.format)):
+            self._written = {
+                self._place(path)
+                for root in roots
+                if image in having[root]
+                for path in written_as_bytes(root)
+            }
             self._check_image(image)
+
+    def _place(self, path: str) -> PurePosixPath:
+        """A path with its links resolved, as far as it is in the snapshot; one for each volume."""
+        if path in self._real:
+            return self._real[path]
+        if (place := self._places.place(path)) is None:
+            return PurePosixPath(path)
+        dataset, inside = place
+        return self._places.homes.get(dataset, PurePosixPath("/dev/zvol", dataset)) / inside
+
+    def _check_not_shared(self, path: str) -> None:
+        """Refuse a path in a directory in which the guest can replace it by a link."""
+        for directory in self._shared:
+            if path != directory and self._place(path).is_relative_to(self._place(directory)):
+                reason = f"its guest can replace {path}, which is in the shared {directory}"
+                raise self._refusal(reason, directory)
 
     def _check_image(self, image: ForeignImage) -> None:
         if image.format in SELF_CONTAINED or image.target in self._accepted:
@@ -129,6 +154,10 @@ class _Check:
         if depth > MAX_CHAIN:
             raise self._refusal(f"{path} is over more than {MAX_CHAIN} images", path)
         with self._opened(path) as descriptor:
+            self._check_not_shared(path)
+            if form not in SELF_CONTAINED and self._place(path) in self._written:
+                reason = f"its guest can write the header of {path}, which is a file of bytes, too"
+                raise self._refusal(reason, path)
             if descriptor is None:
                 return  # it is of this host
             try:
@@ -163,7 +192,9 @@ class _Check:
             descriptor = None
             with self._explained(path):
                 if place is not None and place[0] in self._places.homes:
-                    descriptor = stack.enter_context(self._in_snapshot(*place))
+                    file = stack.enter_context(self._in_snapshot(*place))
+                    self._real[path] = self._places.homes[place[0]] / file.path
+                    descriptor = file.descriptor
                 elif place is not None:
                     descriptor = self._volume(stack, place[0], path)
             yield descriptor
@@ -180,10 +211,10 @@ class _Check:
             raise self._refusal(f"{path}: {error.strerror}", path) from error
 
     @contextmanager
-    def _in_snapshot(self, dataset: str, inside: PurePosixPath) -> Iterator[int]:
+    def _in_snapshot(self, dataset: str, inside: PurePosixPath) -> Iterator[SafeFile]:
         root, home, full, covered = self._beneath(dataset)
         with open_beneath(root, inside, home, called=full, covered=covered) as file:
-            yield file.descriptor
+            yield file
 
     def _beneath(self, dataset: str) -> tuple[Path, PurePosixPath, str, set[PurePosixPath]]:
         """Where its snapshot is, its mount point, its name, and what is mounted below it."""
@@ -213,3 +244,10 @@ class _Check:
     def _refusal(self, reason: str, what: str) -> RefusedError:
         step = f"if that is what you want: --accept {shlex.quote(what)}"
         return RefusedError(self._thing, f"{self._why}, and {reason}", step)
+
+
+def _directories(roots: Sequence[Element], place: str, attribute: str) -> set[str]:
+    """What an attribute has in all elements at a place."""
+    return {
+        path for root in roots for each in root.iterfind(place) if (path := each.get(attribute))
+    }

@@ -11,7 +11,7 @@ The restore of a guest with a fence is left as it is: its datasets may have rece
 from __future__ import annotations
 
 import shlex
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
@@ -27,7 +27,6 @@ from snaporch.restore.journal import (
     RestoreFacts,
     RestoreJournal,
     RestoreStep,
-    forget_all_off,
     read,
     unfinished,
 )
@@ -39,6 +38,7 @@ from snaporch.restore.steps import (
     cancel_restore,
     check_newer_may_go,
     forget_restore,
+    forget_together,
     release_targets,
 )
 from snaporch.restore.undo_command import command_for, command_to_go_back
@@ -75,22 +75,15 @@ def recover_restore(context: Context, journal: OtherJournal, *, dry_run: bool) -
         return [f"the {facts.what} was interrupted: {action}"]
     if action is RestoreAction.UNDO:
         how = cancel_restore(context, facts, old.path)
-        _forget_together(context, facts)
         if old.has_stopped_in_vain and _is_off(context, facts.uuid):
             raise _stopped_in_vain_error(context, facts)
         return [f"undid the {facts.what}, which had been interrupted: {how}"]
-    if action in (RestoreAction.TORN, RestoreAction.CHANGED):
+    if action in (RestoreAction.TORN, RestoreAction.APART, RestoreAction.CHANGED):
         raise _undecided_error(context, old, action)
     with _exclude_readers(context, old, action):
         text = _finish(context, old, action)
-    _forget_together(context, facts)
+    forget_together(context, facts)
     return [text]
-
-
-def _forget_together(context: Context, facts: RestoreFacts) -> None:
-    if facts.together:
-        with suppress(SnaporchError):  # another journal is unreadable, which is reported itself
-            forget_all_off(context.config.paths.journal, facts.together)
 
 
 def _exclude_readers(
@@ -207,12 +200,24 @@ def _undecided_error(
     context: Context, old: InterruptedRestore, action: RestoreAction
 ) -> AttentionError:
     facts = old.facts
+    finish = (
+        f"{shlex.join(['virsh', 'destroy', facts.domain])}, then: "
+        f"{shlex.join(['snaporch', 'recover', facts.domain])}"
+    )
+    if action is RestoreAction.APART:
+        leave = shlex.join(["snaporch", "undo", facts.domain])
+        return AttentionError(
+            facts.domain,
+            f"runs on disks that were not rolled back, and others of its group were, in the "
+            f"{facts.what}",
+            f"restore it too, which discards what it has written since: {finish}; or leave it: "
+            f"{leave}",
+        )
     if action is RestoreAction.TORN:
         return AttentionError(
             facts.domain,
             f"runs while the {facts.what} is half done: its disks are of two instants",
-            f"{shlex.join(['virsh', 'destroy', facts.domain])}, then: "
-            f"{shlex.join(['snaporch', 'recover', facts.domain])}",
+            finish,
         )
     if facts.undoes:
         again = command_for(context, facts.domain, facts.uuid, facts.undoes)

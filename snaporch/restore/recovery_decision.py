@@ -25,6 +25,7 @@ class RestoreAction(StrEnum):
     COMPLETE = "complete it: the guest runs on the disks of the snapshot"
     LEAVE_OFF = "complete it: the guest ran and has ended, and its disks stay as it left them"
     TORN = "nothing: the guest runs on disks of two instants"
+    APART = "nothing: the guest runs on its disks of now, and others of its group are restored"
     CHANGED = "nothing: the guest was redefined or started meanwhile"
 
 
@@ -42,6 +43,8 @@ class RestoreObservation:
     """The step that stops the guest had begun."""
     together: bool
     """Other guests are restored with it, and may not be off yet."""
+    all_off: bool
+    """Other guests are restored with it, and all were off, so some may be rolled back."""
     rolling: bool
     """The rollback of a dataset had begun."""
     rolled_back: bool
@@ -54,6 +57,8 @@ class RestoreObservation:
 def decide(observed: RestoreObservation) -> RestoreAction:
     """Choose the action. Nothing is rolled back under a guest, or after the guest may have run."""
     if not observed.rolling:
+        if observed.all_off and observed.active:
+            return RestoreAction.APART
         alone = observed.stopping and not observed.active and not observed.together
         return RestoreAction.FORWARD if alone else RestoreAction.UNDO
     if not observed.rolled_back:
@@ -95,6 +100,7 @@ def choose_action(context: Context, old: InterruptedRestore, *, dry_run: bool) -
             untouched=resuming and not active and _untouched(context, old, probing=not dry_run),
             stopping=progress.has_begun(RestoreStep.STOP),
             together=old.may_be_undone,
+            all_off=bool(facts.together) and not old.may_be_undone,
             rolling=progress.has_begun(RestoreStep.ROLLBACK),
             rolled_back=all(
                 progress.has_ended(RestoreStep.ROLLBACK, each) for each in facts.datasets

@@ -187,9 +187,9 @@ def _restore(
     journal = RestoreJournal(context.config.paths.journal, facts)
     steps = RestoreSteps(context, facts, journal)
     _prepare(context, plan, facts, journal, steps, at_point)
-    for old in older:
-        forget_restore(context, old.path, old.facts)
     try:
+        for old in older:
+            forget_restore(context, old.path, old.facts)
         at_point(RestorePoint.ROLLING)
         if facts.together:  # it may have waited for its turn
             check_volumes_unused(context, facts.thing, facts.datasets)

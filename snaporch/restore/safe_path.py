@@ -83,7 +83,7 @@ def check_beneath(
     called: str,
     covered: Collection[PurePosixPath],
     may_be_directory: bool,
-) -> None:
+) -> PurePosixPath:
     """Refuse a path that is neither a regular file below ``root`` nor a socket.
 
     libvirt makes a socket again at the next start. The other arguments are those of
@@ -91,6 +91,8 @@ def check_beneath(
 
     Args:
         may_be_directory: whether it may be a directory, too, which no link leads to.
+
+    Returns: the path relative to ``root``, with all links resolved.
 
     Raises:
         LeadsOutError: a component is not below ``root``, or it is something else.
@@ -103,6 +105,7 @@ def check_beneath(
         is_shared = stat.S_ISDIR(mode) and may_be_directory and not walk.links
         if not (stat.S_ISREG(mode) or stat.S_ISSOCK(mode) or is_shared):
             raise LeadsOutError(thing, _NO_FILE)
+        return PurePosixPath(*walk.done)
     finally:
         walk.close()
 

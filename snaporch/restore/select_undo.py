@@ -69,7 +69,7 @@ def undo_without_copy(context: Context, uuid: str, *, dry_run: bool = False) -> 
 
 def _needs_no_copy(context: Context, old: InterruptedRestore, *, dry_run: bool) -> bool:
     action, progress = choose_action(context, old, dry_run=dry_run), old.progress
-    if action is RestoreAction.UNDO:
+    if action in (RestoreAction.UNDO, RestoreAction.APART):
         return True
     if (
         action is not RestoreAction.FORWARD

@@ -28,6 +28,7 @@ from snaporch.restore.journal import (
     RestoreProgress,
     RestoreStep,
     Target,
+    forget_all_off,
     unfinished,
 )
 from snaporch.restore.newer_snapshot_checks import check_destroyable, is_safety
@@ -345,6 +346,14 @@ def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:
     context.store.discard_partial(facts.uuid, facts.run)
     release_targets(context, facts)
     forget(path)
+    forget_together(context, facts)
+
+
+def forget_together(context: Context, facts: RestoreFacts) -> None:
+    """Forget that all guests of a restore's group were off, if it was the last of them."""
+    if facts.together:
+        with suppress(SnaporchError):  # another journal is unreadable, which is reported itself
+            forget_all_off(context.config.paths.journal, facts.together)
 
 
 def cancel_restore(context: Context, facts: RestoreFacts, journal: Path) -> str:

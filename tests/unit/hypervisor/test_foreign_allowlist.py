@@ -109,6 +109,10 @@ OWN = "/run/libvirt/qemu/channel/3-web/agent.0"
     ("xml", "expected"),
     [
         (
+            on("<interface type='ethernet'><target dev='macvtap0' managed='no'/></interface>"),
+            "interface.target.managed=no",
+        ),
+        (
             on("<interface type='ethernet'><script path='up'/></interface>"),
             "interface.script.path=up",
         ),

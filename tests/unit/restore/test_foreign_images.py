@@ -243,6 +243,62 @@ def test_a_shared_directory_of_its_dataset_is_accepted_if_no_link_leads_to_it(co
     refused(world, "is not a regular file", str(path))
 
 
+def test_a_shared_directory_with_a_file_that_is_opened_for_the_guest_is_refused(copy, world):
+    """The guest could replace the file by a link, which libvirt follows at the next start."""
+    home = Path(copy.domain.disks[0].source).parent
+    source = f"<source dir='{home}'/><target dir='x'/>"
+    share = f"<filesystem type='mount'><driver type='virtiofs'/>{source}</filesystem>"
+    change(copy, "</devices>", f"{share}</devices>")
+    refused(world, f"its guest can replace .*, which is in the shared {home};", str(home))
+
+
+@pytest.mark.parametrize("named", ["definition", "header"])
+def test_a_link_to_a_file_in_a_shared_directory_is_refused(copy, world, named):
+    home = Path(copy.domain.disks[0].source).parent
+    inside = world.snapshot_files("tank/web", "s1")
+    (inside / "share").mkdir(parents=True)
+    (inside / "share/base").write_bytes(b"")
+    (inside / "way").symlink_to("share/base")
+    source = f"<source dir='{home}/share'/><target dir='x'/>"
+    more = f"<filesystem type='mount'><driver type='virtiofs'/>{source}</filesystem>"
+    if named == "definition":
+        more += f"<disk><source file='{home}/way'/><target dev='vdz'/></disk>"
+    else:
+        put(world, qcow2("way", "raw"))
+    change(copy, "</devices>", f"{more}</devices>")
+    refused(world, f"can replace {home}/way, which is in the shared {home}/share", f"{home}/share")
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "<serial type='file'><source path='{0}' append='on'/></serial>",
+        "<channel type='pty'><log file='{0}'/></channel>",
+        "<memory model='nvdimm'><source><path>{0}</path></source></memory>",
+        "<disk><source file='{0}'/><target dev='vdy'/></disk>",
+    ],
+)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_an_image_into_which_the_guest_writes_bytes_is_refused(copy, world, device, is_there):
+    """It could write a header that names a file of this host, which the next start opens."""
+    path = Path(copy.domain.disks[0].source).with_name("more")
+    disk = (
+        "<disk device='cdrom'><driver type='qcow2'/>"
+        f"<source file='{path}' startupPolicy='optional'/><target dev='sdz'/></disk>"
+    )
+    if is_there:
+        put(world, qcow2(), "more")
+    change(copy, "</devices>", f"{disk}{device.format(path)}</devices>")
+    refused(world, f"its guest can write the header of {path}, which is a file of", str(path))
+
+
+def test_variables_of_uefi_in_a_qcow2_image_are_no_bytes(copy, world):
+    path = Path(copy.domain.disks[0].source).with_name("variables")
+    put(world, qcow2(), "variables")
+    change(copy, "</os>", f"<nvram format='qcow2'>{path}</nvram></os>")
+    planned(world)
+
+
 def test_another_directory_of_its_dataset_is_refused(copy, world):
     inside = world.snapshot_files("tank/web", "s1")
     (inside / "tpm").mkdir(parents=True)

@@ -707,6 +707,7 @@ def observations():
         "untouched",
         "stopping",
         "together",
+        "all_off",
         "rolling",
         "rolled_back",
         "resuming",
@@ -730,5 +731,6 @@ def test_no_decision_rolls_back_under_a_guest_or_over_its_writes():
                 assert (observed.barred and observed.untouched) or not observed.rolling
         if action is RestoreAction.UNDO:
             assert not observed.rolling
+            assert not (observed.all_off and observed.active)  # others may be rolled back
         done = observed.rolling and observed.rolled_back and observed.active
         assert (action is RestoreAction.COMPLETE) is done

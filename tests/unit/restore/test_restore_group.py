@@ -36,6 +36,7 @@ from snaporch.restore.restore_group import (
     run_group_restore,
 )
 from snaporch.restore.run import RestorePoint
+from snaporch.restore.select_undo import undo_without_copy
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.zfs import PoolError
@@ -343,6 +344,45 @@ def test_killed_after_all_were_off_each_is_finished(pair):
     for name in ("app", "db"):
         recover(pair.context, pair.guest(name).uuid)
     assert {name: pair.guest(name).ram for name in ("app", "db")} == pair.then
+    assert pair.leftovers() == []
+
+
+@pytest.fixture
+def apart(pair):
+    """Killed when one was rolled back; the other was started by ``virsh create``."""
+    definitions = {name: pair.guest(name).inactive for name in ("app", "db")}
+    pair.hooks.at["pool.rollback"] = pair.hooks.kill
+    put_back(pair, jobs=1)
+    pair.hooks.revive()
+    pair.hooks.at.clear()
+    first = next(line for line in pair.hooks.log if line.startswith("pool.rollback"))
+    rolled = first.partition("/")[2].partition("@")[0]
+    (name,) = {"app", "db"} - {rolled}
+    recover(pair.context, pair.guest(rolled).uuid)
+    guest = pair.guest(name)
+    guest.inactive = definitions[name]
+    pair.hypervisor.start(guest.uuid, paused=False)
+    return name
+
+
+def test_one_that_was_started_while_others_were_rolled_back_is_not_undone(pair, apart):
+    uuid = pair.guest(apart).uuid
+    with pytest.raises(AttentionError, match="others of its group were") as reported:
+        recover(pair.context, uuid)
+    assert f"virsh destroy {apart}, then: snaporch recover {apart}" in reported.value.step
+    assert f"snaporch undo {apart}" in reported.value.step
+    assert pair.guest(apart).state is DomainState.RUNNING
+    pair.hypervisor.destroy(uuid)
+    recover(pair.context, uuid)
+    assert pair.guest(apart).ram == pair.then[apart]
+    assert pair.leftovers() == []
+
+
+def test_one_that_was_started_while_others_were_rolled_back_may_be_left(pair, apart):
+    uuid = pair.guest(apart).uuid
+    undone = undo_without_copy(pair.context, uuid)
+    assert "the guest was not touched" in undone.done[0]
+    assert pair.guest(apart).state is DomainState.RUNNING
     assert pair.leftovers() == []
 
 
