@@ -23,8 +23,20 @@ Tick = Callable[[], None]
 """Called several times a second during a long operation. If it raises, the operation is aborted."""
 
 
-def no_tick() -> None:
-    """A tick that does nothing."""
+class PausedBy(Enum):
+    """Who has paused a guest while its RAM is saved."""
+
+    QEMU = "for the last of its RAM"
+    """Or it is not known yet."""
+    ANOTHER = "another program suspended it"
+
+
+OnStop = Callable[[PausedBy], None]
+"""Called when the guest is paused."""
+
+
+def unnoticed(_by: PausedBy) -> None:
+    """Ignore that the guest is paused."""
 
 
 class CommitStage(Enum):
@@ -255,15 +267,16 @@ class Hypervisor(Protocol):
     def sources(self, uuid: str) -> tuple[dict[str, str] | None, dict[str, str] | None]:
         """The path of every disk by target: in the live XML and in the inactive XML."""
 
-    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = no_tick) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: OnStop = unnoticed) -> Pause:
         """Save the RAM while the guest runs, then switch all disks to overlays at one instant.
 
-        With overlays libvirt resumes a guest even if another program suspended it meanwhile.
+        With overlays libvirt resumes a guest even if another program suspended it meanwhile, and
+        after an error in any case.
 
         Args:
             tick: if it raises, the job is aborted, and its end awaited before the error continues.
             stopped: called as soon as the guest is paused, for the last of its RAM or because
-                another program suspended it. It must be quick.
+                another program suspended it, and until the job ends. It must be quick.
 
         Raises:
             CancelledError: another program aborted the job; the guest runs on its bases.

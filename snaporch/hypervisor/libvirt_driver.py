@@ -22,9 +22,10 @@ from snaporch.hypervisor.interface import (
     GuestExit,
     HypervisorError,
     OnCommitStage,
+    OnStop,
     OverlayDisk,
     Tick,
-    no_tick,
+    unnoticed,
 )
 from snaporch.hypervisor.libvirt_connection import NO_DOMAIN
 from snaporch.hypervisor.libvirt_queries import LibvirtQueries
@@ -48,7 +49,7 @@ _UNDEFINE = (
 class LibvirtHypervisor(LibvirtQueries):
     """:class:`~snaporch.hypervisor.interface.Hypervisor` by libvirt, with the changing calls."""
 
-    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = no_tick) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: OnStop = unnoticed) -> Pause:
         handle = self._handle(request.uuid)
         with self._explained(request.uuid, "capture"), self._events(handle) as events:
             pause = capture(handle, events, request, tick, stopped)

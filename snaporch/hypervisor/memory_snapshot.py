@@ -26,6 +26,8 @@ from snaporch.hypervisor.interface import (
     CancelledError,
     CaptureRequest,
     HypervisorError,
+    OnStop,
+    PausedBy,
     Tick,
 )
 from snaporch.hypervisor.pause_clock import Pause, milliseconds
@@ -41,7 +43,7 @@ _TICK_SECONDS = 0.1
 
 
 def capture(
-    domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick, stopped: Tick
+    domain: Any, events: DomainEvents, request: CaptureRequest, tick: Tick, stopped: OnStop
 ) -> Pause:
     """Take the snapshot; see :meth:`Hypervisor.capture`."""
     ran = domain.state()[0] == libvirt.VIR_DOMAIN_RUNNING
@@ -53,10 +55,13 @@ def capture(
         while not call.over:
             events.wait(_TICK_SECONDS)
             if events.suspended is not None:
-                stopped()
+                known = asked_at is not None and asked_at == events.suspended
+                stopped(PausedBy.ANOTHER if known else PausedBy.QEMU)
                 if checked_at != events.suspended:  # only once: later libvirt may block on the pipe
                     checked_at = events.suspended
                     asked_at = checked_at if _is_suspended_by_request(domain) else None
+                    if asked_at is not None:
+                        stopped(PausedBy.ANOTHER)
             if not call.over:
                 tick()
     except BaseException:

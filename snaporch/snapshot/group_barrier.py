@@ -88,6 +88,11 @@ class GroupBarrier:
         if self._failed is not None:
             raise CalledOffError(self._members[uuid].name, self._failed[0])
 
+    def others_wait(self, uuid: str) -> bool:
+        """Whether a member other than this one is frozen, so that it waits for the others."""
+        with self._changed:
+            return any(each.frozen for key, each in self._members.items() if key != uuid)
+
     def record_saved(self, subject: str, done: int, total: int) -> tuple[int, int]:
         """Record the saved bytes of one member; return the saved and total bytes of all members."""
         with self._changed:
@@ -204,6 +209,10 @@ class GroupMemberSnapshotter(LocalSnapshotter):
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
         """Wait for the snapshots of all members; the last member takes them."""
         self._barrier.take(self._uuid, plan, properties, self._context.interrupt.check)
+
+    def others_wait(self) -> bool:
+        """Whether another member is frozen."""
+        return self._barrier.others_wait(self._uuid)
 
     def taken(self, plan: Plan, properties: Mapping[str, str]) -> list[PoolSnapshot]:
         """Set the properties of this run on the member's snapshots, and return these."""

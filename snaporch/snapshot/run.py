@@ -244,7 +244,14 @@ class _Run:
         plan = self._plan
         bundle = self._context.store.create(plan.domain.uuid, plan.run)
         strategy = make_strategy(
-            RunMaterial(self._context, plan, bundle, journal, ends_guest=self._end is not None)
+            RunMaterial(
+                self._context,
+                plan,
+                bundle,
+                journal,
+                ends_guest=self._end is not None,
+                others_wait=self._taker.others_wait,
+            )
         )
         properties = initial_properties(plan, bundle.reference)
         # abandon() closes what prepare() opened even if the journal cannot be written any more.

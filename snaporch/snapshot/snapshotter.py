@@ -40,6 +40,9 @@ class Snapshotter(Protocol):
             SnaporchError: the snapshots do not exist.
         """
 
+    def others_wait(self) -> bool:
+        """Whether other guests are known to wait, frozen, for the snapshots."""
+
     def level(self, reached: Level) -> Level:
         """Return the level of the snapshots, if the freeze reached the level ``reached``."""
 
@@ -70,6 +73,10 @@ class LocalSnapshotter:
     def take(self, plan: Plan, properties: Mapping[str, str]) -> None:
         """Take the snapshots; a pool whose call fails has none of them."""
         take_in_pools(self._context.pool, plan.full_names, properties)
+
+    def others_wait(self) -> bool:
+        """Nobody waits: it is the only guest."""
+        return False
 
     def level(self, reached: Level) -> Level:
         """Return ``reached``."""

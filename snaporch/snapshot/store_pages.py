@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -349,7 +350,8 @@ def page_dataset(context: Context, uuid: str) -> PageDataset:
     if own.get(_SNAPDIR) not in ("hidden", "visible"):
         context.pool.set_properties([name], {_SNAPDIR: "hidden"})
     root = context.resolver.mount_point_of(name)
-    root.chmod(0o700)  # RAM holds keys and passwords; snapshots keep the mode
+    if stat.S_IMODE(root.stat().st_mode) != stat.S_IRWXU:
+        root.chmod(stat.S_IRWXU)  # RAM holds keys and passwords; snapshots keep the mode
     return PageDataset(name, root)
 
 

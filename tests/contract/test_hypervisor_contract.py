@@ -24,6 +24,7 @@ from snaporch.hypervisor import (
     CommitStage,
     HypervisorError,
     NotFrozenByUsError,
+    PausedBy,
     domain_xml,
 )
 from snaporch.hypervisor.clone_xml import CloneDisk, CloneSpec, make_clone_xml
@@ -166,7 +167,7 @@ class TestHypervisorContract:
     def test_a_capture_reports_the_pause(self, host, hypervisor):
         reported = []
         request = request_for(host, manual=("vda",))
-        pause = hypervisor.capture(request, nothing, lambda: reported.append(True))
+        pause = hypervisor.capture(request, nothing, lambda _by: reported.append(True))
         assert reported
         assert pause.since is not None
         assert hypervisor.paused_by(host.uuid) is not None
@@ -390,6 +391,22 @@ class TestHypervisorContract:
             hypervisor.resume(host.uuid)
         assert hypervisor.state(host.uuid) is DomainState.RUNNING
         hypervisor.commit(host.uuid, [overlay], quiet, CommitTimeouts())
+        assert sources(host) == (overlay.base, overlay.base)
+
+    def test_a_guest_suspended_while_its_ram_is_saved_runs_after_an_error(self, host, hypervisor):
+        overlay, asked = host.overlay(), []
+
+        def suspend():
+            if not asked:
+                asked.append(hypervisor.suspend(host.uuid))
+
+        def stop(by):
+            if by is PausedBy.ANOTHER:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            hypervisor.capture(request_for(host, overlay), suspend, stop)
+        assert hypervisor.state(host.uuid) is DomainState.RUNNING
         assert sources(host) == (overlay.base, overlay.base)
 
     def test_a_commit_that_times_out_leaves_the_guest_running(self, host, hypervisor):

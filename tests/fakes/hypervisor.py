@@ -38,14 +38,16 @@ from snaporch.hypervisor.interface import (
     HypervisorError,
     NotFrozenByUsError,
     OnCommitStage,
+    OnStop,
     OpenFile,
     OverlayDisk,
     Pause,
+    PausedBy,
     Screenshot,
     StartHookProblem,
     Tick,
     Vitals,
-    no_tick,
+    unnoticed,
 )
 from snaporch.known_faults import Component
 from snaporch.model import Domain, DomainState, Owner, PauseParts, Versions
@@ -304,7 +306,7 @@ class FakeHypervisor:
 
     # -- changes ---------------------------------------------------------------------------------
 
-    def capture(self, request: CaptureRequest, tick: Tick, stopped: Tick = no_tick) -> Pause:
+    def capture(self, request: CaptureRequest, tick: Tick, stopped: OnStop = unnoticed) -> Pause:
         """See the protocol."""
         guest = self._guest(request.uuid)
         self.hooks.act("hypervisor.capture", guest.name)
@@ -313,6 +315,10 @@ class FakeHypervisor:
         guest.job = "snapshot"
         try:
             self._save(guest, request, tick, stopped)
+        except BaseException:
+            if ran and guest.paused_reason == "snapshot":
+                self._let_run(guest)
+            raise
         finally:
             guest.job = None
         began, since = datetime.now(UTC), time.monotonic()
@@ -345,7 +351,7 @@ class FakeHypervisor:
             if self.overlays_must_exist and not os.path.exists(overlay.overlay):
                 raise HypervisorError(overlay.target, f"no such file: {overlay.overlay}")
 
-    def _save(self, guest: FakeGuest, request: CaptureRequest, tick: Tick, stopped: Tick) -> None:
+    def _save(self, guest: FakeGuest, request: CaptureRequest, tick: Tick, stopped: OnStop) -> None:
         goes_on = guest.state is DomainState.RUNNING and not request.manual
         path = Path(request.ram_path)
         garbled = self.garbles_pipes and path.is_fifo()
@@ -354,10 +360,12 @@ class FakeHypervisor:
         try:
             call.half.wait()
             self.hooks.reach("capture.writing")
+            self._look(guest, stopped)
             tick()
             _check_job(guest)
-            if self.reports_pauses:
-                stopped()
+            self._look(guest, stopped)
+            if self.reports_pauses and guest.paused_reason != "snapshot":
+                stopped(PausedBy.QEMU)
             call.go_on.set()
             while call.is_alive():
                 call.join(_TICK_SECONDS)
@@ -371,6 +379,12 @@ class FakeHypervisor:
         if call.error is not None:
             reason = call.error.strerror
             raise HypervisorError(guest.name, f"libvirt's snapshot failed: {reason}")
+
+    def _look(self, guest: FakeGuest, stopped: OnStop) -> None:
+        """Report a guest that another program has suspended."""
+        if guest.paused_reason == "snapshot":
+            stopped(PausedBy.ANOTHER)
+            self.hooks.reach("capture.paused")
 
     def downtime_limit(self, uuid: str) -> int | None:
         """See the protocol."""

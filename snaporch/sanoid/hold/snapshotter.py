@@ -122,6 +122,10 @@ class SanoidSnapshotter:
     def _note(self, plan: Plan, text: str) -> None:
         self._context.progress.note(plan.domain.name, text)
 
+    def others_wait(self) -> bool:
+        """Not known here: each guest is held by a process of its own."""
+        return False
+
     def level(self, reached: Level) -> Level:
         """At most ``crash`` unless every dataset has a snapshot."""
         lower = is_lower(reached, Level.CRASH)

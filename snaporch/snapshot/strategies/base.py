@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from snaporch.bundle.manifest import Part
@@ -29,6 +30,8 @@ class RunMaterial:
     journal: Journal
     ends_guest: bool = False
     """Whether the guest stays paused until its bundle is sealed, and is then ended."""
+    others_wait: Callable[[], bool] = lambda: False
+    """Whether other guests of its group are frozen and wait for it."""
 
     @property
     def domain(self) -> Domain:

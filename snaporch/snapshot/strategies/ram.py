@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from snaporch.bundle.qemu_stream import StreamError
 from snaporch.bundle.save_image import SaveImageError
 from snaporch.bundle.store import REST_NAME
 from snaporch.errors import InterruptedRunError, RunFailedError, SnaporchError
-from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError
+from snaporch.hypervisor import CancelledError, CaptureRequest, HypervisorError, PausedBy
 from snaporch.journal import Note, release_mark
 from snaporch.private_files import private_directory, store_errors
 from snaporch.recovery.release_guest import suspend
@@ -36,6 +37,9 @@ from snaporch.snapshot.strategies.ram_limits import (
 )
 from snaporch.snapshot.strategies.vcpu_brake import VcpuBrake
 from snaporch.zfs import PoolError
+
+_PAGES_SECONDS = 10.0
+"""How long the pool for pages may take to answer before the guest is frozen."""
 
 
 class RamStrategy(FreezeStrategy):
@@ -60,7 +64,7 @@ class RamStrategy(FreezeStrategy):
         self._budget = RamBudget(work, self._capture, self._downtime, self._brake, 0)
         self._pages: PageDataset | None = None
         self._rate = 0.0
-        self._saved = False
+        self._saved = self._asked = False
 
     def prepare(self) -> None:
         """Make the overlays, if any, and the pipe with its reader."""
@@ -75,6 +79,23 @@ class RamStrategy(FreezeStrategy):
             self._pipe.unlink(missing_ok=True)  # left by a run without a journal
             self._capture.open_stream()
 
+    def _find_pages(self) -> PageDataset | None:
+        """The dataset for pages; ``None`` if there is none, or its pool does not answer."""
+        found: list[PageDataset | None] = []
+        work = self.work
+
+        def find() -> None:
+            found.append(pages_target(work.context, work.domain))
+
+        finding = threading.Thread(
+            target=copy_context().run, args=[find], name="pages", daemon=True
+        )
+        finding.start()
+        finding.join(_PAGES_SECONDS)
+        if finding.is_alive():
+            work.report("RAM is saved as a whole image first: the pool for pages does not answer")
+        return found[0] if found else None
+
     def _choose_pages(self) -> None:
         """Have RAM split into pages as it arrives, if so configured and possible.
 
@@ -83,7 +104,7 @@ class RamStrategy(FreezeStrategy):
         work = self.work
         if work.ends_guest:
             return
-        self._pages = pages_target(work.context, work.domain)
+        self._pages = self._find_pages()
         if self._pages is not None:
             settle = partial(self._settle, PageRoom(work.context, self._pages))
             self._capture.split_into(self._pages.page_file, settle)
@@ -166,10 +187,11 @@ class RamStrategy(FreezeStrategy):
     def _may_repeat(self) -> bool:
         """Whether RAM may be saved again: the guest still runs on its base images.
 
-        Not if the guardian released the guest because it was frozen for too long.
+        Not if the guardian released the guest because it was frozen for too long, if its admin has
+        suspended it, or while other guests of its group wait frozen.
         """
         plan = self.work.plan
-        if self._was_released():
+        if self._was_released() or self.held or self.work.others_wait():
             return False
         live, _ = self.work.hypervisor.sources(plan.domain.uuid)
         names = set((live or {}).values())
@@ -190,13 +212,12 @@ class RamStrategy(FreezeStrategy):
             left_out=tuple(out.disk.target for out in plan.left_out),
             ram_path=str(self._capture.target),
         )
+        self._asked = False
         self._budget.begin()
         self._downtime.set()
         try:
             try:
-                self.pause = self.work.hypervisor.capture(
-                    request, self._tick, self._capture.enlarge_pipe
-                )
+                self.pause = self.work.hypervisor.capture(request, self._tick, self._stopped)
             finally:
                 self._brake.release()
             self._capture.record_times()
@@ -204,11 +225,24 @@ class RamStrategy(FreezeStrategy):
             self._keep_suspended()
         except BaseException as error:
             self._downtime.restore()
+            self._suspend_again()
             if not isinstance(error, HypervisorError) or isinstance(error, CancelledError):
                 raise
             if self._capture.failure is not None:  # the cause of libvirt's "broken pipe"
                 raise self._capture.failure from None
             raise
+
+    def _stopped(self, by: PausedBy) -> None:
+        """Take all that is left: the guest is paused."""
+        self._capture.enlarge_pipe()
+        self._asked = by is PausedBy.ANOTHER
+
+    def _suspend_again(self) -> None:
+        """Suspend a guest that its admin suspended, and that libvirt resumes after an error."""
+        if not self._asked or self._budget.suspended_it or self._was_released():
+            return
+        with suppress(SnaporchError):  # it has ended, or was restarted
+            self._hold()
 
     def _note_resumed(self) -> None:
         """Note that libvirt has resumed a guest on its overlays that the budget had suspended."""
@@ -220,11 +254,13 @@ class RamStrategy(FreezeStrategy):
 
     def _keep_suspended(self) -> None:
         """Leave the guest suspended if the admin has suspended it meanwhile."""
-        if not self.pause.asked_for or self._budget.suspended_it:
-            return
+        if self.pause.asked_for and not self._budget.suspended_it:
+            self._hold()
+
+    def _hold(self) -> None:
         self.held = True
         self.work.journal.note(Note.HELD)
-        suspend(self.work.context, self.work.domain)  # with overlays libvirt has resumed it
+        suspend(self.work.context, self.work.domain)  # libvirt may have resumed it
         self.work.warn("it was suspended while its RAM was saved: it stays suspended")
 
     def _tick(self) -> None:

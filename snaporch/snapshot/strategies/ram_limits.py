@@ -14,12 +14,14 @@ How long RAM may not arrive, or not be stored, is set by ``RamTimes`` in
 
 from __future__ import annotations
 
+import shlex
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 
 from snaporch.config import DomainSettings
-from snaporch.errors import RunFailedError
+from snaporch.errors import RunFailedError, SnaporchError
 from snaporch.interrupt import Interrupt
 from snaporch.journal import Note
 from snaporch.recovery.release_guest import suspend
@@ -100,13 +102,9 @@ class DowntimeLimit:
             expected: bytes of RAM that the guest used when saving began.
             room: bytes that the pipe takes from a guest that is paused.
         """
-        now, facts = self._work.clock.monotonic(), self._work.plan.facts
-        seconds = now - self._measured_at
-        if not facts.downtime_ms or seconds < _SPEED_SECONDS:
+        facts = self._work.plan.facts
+        if not facts.downtime_ms or (speed := self._measure(arrived)) is None:
             return
-        speed = (arrived - self._arrived) / seconds
-        self._measured_at, self._arrived = now, arrived
-        self._best_speed = max(self._best_speed, speed)
         if arrived <= _DOWNTIME_PASSES * expected or (self._setting and self._setting.is_alive()):
             return
         speed = max(speed, _SLOWEST * self._best_speed)  # after a stall it may be fast at once
@@ -126,9 +124,19 @@ class DowntimeLimit:
         )
         self._setting.start()
 
-    def skip(self, arrived: int) -> None:
-        """Measure from now on: until now a rate has limited the speed."""
-        self._measured_at, self._arrived = self._work.clock.monotonic(), arrived
+    def measure_limited(self, arrived: int) -> None:
+        """Only measure: a rate limits the speed, which will be no less without it."""
+        self._measure(arrived)
+
+    def _measure(self, arrived: int) -> float | None:
+        """Return the speed since the last time, in bytes a second; ``None`` if that is too near."""
+        now = self._work.clock.monotonic()
+        if (seconds := now - self._measured_at) < _SPEED_SECONDS:
+            return None
+        speed = (arrived - self._arrived) / seconds
+        self._measured_at, self._arrived = now, arrived
+        self._best_speed = max(self._best_speed, speed)
+        return speed
 
     def settle(self) -> None:
         """Wait until the limit that was set last has arrived; RAM is not saved any more."""
@@ -136,12 +144,21 @@ class DowntimeLimit:
             self._setting.join()
 
     def restore(self) -> None:
-        """Restore the emulator's own limit, which later migrations use."""
+        """Restore the emulator's own limit, which later migrations use; note it if that fails."""
         facts = self._work.plan.facts
         if not facts.downtime_ms:
             return
         self.settle()  # else it might come after this
-        self._work.hypervisor.limit_downtime(facts.uuid, facts.own_downtime_ms)
+        hypervisor, own = self._work.hypervisor, facts.own_downtime_ms
+        hypervisor.limit_downtime(facts.uuid, own)
+        with suppress(SnaporchError):
+            left = hypervisor.downtime_limit(facts.uuid)
+            if left not in (None, own):
+                name = shlex.quote(self._work.domain.name)
+                self._work.warn(
+                    f"its downtime limit for migrations is still {left} ms; set it: "
+                    f"virsh migrate-setmaxdowntime {name} {own}"
+                )
 
 
 class RamBudget:
@@ -218,7 +235,7 @@ class RamBudget:
 
     def _follow(self, arrived: int) -> None:
         if self._capture.is_limited:
-            self._downtime.skip(arrived)
+            self._downtime.measure_limited(arrived)
         elif not self._capture.is_enlarged:
             self._downtime.follow(arrived, self._expected, self._capture.room_while_paused)
 

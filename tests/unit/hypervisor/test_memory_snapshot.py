@@ -42,7 +42,7 @@ OVERLAY = OverlayDisk("vda", "/b/vda", "file", "raw", "/o/vda.qcow2")
 
 def captured(domain, *disks):
     request = CaptureRequest("u", disks, (), (), "/run/x.ram")
-    return capture(domain, domain.events, request, lambda: None, lambda: None)
+    return capture(domain, domain.events, request, lambda: None, lambda _by: None)
 
 
 def test_a_guest_that_stays_paused():

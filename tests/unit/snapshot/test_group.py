@@ -462,8 +462,12 @@ def test_a_member_that_freezes_at_once_waits_for_the_slower_ones(window, pair):
         window.turn("app")
     with pytest.raises(WaitsError):
         window.turn("db")
+    uuids = {name: plan.domain.uuid for name, plan in window.plans.items()}
+    assert not window.others_wait(uuids["db"])
     with frozen(window, "app"):
         window.turn("db")
+        assert window.others_wait(uuids["db"])
+        assert not window.others_wait(uuids["app"])
         window.fail(window.plans["db"].domain.uuid, RunFailedError("db", "over"))
 
 

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import signal
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,12 @@ from snaporch.context import Clock
 from snaporch.errors import InterruptedRunError, RunFailedError, SnaporchError
 from snaporch.hypervisor import HypervisorError
 from snaporch.journal import release_mark
-from snaporch.model import BundleState, Level
+from snaporch.model import BundleState, DomainState, Level
 from snaporch.recovery.recover_runs import preview, recover
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.snapshot.store_pages import PageRoom, page_dataset
+from snaporch.snapshot.strategies import ram as ram_strategy
 from snaporch.snapshot.strategies.ram_limits import SealingWatch
 from snaporch.zfs import PoolError
 
@@ -288,13 +290,14 @@ def no_room_once(monkeypatch):
 
 
 def test_pages_are_not_tried_again_if_the_image_after_them_fails_too(paged, monkeypatch):
-    """Or if the guest is no longer as it was."""
+    """Or if its admin has suspended the guest."""
     paged.guest().ram = streams.guest_stream(LARGE)
     no_room_once(monkeypatch)
     admin = partial(paged.hypervisor.suspend, paged.guest().uuid)
     paged.hooks.at["capture.writing"] = admin
-    with pytest.raises(SnaporchError, match="it is paused, and was running"):
+    with pytest.raises(SnaporchError, match="No space left on device"):
         snapshot(paged)
+    assert paged.guest().state is DomainState.PAUSED
     assert (root(paged) / "image-first").read_bytes() == b""
 
 
@@ -351,6 +354,19 @@ def test_pages_that_could_not_be_sealed_in_time_have_taken_too_long(paged, monke
     with pytest.raises(RunFailedError, match="without its RAM"):
         snapshot(paged)
     assert (root(paged) / "image-first").read_bytes() == b"time\n"
+
+
+def test_a_pool_for_pages_that_does_not_answer_costs_no_snapshot(paged, monkeypatch):
+    """Its disks hang, say; the guest's own pools do not."""
+    hangs = threading.Event()
+    monkeypatch.setattr(ram_strategy, "_PAGES_SECONDS", 0.1)
+    monkeypatch.setattr(ram_strategy, "pages_target", lambda *_: hangs.wait(10))
+    try:
+        record = snapshot(paged)
+    finally:
+        hangs.set()
+    assert record.level is Level.RAM
+    assert any("the pool for pages does not answer" in text for text in paged.heard.steps)
 
 
 def test_a_rate_holds_for_the_image_after_pages_that_failed(world):

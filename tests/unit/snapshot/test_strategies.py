@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from xml.etree.ElementTree import fromstring, tostring
@@ -1068,8 +1068,7 @@ def suspend_and_fail(world, clock, strategy, again, *, resumed=True):
         clock.go_on(60)
         strategy._budget.check()
         assert notes(world) >= {Note.SUSPENDED}
-        if resumed:
-            world.hypervisor.resume(world.guest().uuid)
+        world.guest().misses_resume = not resumed
         world.hooks.at["capture.writing"] = again
         raise HypervisorError("web", "odd thing")
 
@@ -1420,7 +1419,67 @@ def test_no_larger_rest_is_left_while_a_rate_limits_or_the_guest_is_paused(
         clock.go_on(1)
         budget._follow((1 << 40) + (1 << 20))
         assert (budget._downtime._setting is None) == (cause == "pause")
-        assert budget._downtime._best_speed == (1 << 20 if cause == "rate" else 0)
+        assert (budget._downtime._best_speed > 1 << 20) == (cause == "rate")  # measured before
+
+
+def test_a_stall_after_the_rate_was_lifted_does_not_make_the_pause_longer(world, clock, prepare):
+    """The limited speed is the least that the pipe is known to have."""
+    prepare("overlay", downtime_limit="40ms", ram_rate=1000)
+    world.guest().resident_bytes = 0
+    with strategy_of(world) as strategy:
+        budget, downtime, speed = strategy._budget, strategy._budget._downtime, 100 << 20
+        downtime.set()
+        for second in (1, 2, 3):
+            clock.go_on(1)
+            budget._follow(second * speed)
+        strategy._capture.lift_limit()
+        clock.go_on(1)
+        downtime.follow(3 * speed, 400, 64 << 20)
+        downtime.settle()
+        assert world.guest().downtime_limit == downtime_for(64 << 20, speed / 2)
+
+
+def test_a_limit_that_another_job_kept_from_being_restored_is_noted(world, prepare):
+    prepare("overlay", downtime_limit="40ms")
+    own = world.guest().downtime_limit
+    with strategy_of(world) as strategy:
+        downtime = strategy._budget._downtime
+        downtime.set()
+        world.hypervisor.limit_downtime = lambda _uuid, _milliseconds: None
+        downtime.restore()
+    (note,) = [text for text in world.heard.notes if "downtime limit" in text]
+    assert note.endswith(f"is still 40 ms; set it: virsh migrate-setmaxdowntime web {own}")
+
+
+@pytest.mark.parametrize("case", ["overlay", "manual"])
+@pytest.mark.parametrize("error", [HypervisorError("web", "odd thing"), KeyboardInterrupt])
+def test_a_guest_that_the_admin_suspended_stays_suspended_after_an_error(
+    world, prepare, case, error
+):
+    """libvirt resumes it then."""
+    prepare(case, ram_capture="auto")
+
+    def suspend_and_fail():
+        world.hypervisor.suspend(world.guest().uuid)
+        world.hooks.at["capture.paused"] = failing(error)
+
+    world.hooks.at["capture.writing"] = suspend_and_fail
+    with pytest.raises((SnaporchError, KeyboardInterrupt)):
+        snapshot(world)
+    assert world.guest().state is DomainState.PAUSED
+    assert any("it stays suspended" in text for text in world.heard.notes)
+    assert world.hooks.acts().count("hypervisor.capture") == 1
+    assert world.leftovers() == []
+
+
+def test_a_guest_for_which_others_wait_is_not_saved_again(world, prepare):
+    prepare("manual", ram_capture="auto")
+    world.hooks.at["capture.writing"] = failing(HypervisorError("web", "odd thing"))
+    with strategy_of(world) as strategy:
+        strategy.work = replace(strategy.work, others_wait=lambda: True)
+        with pytest.raises(HypervisorError, match="odd thing"):
+            strategy.freeze()
+    assert world.hooks.acts().count("hypervisor.capture") == 1
 
 
 def test_after_a_pause_that_failed_a_larger_rest_is_left_as_before(world, clock, prepare):
