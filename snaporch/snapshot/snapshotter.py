@@ -75,7 +75,7 @@ class LocalSnapshotter:
         take_in_pools(self._context.pool, plan.full_names, properties)
 
     def others_wait(self) -> bool:
-        """Nobody waits: it is the only guest."""
+        """No guest waits: this is the only one."""
         return False
 
     def level(self, reached: Level) -> Level:
