@@ -38,9 +38,11 @@ from snaporch.restore.confirm_and_restore import (
     make_preview_of,
     plan_under_lock,
 )
+from snaporch.restore.host_requirements import check_needs
 from snaporch.restore.journal import forget_all_off, note_all_off
+from snaporch.restore.plan import memory_of
 from snaporch.restore.plan_model import RestorePlan
-from snaporch.restore.preview import RestorePreview
+from snaporch.restore.preview import Refusals, RestorePreview
 from snaporch.restore.run import (
     Restored,
     RestorePoint,
@@ -224,16 +226,42 @@ def check_persistent(plan: RestorePlan) -> None:
         )
 
 
+def check_memory_together(context: Context, plans: Sequence[RestorePlan]) -> None:
+    """Refuse if all members together need more memory than the host has once they are off.
+
+    Args:
+        context: of this host.
+        plans: of all members.
+
+    Raises:
+        RefusedError: with the memory that is needed and the memory that is free.
+    """
+    record = plans[0].record
+    needs = [memory_of(context, plan) for plan in plans]
+    check_needs(f"{record.group}@{record.snapshot}", needs, context.resolver.host)
+
+
 def preview_group(context: Context, request: RestoreRequest) -> list[RestorePreview]:
     """Plan the restores of all members, and make every check that changes nothing.
+
+    A refusal of all together is in the last preview.
+
+    Args:
+        context: of this host.
+        request: the options, and one member's snapshot.
 
     Raises:
         SnaporchError: there is no plan; as :func:`choose_members` and :func:`make_restore_plan`.
     """
     members = choose_members(context, request)
     previews = [make_preview_of(context, request, (each.uuid, each.run)) for each in members]
-    check_complete([preview.plan for preview in previews])
-    return previews
+    plans = [preview.plan for preview in previews]
+    check_complete(plans)
+    refusals = Refusals()
+    with refusals:
+        check_memory_together(context, plans)
+    last = previews[-1]
+    return [*previews[:-1], replace(last, refusals=(*last.refusals, *refusals.found))]
 
 
 def run_group_restore(
@@ -264,6 +292,7 @@ def run_group_restore(
     members = choose_members(context, request)
     shown = [request.plan(context, each.uuid, each.run) for each in members]
     check_complete(shown)
+    check_memory_together(context, shown)
     if confirm is not None:
         damaged = request.despite_damage
         shown = [check_bundle(context, plan, despite_damage=damaged) for plan in shown]
@@ -275,6 +304,8 @@ def run_group_restore(
         locks = {each.uuid: all_locks.enter_context(ExitStack()) for each in members}
         for each in sorted(members, key=lambda one: one.uuid):
             locks[each.uuid].enter_context(restores.lock(each))
+        if asked:  # the answer may have taken long
+            check_memory_together(context, shown)
         return _restore_together(restores, shown, locks, jobs or len(members))
 
 

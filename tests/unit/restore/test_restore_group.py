@@ -29,6 +29,7 @@ from snaporch.model import DomainState
 from snaporch.recovery.recover_runs import recover
 from snaporch.restore import journal, restore_group
 from snaporch.restore.confirm_and_restore import RestoreRequest
+from snaporch.restore.host_requirements import MemoryNeed, check_needs
 from snaporch.restore.journal import HOLD
 from snaporch.restore.restore_group import (
     MembersMeeting,
@@ -373,6 +374,63 @@ def test_a_restore_that_may_be_undone_replaces_no_other_yet(pair):
     recover(pair.context, pair.guest("app").uuid)
     assert pair.guest("app").ram == pair.then["app"]
     assert pair.guest("app").state is DomainState.RUNNING
+
+
+# -- together -----------------------------------------------------------------------------------
+
+
+def off(pair, *names):
+    for name in names:
+        guest = pair.guest(name)
+        guest.state, guest.live = DomainState.OFF, None
+
+
+def test_members_that_fit_only_one_by_one_are_refused(pair):
+    """Each boots with 16 MiB."""
+    off(pair, "app", "db")
+    pair.set_memory(20 << 20)
+    said = (
+        "pair@s1: needs 32 MiB of memory, 20 MiB are available; stop other guests, or use "
+        "--disks-only"
+    )
+    with pytest.raises(RefusedError) as refused:
+        put_back(pair, cold=True)
+    assert str(refused.value) == said
+    assert pair.hooks.acts() == []
+    previews = preview_group(pair.context, RestoreRequest("db@s1", cold=True))
+    assert [[str(each) for each in one.refusals] for one in previews] == [[], [said]]
+    assert put_back(pair, disks_only=True).failures == []
+    pair.set_memory(32 << 20)
+    assert put_back(pair, cold=True, discard_newer=True).failures == []
+
+
+def test_what_members_give_back_counts_for_all(pair):
+    """One that runs gives back what another takes."""
+    off(pair, "app")
+    pair.guest("db").ram_bytes = 12 << 20
+    pair.set_memory(19 << 20)
+    with pytest.raises(RefusedError, match="needs 32 MiB of memory, 31 MiB are available"):
+        put_back(pair, cold=True)
+    pair.set_memory(20 << 20)
+    assert put_back(pair, cold=True).failures == []
+
+
+def test_huge_pages_of_all_members_are_added(pair):
+    host = pair.resolver.host
+    free = host.sys / "kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+    free.parent.mkdir(parents=True)
+    free.write_text("15")
+    needs = [MemoryNeed(huge={2048: 16 << 20})] * 2
+    with pytest.raises(RefusedError, match="needs 16 huge pages of 2048 KiB, 15 are available"):
+        check_needs("pair@s1", needs, host)
+    check_needs("pair@s1", [*needs, MemoryNeed(huge_freed={2048: 2 << 20})], host)
+
+
+def test_memory_that_is_gone_after_the_answer_stops_all(pair):
+    off(pair, "app", "db")
+    with pytest.raises(RefusedError, match="needs 32 MiB of memory, 20 MiB are available"):
+        put_back(pair, cold=True, confirm=lambda _plans: pair.set_memory(20 << 20))
+    assert pair.hooks.acts() == []
 
 
 # -- refused ------------------------------------------------------------------------------------
