@@ -169,6 +169,12 @@ class MembersMeeting:
 def choose_members(context: Context, request: RestoreRequest) -> list[SnapshotRecord]:
     """Return the snapshots of one instant of a group, sorted by the domains' names.
 
+    Of several that claim to be of one member, the one counts whose manifest names that instant.
+
+    Args:
+        context: of this host.
+        request: the options, and one member's snapshot.
+
     Raises:
         NotFoundError: there is no such snapshot.
         RefusedError: it was not taken with a group.
@@ -186,23 +192,43 @@ def choose_members(context: Context, request: RestoreRequest) -> list[SnapshotRe
         step = "leave --group out; see the column GROUP of `snaporch list --wide`"
         raise RefusedError(chosen[-1].full_name, "was not taken with a group", step)
     others = of_group(all_records(context.store, snapshots, renamed_too=True), chosen)
+    others.sort(key=partial(_is_named_by_its_bundle, context))  # the last one of a UUID counts
     members = {record.uuid: record for record in (*others, *chosen)}
     return sorted(members.values(), key=lambda each: each.domain)
 
 
+def _is_named_by_its_bundle(context: Context, record: SnapshotRecord) -> bool:
+    """Whether the manifest says that it was taken with the group of its mark."""
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    group = manifest.group if manifest is not None else None
+    return group is not None and group.run == record.group_run
+
+
 def check_complete(plans: Sequence[RestorePlan]) -> None:
     """Refuse if a member has no snapshot of the instant any more, or cannot be stopped and kept.
+
+    The marks on ZFS snapshots may be forged. So each manifest of that instant has to name each
+    domain that has the mark.
+
+    Args:
+        plans: of all domains that have the mark of the group's instant.
 
     Raises:
         RefusedError: names the domains that the group had then.
     """
     group = f"{plans[0].record.group}@{plans[0].record.snapshot}"
     step = "restore the others one by one, without --group"
-    manifests = [plan.manifest for plan in plans if plan.manifest is not None]
-    had = {each.uuid: each.domain for one in manifests if one.group for each in one.group.members}
+    run = plans[0].record.group_run
+    entries = [plan.manifest.group for plan in plans if plan.manifest is not None]
+    groups = [entry.members for entry in entries if entry is not None and entry.run == run]
+    had = {each.uuid: each.domain for members in groups for each in members}
     if not had:
         reason = "no bundle says any more who belonged to the group"
         raise RefusedError(group, reason, "restore each by itself, without --group")
+    named = set(had).intersection(*({each.uuid for each in members} for members in groups))
+    if extra := sorted(plan.record.domain for plan in plans if plan.record.uuid not in named):
+        text = f"{', '.join(extra)} is marked as a member, and the members' bundles do not name it"
+        raise RefusedError(group, text, f"the mark may be forged: {step}")
     there = {plan.record.uuid for plan in plans}
     if missing := sorted(name for uuid, name in had.items() if uuid not in there):
         text = f"{', '.join(missing)} has no snapshot of that instant any more"

@@ -10,6 +10,8 @@ import pytest
 from fakes.hooks import KilledError, failing, failing_once
 
 from snaporch import default_paths
+from snaporch.bundle.manifest import MemberEntry
+from snaporch.bundle.store import replace_manifest
 from snaporch.config import Config
 from snaporch.errors import (
     AttentionError,
@@ -33,12 +35,14 @@ from snaporch.restore.host_requirements import MemoryNeed, check_needs
 from snaporch.restore.journal import HOLD
 from snaporch.restore.restore_group import (
     MembersMeeting,
+    choose_members,
     preview_group,
     run_group_restore,
 )
 from snaporch.restore.run import RestorePoint
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
 PATIENCE = 10
@@ -431,6 +435,80 @@ def test_memory_that_is_gone_after_the_answer_stops_all(pair):
     with pytest.raises(RefusedError, match="needs 32 MiB of memory, 20 MiB are available"):
         put_back(pair, cold=True, confirm=lambda _plans: pair.set_memory(20 << 20))
     assert pair.hooks.acts() == []
+
+
+def add_group(pair, name, domains):
+    document = pair.context.config.model_dump(exclude_unset=True)
+    document["group"][name] = {"domains": domains}
+    pair.context.config = Config.model_validate(document)
+
+
+def properties_of(pair, name):
+    return next(each.properties for each in pair.pool.snapshots() if each.full_name == name)
+
+
+def forge(pair, name, of="db"):
+    """Put the mark of the group's instant on the snapshot of another guest."""
+    mark = properties_of(pair, f"tank/{of}@s1")["group"]
+    pair.pool.set_properties([name], {"snaporch:group": mark})
+
+
+@pytest.mark.parametrize("name", ["db@s1", "mail@s1"])
+@pytest.mark.parametrize("own_group", [True, False])
+def test_a_guest_with_a_forged_mark_is_not_restored_with_the_group(pair, name, own_group):
+    pair.add_guest("mail", disks={"vda": "tank/mail"})
+    if own_group:
+        add_group(pair, "post", ["mail"])
+        assert snapshot_group(pair.context, "post", SnapshotRequest(name="s1")).failures == []
+    else:
+        take_snapshot(pair.context, pair.hypervisor.domain("mail"), SnapshotRequest("s1"))
+    pair.hooks.log.clear()
+    forge(pair, "tank/mail@s1")
+    pair.hooks.log.clear()
+    with pytest.raises(RefusedError) as refused:
+        put_back(pair, name)
+    assert str(refused.value) == (
+        "pair@s1: mail is marked as a member, and the members' bundles do not name it; the mark "
+        "may be forged: restore the others one by one, without --group"
+    )
+    assert running_before(pair)
+
+
+def test_a_guest_that_only_its_own_manifest_names_is_no_member(pair):
+    """The bundle may have come from another host, too."""
+    pair.add_guest("mail", disks={"vda": "tank/mail"})
+    mail = pair.hypervisor.domain("mail")
+    taken = take_snapshot(pair.context, mail, SnapshotRequest("s1"))
+    forge(pair, "tank/mail@s1")
+    store = pair.context.store
+    _, of_db = store.state(properties_of(pair, "tank/db@s1")["bundle"])
+    reference = f"{mail.uuid}/{taken.run}"
+    _, own = store.state(reference)
+    members = (*of_db.group.members, MemberEntry(domain="mail", uuid=mail.uuid))
+    group = of_db.group.model_copy(update={"members": members})
+    replace_manifest(store.path(reference), own.model_copy(update={"group": group}))
+    with pytest.raises(RefusedError, match="mail is marked as a member"):
+        put_back(pair)
+    assert running_before(pair)
+
+
+@pytest.mark.parametrize("own_group", [True, False])
+@pytest.mark.parametrize("other", ["a-first", "z-last"])
+def test_of_two_snapshots_with_the_mark_the_one_that_its_bundle_names_counts(
+    pair, other, own_group
+):
+    """Both are of the member ``app``."""
+    domain = pair.hypervisor.domain("app")
+    pair.guest("app").ram = pair.then["app"]
+    if own_group:
+        add_group(pair, "alone", ["app"])
+        assert snapshot_group(pair.context, "alone", SnapshotRequest(name=other)).failures == []
+    else:
+        take_snapshot(pair.context, domain, SnapshotRequest(other))
+    for dataset in ("tank/app", "flash/app"):
+        forge(pair, f"{dataset}@{other}")
+    members = choose_members(pair.context, RestoreRequest("db@s1"))
+    assert [each.full_name for each in members] == ["app@s1", "db@s1"]
 
 
 # -- refused ------------------------------------------------------------------------------------
