@@ -43,8 +43,9 @@ from snaporch.hypervisor.clone_xml import (
 )
 from snaporch.model import DatasetKind
 from snaporch.restore.disk_checks import check_beneath
-from snaporch.restore.foreign_definition import came_from_elsewhere, is_foreign
+from snaporch.restore.foreign_definition import came_from_elsewhere, is_foreign, to_accept
 from snaporch.restore.host_requirements import available_memory
+from snaporch.restore.own_places import OwnPlaces, with_paths
 from snaporch.restore.ram_from_pages import image_bytes, make_image
 from snaporch.restore.source import (
     Source,
@@ -187,6 +188,9 @@ def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
             _make_all(source, request, start, replace(identity, emulators=None))
         except RefusedError:
             raise error from None
+        if not _needs_no_consent(context, source, start):
+            step = "restore it, which names what of this host you would have to accept"
+            raise SharedError(error.thing, error.reason, step) from error
         names = [each.full_name for each in source.members if COPY in each.properties]
         released = shlex.join(["zfs", "inherit", PREFIX + COPY, *names])
         step = (
@@ -195,6 +199,25 @@ def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
         )
         raise MarkedError(error.thing, error.reason, step) from error
     check_tpm(source, start, resumed=request.resumed)
+
+
+def _needs_no_consent(context: Context, source: Source, start: str) -> bool:
+    """Whether a restore takes its definitions as those of another host without ``--accept``.
+
+    They name no path outside of the guest's own datasets then, but firmware of packages. Others are
+    not to count as this host's own: a clone or restore would open what they name.
+
+    Args:
+        context: of this host.
+        source: the snapshot.
+        start: the definition that the clone starts from.
+    """
+    texts = (start, source.text(Role.INACTIVE_XML), source.text(Role.LIVE_XML))
+    try:
+        own = OwnPlaces(context, source.thing, [each.dataset for each in source.members])
+        return not to_accept(with_paths(context, filter(None, texts)), own.has)
+    except RefusedError:  # a file system is not mounted, so its paths are not known
+        return False
 
 
 def _make_all(source: Source, request: CloneRequest, start: str, identity: CloneSpec) -> None:

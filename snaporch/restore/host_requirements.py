@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from xml.etree import ElementTree
 
 from snaporch.bundle.manifest import Manifest
@@ -100,36 +101,86 @@ def _hardware(xml: str) -> tuple[str, str]:
     return machine, ElementTree.tostring(cpu, "unicode").strip() if cpu is not None else ""
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """The memory in bytes that a guest takes when it starts, and gives back before."""
+
+    needed: int = 0
+    freed: int = 0
+    """What the guest has now, if it runs; it is stopped first."""
+    huge: Mapping[int, int] = field(default_factory=dict)
+    """Bytes in huge pages that it takes, by the size of a page in KiB; 0 is the default size."""
+    huge_freed: Mapping[int, int] = field(default_factory=dict)
+
+
 def check_memory(
     context: Context, thing: str, xml: str, manifest: Manifest | None, domain: Domain | None
 ) -> None:
     """Refuse a guest that needs more memory than the host has once the running guest is stopped.
 
-    A resumed guest needs the pages in its RAM image at once. A guest that boots may use as much as
-    its definition says. Huge pages are counted separately: QEMU takes all of them when it starts.
-
     Args:
+        context: of this host.
+        thing: the subject of the error.
         xml: the definition that is started.
         manifest: the manifest with the size of the RAM image; ``None`` for a guest that boots.
+        domain: the guest as it is now; ``None`` if it is not defined.
 
     Raises:
         RefusedError: with the memory that is needed and the memory that is free.
     """
-    host = context.resolver.host
+    need = memory_need(context, thing, xml, manifest, domain)
+    check_needs(thing, [need], context.resolver.host)
+
+
+def memory_need(
+    context: Context, thing: str, xml: str | None, manifest: Manifest | None, domain: Domain | None
+) -> MemoryNeed:
+    """Return the memory that a guest needs.
+
+    A resumed guest needs the pages in its RAM image at once. A guest that boots may use as much as
+    its definition says. Huge pages are counted separately: QEMU takes all of them when it starts.
+
+    Args:
+        context: of this host.
+        thing: the subject of the error.
+        xml: the definition that is started; ``None`` if the guest is left off.
+        manifest: see :func:`check_memory`.
+        domain: see :func:`check_memory`.
+
+    Raises:
+        RefusedError: the definition has no possible numbers.
+    """
     try:
-        huge, memory = domain_xml.huge_memory(domain_xml.parse(xml)), _memory(xml)
+        huge = domain_xml.huge_memory(domain_xml.parse(xml)) if xml is not None else {}
+        memory = _memory(xml) if xml is not None else 0
     except ValueError as error:
         reason = "has a definition whose memory or NUMA nodes are no possible numbers"
         raise RefusedError(thing, reason, "correct the definition") from error
-    running = domain.live_xml if domain is not None else None
-    freed = domain_xml.huge_memory(domain_xml.parse(running)) if running is not None else {}
-    _check_huge_pages(thing, huge, freed, host)
     needed = max(0, memory - sum(huge.values()))
     if manifest is not None and manifest.ram_bytes is not None and not huge:
         needed = min(needed, manifest.ram_bytes) or manifest.ram_bytes
-    free = available_memory(host)
+    running = domain.live_xml if domain is not None else None
+    going = domain_xml.huge_memory(domain_xml.parse(running)) if running is not None else {}
+    freed = 0
     if domain is not None and domain.active:
-        free += max(0, context.hypervisor.ram_in_use(domain.uuid) - sum(freed.values()))
+        freed = max(0, context.hypervisor.ram_in_use(domain.uuid) - sum(going.values()))
+    return MemoryNeed(needed, freed, huge, going)
+
+
+def check_needs(thing: str, needs: Sequence[MemoryNeed], host: HostPaths) -> None:
+    """Refuse guests that together need more memory than the host has once they are all stopped.
+
+    Args:
+        thing: the subject of the error.
+        needs: of each guest.
+        host: has the figures of the kernel.
+
+    Raises:
+        RefusedError: with the memory that is needed and the memory that is free.
+    """
+    _check_huge_pages(thing, needs, host)
+    needed = sum(need.needed for need in needs)
+    free = available_memory(host) + sum(need.freed for need in needs)
     if needed > free:
         raise RefusedError(
             thing,
@@ -138,13 +189,11 @@ def check_memory(
         )
 
 
-def _check_huge_pages(
-    thing: str, huge: dict[int, int], freed: dict[int, int], host: HostPaths
-) -> None:
-    """Refuse if too few huge pages are free; ``freed`` are those of the guest that is stopped."""
+def _check_huge_pages(thing: str, needs: Sequence[MemoryNeed], host: HostPaths) -> None:
+    """Refuse if too few huge pages are free; those of the guests that are stopped count as free."""
     default = _default_huge_page(host)
-    going = _by_real_size(freed, default)
-    for size, needed in _by_real_size(huge, default).items():
+    going = _by_real_size([need.huge_freed for need in needs], default)
+    for size, needed in _by_real_size([need.huge for need in needs], default).items():
         pages = -(-needed // (size << 10))
         free = free_huge_pages(size, host) + going.get(size, 0) // (size << 10)
         if pages > free:
@@ -165,9 +214,9 @@ def _meminfo(host: HostPaths) -> str:
     return (host.proc / "meminfo").read_text()
 
 
-def _by_real_size(memory: dict[int, int], default: int) -> dict[int, int]:
+def _by_real_size(of_guests: Sequence[Mapping[int, int]], default: int) -> dict[int, int]:
     sizes: dict[int, int] = {}
-    for size, amount in memory.items():
+    for size, amount in (pair for memory in of_guests for pair in memory.items()):
         if real := size or default:
             sizes[real] = sizes.get(real, 0) + amount
     return sizes

@@ -33,9 +33,11 @@ from snaporch.restore.firmware_checks import unfit_files
 from snaporch.restore.foreign_definition import came_from_elsewhere, check_foreign_definitions
 from snaporch.restore.foreign_images import check_foreign_images
 from snaporch.restore.host_requirements import (
+    MemoryNeed,
     check_machine,
-    check_memory,
+    check_needs,
     check_networks_and_pools,
+    memory_need,
 )
 from snaporch.restore.newer_snapshot_checks import (
     bases_of_copies,
@@ -250,15 +252,36 @@ def _current_xml(plan: RestorePlan) -> str | None:
     return plan.domain.inactive_xml or plan.domain.live_xml if plan.domain else None
 
 
+def _started_from(plan: RestorePlan) -> str | None:
+    """Return the definition that the restore starts the guest from; ``None`` if it stays off."""
+    if not (plan.ram or plan.boot):
+        return None
+    inactive, live = (readable_xml(plan.text(role)) for role in (Role.INACTIVE_XML, Role.LIVE_XML))
+    return live or inactive if plan.ram else inactive or _current_xml(plan)
+
+
+def memory_of(context: Context, plan: RestorePlan) -> MemoryNeed:
+    """Return the memory that a restore takes and gives back.
+
+    Args:
+        context: of this host.
+        plan: of the restore.
+
+    Raises:
+        RefusedError: the definition has no possible numbers.
+    """
+    manifest = plan.manifest if plan.ram else None
+    return memory_need(context, plan.thing, _started_from(plan), manifest, plan.domain)
+
+
 def _check_host(context: Context, plan: RestorePlan) -> None:
     """Check that the host can run the guest, if the restore starts it."""
-    inactive, live = (readable_xml(plan.text(role)) for role in (Role.INACTIVE_XML, Role.LIVE_XML))
-    xml = live or inactive if plan.ram else inactive or _current_xml(plan)
-    if xml is None or not (plan.ram or plan.boot):
+    xml = _started_from(plan)
+    if xml is None:
         return
     cpu = plan.manifest.versions.cpu if plan.manifest and plan.ram else ""
     check_machine(context, plan.thing, xml, plan.domain, resumes=plan.ram is not None, cpu=cpu)
     if plan.manifest is not None:
         check_datasets(context, plan.thing, plan.manifest)
-    check_memory(context, plan.thing, xml, plan.manifest if plan.ram else None, plan.domain)
+    check_needs(plan.thing, [memory_of(context, plan)], context.resolver.host)
     check_networks_and_pools(context, plan.thing, xml, resumes=plan.ram is not None)

@@ -38,9 +38,11 @@ from snaporch.restore.confirm_and_restore import (
     make_preview_of,
     plan_under_lock,
 )
+from snaporch.restore.host_requirements import check_needs
 from snaporch.restore.journal import forget_all_off, note_all_off
+from snaporch.restore.plan import memory_of
 from snaporch.restore.plan_model import RestorePlan
-from snaporch.restore.preview import RestorePreview
+from snaporch.restore.preview import Refusals, RestorePreview
 from snaporch.restore.run import (
     Restored,
     RestorePoint,
@@ -167,6 +169,12 @@ class MembersMeeting:
 def choose_members(context: Context, request: RestoreRequest) -> list[SnapshotRecord]:
     """Return the snapshots of one instant of a group, sorted by the domains' names.
 
+    Of several that claim to be of one member, the one counts whose manifest names that instant.
+
+    Args:
+        context: of this host.
+        request: the options, and one member's snapshot.
+
     Raises:
         NotFoundError: there is no such snapshot.
         RefusedError: it was not taken with a group.
@@ -184,23 +192,43 @@ def choose_members(context: Context, request: RestoreRequest) -> list[SnapshotRe
         step = "leave --group out; see the column GROUP of `snaporch list --wide`"
         raise RefusedError(chosen[-1].full_name, "was not taken with a group", step)
     others = of_group(all_records(context.store, snapshots, renamed_too=True), chosen)
+    others.sort(key=partial(_is_named_by_its_bundle, context))  # the last one of a UUID counts
     members = {record.uuid: record for record in (*others, *chosen)}
     return sorted(members.values(), key=lambda each: each.domain)
 
 
+def _is_named_by_its_bundle(context: Context, record: SnapshotRecord) -> bool:
+    """Whether the manifest says that it was taken with the group of its mark."""
+    _, manifest = context.store.state(f"{record.uuid}/{record.run}")
+    group = manifest.group if manifest is not None else None
+    return group is not None and group.run == record.group_run
+
+
 def check_complete(plans: Sequence[RestorePlan]) -> None:
     """Refuse if a member has no snapshot of the instant any more, or cannot be stopped and kept.
+
+    The marks on ZFS snapshots may be forged. So each manifest of that instant has to name each
+    domain that has the mark.
+
+    Args:
+        plans: of all domains that have the mark of the group's instant.
 
     Raises:
         RefusedError: names the domains that the group had then.
     """
     group = f"{plans[0].record.group}@{plans[0].record.snapshot}"
     step = "restore the others one by one, without --group"
-    manifests = [plan.manifest for plan in plans if plan.manifest is not None]
-    had = {each.uuid: each.domain for one in manifests if one.group for each in one.group.members}
+    run = plans[0].record.group_run
+    entries = [plan.manifest.group for plan in plans if plan.manifest is not None]
+    groups = [entry.members for entry in entries if entry is not None and entry.run == run]
+    had = {each.uuid: each.domain for members in groups for each in members}
     if not had:
         reason = "no bundle says any more who belonged to the group"
         raise RefusedError(group, reason, "restore each by itself, without --group")
+    named = set(had).intersection(*({each.uuid for each in members} for members in groups))
+    if extra := sorted(plan.record.domain for plan in plans if plan.record.uuid not in named):
+        text = f"{', '.join(extra)} is marked as a member, and the members' bundles do not name it"
+        raise RefusedError(group, text, f"the mark may be forged: {step}")
     there = {plan.record.uuid for plan in plans}
     if missing := sorted(name for uuid, name in had.items() if uuid not in there):
         text = f"{', '.join(missing)} has no snapshot of that instant any more"
@@ -224,16 +252,42 @@ def check_persistent(plan: RestorePlan) -> None:
         )
 
 
+def check_memory_together(context: Context, plans: Sequence[RestorePlan]) -> None:
+    """Refuse if all members together need more memory than the host has once they are off.
+
+    Args:
+        context: of this host.
+        plans: of all members.
+
+    Raises:
+        RefusedError: with the memory that is needed and the memory that is free.
+    """
+    record = plans[0].record
+    needs = [memory_of(context, plan) for plan in plans]
+    check_needs(f"{record.group}@{record.snapshot}", needs, context.resolver.host)
+
+
 def preview_group(context: Context, request: RestoreRequest) -> list[RestorePreview]:
     """Plan the restores of all members, and make every check that changes nothing.
+
+    A refusal of all together is in the last preview.
+
+    Args:
+        context: of this host.
+        request: the options, and one member's snapshot.
 
     Raises:
         SnaporchError: there is no plan; as :func:`choose_members` and :func:`make_restore_plan`.
     """
     members = choose_members(context, request)
     previews = [make_preview_of(context, request, (each.uuid, each.run)) for each in members]
-    check_complete([preview.plan for preview in previews])
-    return previews
+    plans = [preview.plan for preview in previews]
+    check_complete(plans)
+    refusals = Refusals()
+    with refusals:
+        check_memory_together(context, plans)
+    last = previews[-1]
+    return [*previews[:-1], replace(last, refusals=(*last.refusals, *refusals.found))]
 
 
 def run_group_restore(
@@ -264,6 +318,7 @@ def run_group_restore(
     members = choose_members(context, request)
     shown = [request.plan(context, each.uuid, each.run) for each in members]
     check_complete(shown)
+    check_memory_together(context, shown)
     if confirm is not None:
         damaged = request.despite_damage
         shown = [check_bundle(context, plan, despite_damage=damaged) for plan in shown]
@@ -275,6 +330,8 @@ def run_group_restore(
         locks = {each.uuid: all_locks.enter_context(ExitStack()) for each in members}
         for each in sorted(members, key=lambda one: one.uuid):
             locks[each.uuid].enter_context(restores.lock(each))
+        if asked:  # the answer may have taken long
+            check_memory_together(context, shown)
         return _restore_together(restores, shown, locks, jobs or len(members))
 
 

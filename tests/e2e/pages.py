@@ -114,6 +114,9 @@ NOT_RUN = {
         "# snaporch files web@nightly": _PLACES_OF_FILES,
         "# snaporch mount web@nightly": _PLACES_OF_FILES,
     },
+    "docs/how-to/groups.md": {
+        "snapshot=before-upgrade": "tests/unit/restore/test_group_by_hand.py runs it, with stubs",
+    },
     "docs/how-to/install.md": {
         "apt update": "needs a kernel module",
         "make deb": _PACKAGE,

@@ -44,6 +44,7 @@ from snaporch.restore.source import (
 from snaporch.snapshot.request import SnapshotRequest
 from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import BlockingMount, MountedError, PoolError
+from snaporch.zfs_names import quoted
 
 
 def source(world, text="web@s1"):
@@ -192,9 +193,43 @@ def test_a_clone_of_what_came_from_another_host_names_no_file_of_this_one(world,
         make(world, text="web@s2", resumed=False)
     said = caught.value.line()
     assert "its XML names '/etc/shadow', which would be of this host" in said
+    assert said.endswith("restore it, which names what of this host you would have to accept")
+    assert not any(guest.name == "test" for guest in world.hypervisor.guests.values())
+
+
+def with_own(world, above, element):
+    """Take ``web@s2`` of a guest whose definition has an element with a file of its dataset."""
+    own = world.image("tank/web", "own")
+    text = world.guest().inactive.replace(f"</{above}>", f"{element.format(own)}</{above}>")
+    world.guest().inactive = text
+    take_snapshot(world.context, world.hypervisor.domain("web"), SnapshotRequest("s2"))
+    return own
+
+
+def test_a_copy_that_boots_a_file_of_its_own_may_count_as_this_hosts_own(world):
+    own = with_own(world, "os", "<kernel>{}</kernel>")
+    assert make(world, "own", text="web@s2", resumed=False).uuid
+    came_back(world, "s2")
+    with pytest.raises(SharedError) as caught:
+        make(world, text="web@s2", resumed=False)
+    said = caught.value.line()
+    assert f"its XML names {quoted(str(own))}, which would be of this host" in said
     assert "which retention may delete then" in said
     assert said.endswith("zfs inherit snaporch:copy flash/web@s2 tank/web@s2")
-    assert not any(guest.name == "test" for guest in world.hypervisor.guests.values())
+
+
+def test_what_else_a_definition_names_is_not_to_count_as_this_hosts_own(world):
+    """The drive is emptied for a copy, and the clone is refused for another reason."""
+    world.guest().inactive = world.guest().inactive.replace(
+        "</devices>",
+        "<disk type='file' device='cdrom'><source file='/etc/shadow'/><target dev='sda'/>"
+        "<readonly/></disk></devices>",
+    )
+    with_own(world, "os", "<kernel>{}</kernel>")
+    came_back(world, "s2")
+    with pytest.raises(SharedError, match="which would be of this host") as caught:
+        make(world, text="web@s2", resumed=False)
+    assert "snaporch:copy" not in caught.value.line()
 
 
 def test_no_mark_is_to_be_removed_where_that_would_not_help(world):
@@ -206,6 +241,30 @@ def test_no_mark_is_to_be_removed_where_that_would_not_help(world):
         make(world, "own", text="web@s2", resumed=False)
     came_back(world, "s2")
     with pytest.raises(SharedError, match="which may belong to the host") as caught:
+        make(world, text="web@s2", resumed=False)
+    assert "snaporch:copy" not in caught.value.line()
+
+
+def test_a_file_system_that_is_not_mounted_has_no_copy_count_as_this_hosts_own(world):
+    """It has no disks, such as one of which another was cloned."""
+    with_own(world, "os", "<kernel>{}</kernel>")
+    came_back(world, "s2")
+    world.image("tank/more", "x")
+    world.pool.snapshot(["tank/more@s2"], {"snaporch:copy": "nas"})
+    world.resolver.mount_points["tank/more"] = None
+    found = source(world, "web@s2")
+    more = [each for each in world.pool.snapshots() if each.full_name == "tank/more@s2"]
+    found = replace(found, members=(*found.members, *more))
+    with pytest.raises(SharedError, match="which would be of this host") as caught:
+        check_clone(world.context, found, CloneRequest("test", resumed=False))
+    assert "snaporch:copy" not in caught.value.line()
+
+
+def test_no_mark_is_to_be_removed_of_a_copy_that_is_refused_with_it_or_without(world):
+    memory = "<memory model='nvdimm'><source><path>{}</path></source></memory>"
+    with_own(world, "devices", memory)
+    came_back(world, "s2")
+    with pytest.raises(SharedError, match="memory in a file") as caught:
         make(world, text="web@s2", resumed=False)
     assert "snaporch:copy" not in caught.value.line()
 

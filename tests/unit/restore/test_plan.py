@@ -9,6 +9,7 @@ from fakes.images import qcow2
 
 from snaporch.bundle.manifest import MANIFEST_NAME
 from snaporch.catalog.keep import KEEP_HOLD, keep, unkeep
+from snaporch.config import Config
 from snaporch.errors import NotFoundError, RefusedError, UsageError
 from snaporch.model import DomainState, Level
 from snaporch.restore.bundle_checks import check_bundle
@@ -284,6 +285,23 @@ def test_a_name_that_another_domain_has_is_refused(story, world):
 def test_a_dataset_with_a_disk_of_another_domain_is_refused(story, world):
     world.add_guest("mail", {"vda": "tank/web"})
     assert "the domain mail has disks on tank/web too" in refusal(world)
+
+
+def test_a_disk_of_several_guests_is_restored_by_hand(story, world):
+    """Each cannot have a dataset of its own for it."""
+    world.add_guest("mail", {"vda": "tank/mail", "vdb": "tank/web"})
+    world.with_defaults()
+    own_step = "give each guest a dataset of its own"
+    assert refusal(world).endswith(own_step)
+    document = world.context.config.model_dump(exclude_unset=True)
+    document |= {"domain": {"mail": {"exclude_disks": ["vdb"]}}}
+    world.context.config = Config.model_validate(document)
+    said = refusal(world)
+    assert "the domain mail has disks on tank/web too" in said
+    assert said.endswith("restore both by hand: docs/how-to/groups.md, 'A disk of several guests'")
+    document["domain"]["mail"]["exclude_disks"] = ["vda"]
+    world.context.config = Config.model_validate(document)
+    assert refusal(world).endswith(own_step)
 
 
 @pytest.mark.parametrize("place", ["bundles", "journal", "overlays"])

@@ -10,6 +10,8 @@ import pytest
 from fakes.hooks import KilledError, failing, failing_once
 
 from snaporch import default_paths
+from snaporch.bundle.manifest import MemberEntry
+from snaporch.bundle.store import replace_manifest
 from snaporch.config import Config
 from snaporch.errors import (
     AttentionError,
@@ -29,9 +31,11 @@ from snaporch.model import DomainState
 from snaporch.recovery.recover_runs import recover
 from snaporch.restore import journal, restore_group
 from snaporch.restore.confirm_and_restore import RestoreRequest
+from snaporch.restore.host_requirements import MemoryNeed, check_needs
 from snaporch.restore.journal import HOLD
 from snaporch.restore.restore_group import (
     MembersMeeting,
+    choose_members,
     preview_group,
     run_group_restore,
 )
@@ -39,6 +43,7 @@ from snaporch.restore.run import RestorePoint
 from snaporch.restore.select_undo import undo_without_copy
 from snaporch.snapshot.group import snapshot_group
 from snaporch.snapshot.request import SnapshotRequest
+from snaporch.snapshot.run import take_snapshot
 from snaporch.zfs import PoolError
 
 PATIENCE = 10
@@ -413,6 +418,137 @@ def test_a_restore_that_may_be_undone_replaces_no_other_yet(pair):
     recover(pair.context, pair.guest("app").uuid)
     assert pair.guest("app").ram == pair.then["app"]
     assert pair.guest("app").state is DomainState.RUNNING
+
+
+# -- together -----------------------------------------------------------------------------------
+
+
+def off(pair, *names):
+    for name in names:
+        guest = pair.guest(name)
+        guest.state, guest.live = DomainState.OFF, None
+
+
+def test_members_that_fit_only_one_by_one_are_refused(pair):
+    """Each boots with 16 MiB."""
+    off(pair, "app", "db")
+    pair.set_memory(20 << 20)
+    said = (
+        "pair@s1: needs 32 MiB of memory, 20 MiB are available; stop other guests, or use "
+        "--disks-only"
+    )
+    with pytest.raises(RefusedError) as refused:
+        put_back(pair, cold=True)
+    assert str(refused.value) == said
+    assert pair.hooks.acts() == []
+    previews = preview_group(pair.context, RestoreRequest("db@s1", cold=True))
+    assert [[str(each) for each in one.refusals] for one in previews] == [[], [said]]
+    assert put_back(pair, disks_only=True).failures == []
+    pair.set_memory(32 << 20)
+    assert put_back(pair, cold=True, discard_newer=True).failures == []
+
+
+def test_what_members_give_back_counts_for_all(pair):
+    """One that runs gives back what another takes."""
+    off(pair, "app")
+    pair.guest("db").ram_bytes = 12 << 20
+    pair.set_memory(19 << 20)
+    with pytest.raises(RefusedError, match="needs 32 MiB of memory, 31 MiB are available"):
+        put_back(pair, cold=True)
+    pair.set_memory(20 << 20)
+    assert put_back(pair, cold=True).failures == []
+
+
+def test_huge_pages_of_all_members_are_added(pair):
+    host = pair.resolver.host
+    free = host.sys / "kernel/mm/hugepages/hugepages-2048kB/free_hugepages"
+    free.parent.mkdir(parents=True)
+    free.write_text("15")
+    needs = [MemoryNeed(huge={2048: 16 << 20})] * 2
+    with pytest.raises(RefusedError, match="needs 16 huge pages of 2048 KiB, 15 are available"):
+        check_needs("pair@s1", needs, host)
+    check_needs("pair@s1", [*needs, MemoryNeed(huge_freed={2048: 2 << 20})], host)
+
+
+def test_memory_that_is_gone_after_the_answer_stops_all(pair):
+    off(pair, "app", "db")
+    with pytest.raises(RefusedError, match="needs 32 MiB of memory, 20 MiB are available"):
+        put_back(pair, cold=True, confirm=lambda _plans: pair.set_memory(20 << 20))
+    assert pair.hooks.acts() == []
+
+
+def add_group(pair, name, domains):
+    document = pair.context.config.model_dump(exclude_unset=True)
+    document["group"][name] = {"domains": domains}
+    pair.context.config = Config.model_validate(document)
+
+
+def properties_of(pair, name):
+    return next(each.properties for each in pair.pool.snapshots() if each.full_name == name)
+
+
+def forge(pair, name, of="db"):
+    """Put the mark of the group's instant on the snapshot of another guest."""
+    mark = properties_of(pair, f"tank/{of}@s1")["group"]
+    pair.pool.set_properties([name], {"snaporch:group": mark})
+
+
+@pytest.mark.parametrize("name", ["db@s1", "mail@s1"])
+@pytest.mark.parametrize("own_group", [True, False])
+def test_a_guest_with_a_forged_mark_is_not_restored_with_the_group(pair, name, own_group):
+    pair.add_guest("mail", disks={"vda": "tank/mail"})
+    if own_group:
+        add_group(pair, "post", ["mail"])
+        assert snapshot_group(pair.context, "post", SnapshotRequest(name="s1")).failures == []
+    else:
+        take_snapshot(pair.context, pair.hypervisor.domain("mail"), SnapshotRequest("s1"))
+    pair.hooks.log.clear()
+    forge(pair, "tank/mail@s1")
+    pair.hooks.log.clear()
+    with pytest.raises(RefusedError) as refused:
+        put_back(pair, name)
+    assert str(refused.value) == (
+        "pair@s1: mail is marked as a member, and the members' bundles do not name it; the mark "
+        "may be forged: restore the others one by one, without --group"
+    )
+    assert running_before(pair)
+
+
+def test_a_guest_that_only_its_own_manifest_names_is_no_member(pair):
+    """The bundle may have come from another host, too."""
+    pair.add_guest("mail", disks={"vda": "tank/mail"})
+    mail = pair.hypervisor.domain("mail")
+    taken = take_snapshot(pair.context, mail, SnapshotRequest("s1"))
+    forge(pair, "tank/mail@s1")
+    store = pair.context.store
+    _, of_db = store.state(properties_of(pair, "tank/db@s1")["bundle"])
+    reference = f"{mail.uuid}/{taken.run}"
+    _, own = store.state(reference)
+    members = (*of_db.group.members, MemberEntry(domain="mail", uuid=mail.uuid))
+    group = of_db.group.model_copy(update={"members": members})
+    replace_manifest(store.path(reference), own.model_copy(update={"group": group}))
+    with pytest.raises(RefusedError, match="mail is marked as a member"):
+        put_back(pair)
+    assert running_before(pair)
+
+
+@pytest.mark.parametrize("own_group", [True, False])
+@pytest.mark.parametrize("other", ["a-first", "z-last"])
+def test_of_two_snapshots_with_the_mark_the_one_that_its_bundle_names_counts(
+    pair, other, own_group
+):
+    """Both are of the member ``app``."""
+    domain = pair.hypervisor.domain("app")
+    pair.guest("app").ram = pair.then["app"]
+    if own_group:
+        add_group(pair, "alone", ["app"])
+        assert snapshot_group(pair.context, "alone", SnapshotRequest(name=other)).failures == []
+    else:
+        take_snapshot(pair.context, domain, SnapshotRequest(other))
+    for dataset in ("tank/app", "flash/app"):
+        forge(pair, f"{dataset}@{other}")
+    members = choose_members(pair.context, RestoreRequest("db@s1"))
+    assert [each.full_name for each in members] == ["app@s1", "db@s1"]
 
 
 # -- refused ------------------------------------------------------------------------------------

@@ -763,10 +763,10 @@ def test_a_command_that_no_clone_can_run_has_not_passed(world):
     assert check(world, "db@s1").passed
 
 
-def with_kernel(world):
+def with_kernel(world, path="/srv/vmlinuz"):
     """The guest ``db`` boots a kernel of its host."""
     guest = world.add_guest("db", agent=Agent.MISSING)
-    kernel = "<kernel>/srv/vmlinuz</kernel></os>"
+    kernel = f"<kernel>{path}</kernel></os>"
     for own in (each for each in world.hypervisor.guests.values() if each.uuid == guest.uuid):
         own.live, own.inactive = (
             each.replace("</os>", kernel) for each in (own.live, own.inactive)
@@ -793,8 +793,18 @@ def test_a_command_of_a_copy_that_failed_stays_failed_when_no_clone_ran(
     assert outcome.passed is not has_command
 
 
-def test_the_step_that_lets_a_clone_run_is_named(world, command):
+def test_no_step_has_a_copy_count_as_own_that_names_a_file_of_this_host(world, command):
     taken = with_kernel(world)
+    command(GuestExit(0, ""))
+    came_back(world, taken)
+    outcome = check(world, "db@s1")
+    assert outcome.failed_steps == (VerifyStep.COMMAND,)
+    assert outcome.failure.step.startswith("unset verify_command for this guest, or ")
+    assert "snaporch:copy" not in " ".join((outcome.failure.step, *outcome.proof))
+
+
+def test_the_step_that_lets_a_clone_run_is_named(world, command):
+    taken = with_kernel(world, world.root / "zfs/tank/db/vmlinuz")
     command(GuestExit(0, ""))
     assert check(world, "db@s1").passed
     came_back(world, taken)
