@@ -2,7 +2,8 @@
 """Many guests at once: snapshots with RAM, the restore of a group, and clones, by how many at once.
 
 Run it with ``tests/lab/run``; 16 guests want ``--mem 4G``. ``virsh list`` and ``snaporch list`` are
-timed meanwhile. What counts are the ratios: the lab has one processor.
+timed meanwhile. What counts are the ratios: the lab has one processor. ``hand`` restores the guests
+without snaporch, by ``virsh`` and ``zfs``.
 
 ``CPU`` is how the CPU time was shared: emulators that run in the end, libvirtd with its helpers,
 and snaporch with its children. The rest is the questions, the kernel and emulators that have ended.
@@ -168,6 +169,28 @@ def restores(jobs: int, name: str) -> Watched:
     return seen
 
 
+def by_hand(jobs: int, names: list[str]) -> Watched:
+    """What one does without snaporch: each guest by three commands, from an image made before."""
+    for name in names:
+        run("virsh", "save", name, f"/var/tmp/{name}.save", "--image-format", "raw")
+        run("zfs", "snapshot", f"tank/{name}@hand")
+        run("virsh", "restore", "--running", f"/var/tmp/{name}.save")
+
+    def put_back(name: str) -> float:
+        commands = (
+            ("virsh", "destroy", name),
+            ("zfs", "rollback", f"tank/{name}@hand"),
+            ("virsh", "restore", "--running", f"/var/tmp/{name}.save"),
+        )
+        return sum(work(*words)[1] for words in commands)
+
+    with shared() as (seen, own), ThreadPoolExecutor(jobs) as executor:
+        own.extend(executor.map(put_back, names))
+    for name in names:
+        run("zfs", "destroy", f"tank/{name}@hand")
+    return seen
+
+
 def clones(jobs: int, name: str, count: int) -> Watched:
     """Running clones of one snapshot, each by a command of its own."""
     made = [f"clone{number}" for number in range(count)]
@@ -198,7 +221,9 @@ def main() -> None:
     parser.add_argument("--guests", type=int, default=8)
     parser.add_argument("--jobs", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--only", default="snapshot,restore", help="kinds of work, also clone")
+    parser.add_argument(
+        "--only", default="snapshot,restore", help="kinds of work, also hand and clone"
+    )
     given = parser.parse_args()
     kinds = given.only.split(",")
     SETTINGS.write_text('[group.many]\ndomains = ["many*"]\n')
@@ -212,6 +237,7 @@ def main() -> None:
     print("  CPU: QEMU, libvirt, snaporch; pause ms: least, median, most", flush=True)
     others: dict[str, Callable[[int], Watched]] = {
         "restore": lambda jobs: restores(jobs, "s"),
+        "hand": lambda jobs: by_hand(jobs, names),
         "clone": lambda jobs: clones(jobs, "s", given.guests),
     }
     for _ in range(given.rounds):
