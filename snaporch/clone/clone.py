@@ -44,6 +44,7 @@ from snaporch.hypervisor.clone_xml import (
 from snaporch.model import DatasetKind
 from snaporch.restore.disk_checks import check_beneath
 from snaporch.restore.foreign_definition import came_from_elsewhere, is_foreign, to_accept
+from snaporch.restore.foreign_images import check_foreign_images
 from snaporch.restore.host_requirements import available_memory
 from snaporch.restore.own_places import OwnPlaces, with_paths
 from snaporch.restore.ram_from_pages import image_bytes, make_image
@@ -202,10 +203,11 @@ def _check_xml(context: Context, source: Source, request: CloneRequest) -> None:
 
 
 def _needs_no_consent(context: Context, source: Source, start: str) -> bool:
-    """Whether a restore takes its definitions as those of another host without ``--accept``.
+    """Whether a restore takes it as another host's without ``--accept``.
 
-    They name no path outside of the guest's own datasets then, but firmware of packages. Others are
-    not to count as this host's own: a clone or restore would open what they name.
+    Its definitions and images name no path outside of the guest's own datasets then, but firmware
+    of packages. Others are not to count as this host's own: a clone or restore would open what they
+    name.
 
     Args:
         context: of this host.
@@ -215,8 +217,10 @@ def _needs_no_consent(context: Context, source: Source, start: str) -> bool:
     texts = (start, source.text(Role.INACTIVE_XML), source.text(Role.LIVE_XML))
     try:
         own = OwnPlaces(context, source.thing, [each.dataset for each in source.members])
-        return not to_accept(with_paths(context, filter(None, texts)), own.has)
-    except RefusedError:  # a file system is not mounted, so its paths are not known
+        definitions = with_paths(context, filter(None, texts))
+        check_foreign_images(context, source.thing, source.members, own, definitions, ())
+        return not to_accept(definitions, own.has)
+    except RefusedError:  # or a file system is not mounted, so its paths are not known
         return False
 
 

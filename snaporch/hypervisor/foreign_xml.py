@@ -102,9 +102,20 @@ def images(root: Element) -> set[ForeignImage]:
     return found | set(_firmware_images(root))
 
 
-def written_as_bytes(root: Element) -> set[str]:
-    """The files into which a guest can write any bytes, also the header of an image."""
-    found = {image.path for image in images(root) if image.format == "raw"}
+def written_as_bytes(root: Element, image: ForeignImage) -> set[str]:
+    """The files into which a guest can write any bytes, also the header of an image.
+
+    Args:
+        image: whose own part in the definition does not count: which of several formats a file of
+            the firmware has depends on libvirt's version, and is one for it.
+    """
+    flash = _firmware_images(root)
+    found = {each.path for each in flash if each.format == "raw" and each.target != image.target}
+    for disk in root.findall("devices/disk"):
+        driver = disk.find("driver")
+        is_raw = driver is None or driver.get("type", "raw") == "raw"
+        if is_raw and disk.find("readonly") is None and disk.get("device") != "cdrom":
+            found.add(source_path(disk, disk.get("type", "file")))
     for device in (each for tag in _CHARACTERS for each in root.findall(f"devices/{tag}")):
         found |= {each.get("path") for each in device.findall("source")}
         found |= {each.get("file") for each in device.findall("log")}

@@ -119,7 +119,7 @@ class _Check:
                 self._place(path)
                 for root in roots
                 if image in having[root]
-                for path in written_as_bytes(root)
+                for path in written_as_bytes(root, image)
             }
             self._check_image(image)
 

@@ -38,7 +38,7 @@ from snaporch.restore.confirm_and_restore import (
     make_preview_of,
     plan_under_lock,
 )
-from snaporch.restore.host_requirements import check_needs
+from snaporch.restore.host_requirements import MemoryNeed, check_needs
 from snaporch.restore.journal import forget_all_off, note_all_off
 from snaporch.restore.plan import memory_of
 from snaporch.restore.plan_model import RestorePlan
@@ -263,8 +263,19 @@ def check_memory_together(context: Context, plans: Sequence[RestorePlan]) -> Non
         RefusedError: with the memory that is needed and the memory that is free.
     """
     record = plans[0].record
-    needs = [memory_of(context, plan) for plan in plans]
+    needs = [_more_than_now(memory_of(context, plan), plan) for plan in plans]
     check_needs(f"{record.group}@{record.snapshot}", needs, context.resolver.host)
+
+
+def _more_than_now(need: MemoryNeed, plan: RestorePlan) -> MemoryNeed:
+    """What a member needs; one that runs now and boots uses as much as now until it uses more.
+
+    So a host whose guests have more memory than it has is not refused what it has now.
+    """
+    runs = plan.domain is not None and plan.domain.active
+    if runs and plan.ram is None:
+        return replace(need, needed=min(need.needed, need.freed))
+    return need
 
 
 def preview_group(context: Context, request: RestoreRequest) -> list[RestorePreview]:

@@ -5,6 +5,7 @@ Its limits of time, bytes and rate are in :mod:`snaporch.snapshot.strategies.ram
 
 from __future__ import annotations
 
+import shlex
 import threading
 from contextlib import suppress
 from contextvars import copy_context
@@ -261,7 +262,8 @@ class RamStrategy(FreezeStrategy):
         self.held = True
         self.work.journal.note(Note.HELD)
         suspend(self.work.context, self.work.domain)  # libvirt may have resumed it
-        self.work.warn("it was suspended while its RAM was saved: it stays suspended")
+        step = shlex.join(["virsh", "resume", self.work.domain.name])
+        self.work.warn(f"it was suspended while its RAM was saved: it stays suspended; {step}")
 
     def _tick(self) -> None:
         try:

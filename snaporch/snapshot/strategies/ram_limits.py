@@ -79,6 +79,7 @@ class DowntimeLimit:
         self._work = work
         self._measured_at = self._arrived = self._best_speed = 0.0
         self._limit = 0
+        self._was_limited = False
         self._setting: threading.Thread | None = None
 
     def set(self) -> None:
@@ -103,6 +104,9 @@ class DowntimeLimit:
             room: bytes that the pipe takes from a guest that is paused.
         """
         facts = self._work.plan.facts
+        if self._was_limited:
+            self._was_limited = False
+            self._measured_at, self._arrived = self._work.clock.monotonic(), arrived
         if not facts.downtime_ms or (speed := self._measure(arrived)) is None:
             return
         if arrived <= _DOWNTIME_PASSES * expected or (self._setting and self._setting.is_alive()):
@@ -126,6 +130,7 @@ class DowntimeLimit:
 
     def measure_limited(self, arrived: int) -> None:
         """Only measure: a rate limits the speed, which will be no less without it."""
+        self._was_limited = True
         self._measure(arrived)
 
     def _measure(self, arrived: int) -> float | None:

@@ -232,6 +232,19 @@ def test_what_else_a_definition_names_is_not_to_count_as_this_hosts_own(world):
     assert "snaporch:copy" not in caught.value.line()
 
 
+def test_a_link_out_of_its_dataset_is_not_to_count_as_this_hosts_own(world):
+    """libvirt would follow it as root."""
+    own = with_own(world, "os", "<kernel>{}</kernel>")
+    came_back(world, "s2")
+    link = world.snapshot_files("tank/web", "s2") / Path(own).name
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to("/etc/shadow")
+    with pytest.raises(SharedError, match="which would be of this host") as caught:
+        make(world, text="web@s2", resumed=False)
+    assert "snaporch:copy" not in caught.value.line()
+
+
 def test_no_mark_is_to_be_removed_where_that_would_not_help(world):
     """The mark also keeps retention from what came back."""
     text = world.guest().inactive.replace("</domain>", "<later path='/x'/></domain>")

@@ -292,10 +292,30 @@ def test_an_image_into_which_the_guest_writes_bytes_is_refused(copy, world, devi
     refused(world, f"its guest can write the header of {path}, which is a file of", str(path))
 
 
-def test_variables_of_uefi_in_a_qcow2_image_are_no_bytes(copy, world):
+@pytest.mark.parametrize("loader", ["", "<loader format='raw'>/usr/share/OVMF/OVMF.fd</loader>"])
+def test_variables_of_uefi_in_a_qcow2_image_are_no_bytes(copy, world, loader):
     path = Path(copy.domain.disks[0].source).with_name("variables")
     put(world, qcow2(), "variables")
-    change(copy, "</os>", f"<nvram format='qcow2'>{path}</nvram></os>")
+    loader = loader.replace("<loader", "<loader readonly='yes' type='pflash'")
+    change(copy, "</os>", f"{loader}<nvram format='qcow2'>{path}</nvram></os>")
+    planned(world)
+
+
+@pytest.mark.parametrize("device", ["disk", "nvram"])
+def test_an_image_that_is_flash_or_a_raw_disk_too_is_refused(copy, world, device):
+    path = Path(copy.domain.disks[0].source)
+    if device == "nvram":
+        change(copy, "</os>", f"<nvram format='raw'>{path}</nvram></os>")
+    else:
+        disk = f"<disk><source file='{path}'/><target dev='vdy'/></disk>"
+        change(copy, "</devices>", f"{disk}</devices>")
+    refused(world, "its guest can write the header of", str(path))
+
+
+def test_a_raw_view_that_cannot_be_written_is_accepted(copy, world):
+    path = Path(copy.domain.disks[0].source)
+    disk = f"<disk><source file='{path}'/><target dev='vdy'/><readonly/></disk>"
+    change(copy, "</devices>", f"{disk}</devices>")
     planned(world)
 
 

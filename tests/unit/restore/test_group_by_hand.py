@@ -10,16 +10,23 @@ PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "groups.md"
 VIRSH = """#!/bin/sh
 case "$1" in
     list) cat "$STATE/saved" ;;
-    domstate) cat "$STATE/$2"; echo ;;
+    domstate) cat "$STATE/$2" && echo ;;
     restore) echo "virsh $*" >>"$STATE/calls" ;;
     resume) echo "virsh $*" >>"$STATE/calls"; echo running >"$STATE/$2" ;;
 esac
+[ "$1 ${2##*/}" != "$(cat "$STATE/fails")" ]
 """
 ZFS = """#!/bin/sh
 case "$1" in
-    list) for last; do :; done; cat "$STATE/$(basename "$last").snapshots" ;;
+    list)
+        for last; do :; done
+        case "$*" in *" bookmark "*) kind=bookmarks ;; *) kind=snapshots ;; esac
+        cat "$STATE/${last##*/}.$kind"
+        ;;
+    get) echo 20 ;;
     rollback) echo "zfs $*" >>"$STATE/calls" ;;
 esac
+[ "$1 ${2##*/}" != "$(cat "$STATE/fails")" ]
 """
 
 
@@ -31,12 +38,14 @@ def host(tmp_path):
         (tmp_path / name).chmod(0o755)
     (tmp_path / "saved").write_text("another\n\n")
     (tmp_path / "calls").touch()
+    (tmp_path / "fails").touch()
     for guest in ("app-1", "db"):
         (tmp_path / guest).write_text("shut off\n")
         (tmp_path / f"{guest}.save").touch()
     for dataset in ("tank/shared", "tank/vm/app-1", "tank/vm/db"):
         text = f"{dataset}@before-upgrade\n{dataset}@older\n"
         (tmp_path / f"{Path(dataset).name}.snapshots").write_text(text)
+        (tmp_path / f"{Path(dataset).name}.bookmarks").write_text(f"20\t{dataset}#sent\n")
     return tmp_path
 
 
@@ -95,6 +104,7 @@ def test_pasted_twice_nothing_is_rolled_back(host):
         ("db.save", None, "db.save cannot be read"),
         ("db.snapshots", "tank/vm/db@newer\n", "the newest snapshot of tank/vm/db is 'tank/vm/db@"),
         ("db.snapshots", "", "the newest snapshot of tank/vm/db is ''"),
+        ("db.bookmarks", "20\ttank/vm/db#sent\n21\ttank/vm/db#late\n", "tank/vm/db#late is newer"),
     ],
 )
 def test_nothing_is_changed_if_a_check_fails(host, file, text, said):
@@ -105,3 +115,18 @@ def test_nothing_is_changed_if_a_check_fails(host, file, text, said):
     assert status != 0
     assert said in error
     assert calls(host) == []
+
+
+@pytest.mark.parametrize(
+    ("fails", "done"),
+    [
+        ("domstate db", 0),
+        ("rollback app-1@before-upgrade", 2),
+        ("restore db.save", 5),
+        ("resume app-1", 6),
+    ],
+)
+def test_nothing_follows_a_command_that_fails(host, fails, done):
+    (host / "fails").write_text(fails)
+    assert paste(host)[0] != 0
+    assert calls(host) == DONE[:done]

@@ -1416,6 +1416,7 @@ def test_no_larger_rest_is_left_while_a_rate_limits_or_the_guest_is_paused(
         budget._follow(1 << 40)
         assert budget._downtime._setting is None
         strategy._capture.lift_limit()
+        budget._follow(1 << 40)
         clock.go_on(1)
         budget._follow((1 << 40) + (1 << 20))
         assert (budget._downtime._setting is None) == (cause == "pause")
@@ -1433,10 +1434,36 @@ def test_a_stall_after_the_rate_was_lifted_does_not_make_the_pause_longer(world,
             clock.go_on(1)
             budget._follow(second * speed)
         strategy._capture.lift_limit()
+        budget._follow(3 * speed)
         clock.go_on(1)
         downtime.follow(3 * speed, 400, 64 << 20)
         downtime.settle()
         assert world.guest().downtime_limit == downtime_for(64 << 20, speed / 2)
+
+
+def test_what_came_before_the_rate_was_lifted_says_nothing_of_the_speed_afterwards(
+    world, clock, prepare
+):
+    prepare("overlay", downtime_limit="40ms", ram_rate=1000)
+    world.guest().resident_bytes = 0
+    with strategy_of(world) as strategy:
+        budget, downtime, speed = strategy._budget, strategy._budget._downtime, 10 << 20
+        downtime.set()
+        for half in (1, 2):
+            clock.go_on(0.5)
+            budget._follow(half * speed)
+        clock.go_on(0.4)  # limited to a twentieth
+        budget._follow(3 * speed)
+        strategy._capture.lift_limit()
+        budget._follow(3 * speed)
+        clock.go_on(0.1)
+        budget._follow(13 * speed)
+        assert downtime._setting is None  # not from 0.4 slow seconds and a fast tenth
+        clock.go_on(0.4)
+        downtime.follow(53 * speed, 400, 64 << 20)
+        downtime.settle()
+        own = world.guest().downtime_limit
+        assert own == max(300, downtime_for(64 << 20, 50 * speed / 0.5))
 
 
 def test_a_limit_that_another_job_kept_from_being_restored_is_noted(world, prepare):
