@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from commands import run
 from guests.disks import Disk
 from guests.guest import Guest
 
@@ -26,13 +28,6 @@ COMPRESSORS = {
     "pigz": ["pigz", "-c"],
     "gzip": ["gzip", "-c"],
 }
-
-
-def run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def fill(disk: Path, used: int) -> None:

@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent / "native"))
 
+from commands import run
 from guests.disks import Disk
 from guests.guest import Guest, connect
 from measure import listening, start_event_loop
@@ -41,13 +43,6 @@ class Figures(NamedTuple):
     """The longest one, by libvirt's events, in milliseconds."""
     total: float
     """Until the RAM is stored, in seconds."""
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def settings(**more: object) -> None:

@@ -24,19 +24,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from commands import run
 from guests.disks import Disk
 from guests.guest import Guest
 
 SETTINGS = Path("/var/tmp/many.toml")
 QUESTIONS = (("virsh", "list"), ("snaporch", "list"))
-
-
-def run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def available() -> int:

@@ -11,7 +11,6 @@ for other machines too. Seconds and pauses are those of the lab: only their rati
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from commands import run
 from guests.disks import Disk
 from guests.guest import Guest
 
@@ -39,13 +40,6 @@ class Figures:
     stored: float
     seconds: float
     pause: float
-
-
-def run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def written() -> float:

@@ -20,7 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from commands import run
 from guests.disks import Disk
 from guests.guest import Guest
 
@@ -50,13 +52,6 @@ class Times:
     outage: float = 0.0
     """From the last count before the guest was away to the first count after."""
     parts: dict[str, float] = field(default_factory=dict)
-
-
-def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 class Steps:

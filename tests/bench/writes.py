@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -23,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lab"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from commands import run
 from guests.disks import Disk
 from guests.guest import Guest
 
@@ -34,13 +35,6 @@ ALLOWED = Path("/etc/apparmor.d/local/abstractions/libvirt-qemu")
 """What AppArmor allows QEMU on this host."""
 _STEPS = [round(10**5 * 1.15**step) for step in range(80)]
 """The bounds of the histogram in nanoseconds: 0.1 ms to 6 s, 15 % apart."""
-
-
-def run(*words: str) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)}: {done.stdout}{done.stderr}")
-    return done.stdout
 
 
 def ask_qemu(guest: Guest, command: str, **arguments: object) -> Any:

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
 
 Hook = Callable[[], None]
 
@@ -74,3 +82,17 @@ def failing_once(error: BaseException) -> Hook:
             raise left.pop()
 
     return fail
+
+
+def no_room_for_pages(monkeypatch: pytest.MonkeyPatch, times: float = math.inf) -> None:
+    """Let writes into the page file find no room, so many times."""
+    real, left = os.pwrite, times
+
+    def full(descriptor: int, data: bytes, place: int) -> int:
+        nonlocal left
+        if left and Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "pages":
+            left -= 1
+            raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
+        return real(descriptor, data, place)
+
+    monkeypatch.setattr(os, "pwrite", full)

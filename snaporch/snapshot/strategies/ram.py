@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -88,12 +89,7 @@ class RamStrategy(FreezeStrategy):
         def find() -> None:
             found.append(pages_target(work.context, work.domain))
 
-        finding = threading.Thread(
-            target=copy_context().run, args=[find], name="pages", daemon=True
-        )
-        finding.start()
-        finding.join(_PAGES_SECONDS)
-        if finding.is_alive():
+        if not _ends_within(_PAGES_SECONDS, find):
             work.report("RAM is saved as a whole image first: the pool for pages does not answer")
         return found[0] if found else None
 
@@ -304,9 +300,7 @@ class RamStrategy(FreezeStrategy):
             with suppress(OSError):
                 pages.note_image_first(too_long=too_long)
 
-        noting = threading.Thread(target=note, name="image-first", daemon=True)
-        noting.start()
-        noting.join(self.work.context.ram_times.abort)
+        _ends_within(self.work.context.ram_times.abort, note)
 
     def _sealed_part(self) -> Part:
         self._downtime.restore()
@@ -334,3 +328,11 @@ class RamStrategy(FreezeStrategy):
         """Close the pipe."""
         self._capture.abandon()
         self._downtime.settle()  # recovery restores the limit, and nothing may set it afterwards
+
+
+def _ends_within(seconds: float, call: Callable[[], None]) -> bool:
+    """Call a function that uses the page pool, in a thread; whether it has ended in time."""
+    thread = threading.Thread(target=copy_context().run, args=[call], name="page-pool", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

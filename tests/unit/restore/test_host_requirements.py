@@ -188,6 +188,14 @@ DISKS = {"vda": "tank/web", "vdb": "flash/web"}
 VOLUME = "<disk type='volume' device='cdrom'><source pool='vms' volume='x.iso'{}/></disk>"
 
 
+def add_guest_with(world, device):
+    """Add a guest with one more device, of which a story can be made."""
+    guest = world.add_guest(disks=DISKS)
+    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
+    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
+    world.guest().live = world.guest().inactive = own
+
+
 @pytest.mark.parametrize(
     ("device", "kind", "verb"),
     [(CARD, "network 'lan'", "net"), (VOLUME.format(""), "storage pool 'vms'", "pool")],
@@ -197,10 +205,8 @@ def test_a_network_or_pool_that_libvirt_cannot_use_is_refused(
     world, make_story, device, kind, verb, options
 ):
     """libvirt would refuse the start when the disks are rolled back."""
-    guest, hypervisor = world.add_guest(disks=DISKS), world.hypervisor
-    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
-    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
-    world.guest().live = world.guest().inactive = own
+    add_guest_with(world, device)
+    hypervisor = world.hypervisor
     objects = hypervisor.network_objects if verb == "net" else hypervisor.pool_objects
     (name,) = {"lan", "vms"} & {kind.split("'")[1]}
     make_story()
@@ -216,22 +222,14 @@ def test_a_network_or_pool_that_libvirt_cannot_use_is_refused(
 
 
 def test_a_disk_that_libvirt_may_leave_out_needs_no_pool(world, make_story):
-    guest = world.add_guest(disks=DISKS)
-    device = VOLUME.format(" startupPolicy='optional'")
-    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
-    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
-    world.guest().live = world.guest().inactive = own
+    add_guest_with(world, VOLUME.format(" startupPolicy='optional'"))
     make_story()
     assert plan(world)
 
 
 def test_a_disk_that_only_a_boot_requires_needs_its_pool_then(world, make_story):
     """See startupPolicy in libvirt's formatdomain: requisite."""
-    guest = world.add_guest(disks=DISKS)
-    device = VOLUME.format(" startupPolicy='requisite'")
-    own = guest.live_xml.replace("</devices>", f"{device}</devices>")
-    world.add_guest = lambda **_: replace(guest, live_xml=own, inactive_xml=own)
-    world.guest().live = world.guest().inactive = own
+    add_guest_with(world, VOLUME.format(" startupPolicy='requisite'"))
     make_story()
     assert plan(world)
     assert "needs the libvirt storage pool 'vms'" in refusal(world, cold=True)

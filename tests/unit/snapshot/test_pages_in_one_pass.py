@@ -1,6 +1,5 @@
 """RAM is split into pages while it arrives, or saved as a whole image."""
 
-import errno
 import os
 import shutil
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fakes import streams
-from fakes.hooks import KilledError, failing, failing_once
+from fakes.hooks import KilledError, failing, failing_once, no_room_for_pages
 
 from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.bundle.page_image import check_image
@@ -170,14 +169,7 @@ def test_an_unknown_stream_is_saved_as_an_image(paged):
 def test_a_page_pool_that_fills_up_is_left_for_an_image(paged, monkeypatch, capture):
     paged.with_pages(ram_strategy="overlay", ram_capture=capture)
     paged.guest().ram = streams.guest_stream(LARGE)
-    real = os.pwrite
-
-    def full(descriptor, data, place):
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "pages":
-            raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
-        return real(descriptor, data, place)
-
-    monkeypatch.setattr(os, "pwrite", full)
+    no_room_for_pages(monkeypatch)
     record = snapshot(paged)
     repeated_as_image(paged, record, "No space left on device")
     assert files(record) == IMAGE_FILES
@@ -275,24 +267,10 @@ def test_a_run_whose_job_was_aborted_tries_pages_again_unless_its_guardian_did_i
     assert not released or mark.read_bytes() == b"time\n"
 
 
-def no_room_once(monkeypatch):
-    """The first write of a page fails."""
-    real, failed = os.pwrite, []
-
-    def full(descriptor, data, place):
-        pages = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "pages"
-        if pages and not failed:
-            failed.append(place)
-            raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
-        return real(descriptor, data, place)
-
-    monkeypatch.setattr(os, "pwrite", full)
-
-
 def test_pages_are_not_tried_again_if_the_image_after_them_fails_too(paged, monkeypatch):
     """Or if its admin has suspended the guest."""
     paged.guest().ram = streams.guest_stream(LARGE)
-    no_room_once(monkeypatch)
+    no_room_for_pages(monkeypatch, times=1)
     admin = partial(paged.hypervisor.suspend, paged.guest().uuid)
     paged.hooks.at["capture.writing"] = admin
     with pytest.raises(SnaporchError, match="No space left on device"):
@@ -303,7 +281,7 @@ def test_pages_are_not_tried_again_if_the_image_after_them_fails_too(paged, monk
 
 def test_pages_are_tried_again_if_the_image_after_them_was_taken_apart(paged, monkeypatch):
     paged.guest().ram = streams.guest_stream(LARGE)
-    no_room_once(monkeypatch)
+    no_room_for_pages(monkeypatch, times=1)
     record = snapshot(paged)
     repeated_as_image(paged, record, "No space left on device")
     assert ram(record).name == "ram.rest"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fakes import streams
-from fakes.hooks import KilledError, failing
+from fakes.hooks import KilledError, failing, no_room_for_pages
 
 from snaporch.bundle.manifest import Role, read_manifest
 from snaporch.catalog.records import all_records
@@ -153,14 +153,7 @@ def test_an_unknown_stream_leaves_the_image(paged):
 
 
 def test_a_full_disk_leaves_the_image(paged, monkeypatch):
-    real = os.pwrite
-
-    def full(descriptor, data, place):
-        if Path(os.readlink(f"/proc/self/fd/{descriptor}")).name == "pages":
-            raise OSError(errno.ENOSPC, "No space left on device", "/tank/ram/pages")
-        return real(descriptor, data, place)
-
-    monkeypatch.setattr(os, "pwrite", full)
+    no_room_for_pages(monkeypatch)
     stays(paged, snapshot(paged), "/tank/ram/pages: No space left on device")
 
 
