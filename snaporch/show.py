@@ -123,7 +123,7 @@ def by_hand(context: Context, record: SnapshotRecord) -> list[str]:
     own = run_members(manifest, record.run, everything)
     for member in one_per_dataset(manifest, own, record.snapshot, newest=True):
         full = member.full_name
-        newer = context.pool.newer(full)
+        newer = context.pool.listing([member.dataset]).newer(full)
         looks.append(shlex.join(["look", full, str(member.guid), *newer]))
         rollbacks += [shlex.join(["echo", "destroying", *newer])] if newer else []
         rollbacks.append(shlex.join(["zfs", "rollback", *(["-r"] if newer else []), full]))

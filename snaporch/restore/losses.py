@@ -55,7 +55,8 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
         for name in sorted(plan.bases)
     ]
     for snapshot in plan.snapshots:
-        _, lost = bookmarks_since(context.pool, snapshot.full_name)
+        there = context.pool.listing([snapshot.dataset])
+        _, lost = bookmarks_since(there, snapshot.full_name)
         lines += [f"{name} for good: its snapshot does not exist any more" for name in lost]
     return lines
 

@@ -13,7 +13,7 @@ from snaporch.errors import RefusedError
 from snaporch.model import PoolSnapshot
 from snaporch.restore.journal import HOLD
 from snaporch.restore.plan_model import RestorePlan
-from snaporch.zfs import Pool
+from snaporch.zfs import DatasetListing
 
 SAFETY_PREFIX = "snaporch-safety_"
 _OWN_BOOKMARK = re.compile(r"snaporch-.+-([0-9]+)")
@@ -25,17 +25,13 @@ def is_safety(name: str) -> bool:
     return f"@{SAFETY_PREFIX}" in name
 
 
-def bases_of_copies(pool: Pool, newer: Sequence[str]) -> frozenset[str]:
+def bases_of_copies(listing: DatasetListing, newer: Sequence[str]) -> frozenset[str]:
     """Those of these names that are bookmarks which snaporch keeps for a replica or a pull.
 
     Their names end with the GUID that they have; one whose GUID is another is not snaporch's.
     They have no data. Without them the next copy may have to be a full one.
-
-    Raises:
-        PoolError: the bookmarks cannot be listed.
     """
-    datasets = {name.partition("#")[0] for name in newer if "#" in name}
-    marks = {name: mark for each in datasets for name, mark in pool.bookmarks(each).items()}
+    marks = listing.bookmarks
     return frozenset(
         name
         for name in newer
@@ -50,9 +46,16 @@ def needs_consent(plan: RestorePlan) -> list[str]:
     return [name for name in plan.newer if not is_safety(name) and name not in plan.bases]
 
 
-def newer_than(context: Context, members: Sequence[PoolSnapshot]) -> tuple[str, ...]:
-    """Return the snapshots and bookmarks that are newer than these snapshots."""
-    return tuple(name for member in members for name in context.pool.newer(member.full_name))
+def newer_than(
+    context: Context, members: Sequence[PoolSnapshot]
+) -> tuple[tuple[str, ...], DatasetListing]:
+    """Return the snapshots and bookmarks that are newer than these, and the listing with them.
+
+    Raises:
+        PoolError: one of these does not exist.
+    """
+    there = context.pool.listing([member.dataset for member in members])
+    return tuple(name for member in members for name in there.newer(member.full_name)), there
 
 
 def check_newer(plan: RestorePlan, *, discard: bool) -> None:
@@ -80,25 +83,28 @@ def _kinds(names: Sequence[str]) -> str:
     return " and ".join(filter(None, kinds))
 
 
-def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[str]) -> None:
+def check_destroyable(
+    context: Context, thing: str, uuid: str, newer: Sequence[str], there: DatasetListing
+) -> None:
     """Refuse newer snapshots that the admin keeps or that ZFS would not destroy.
 
     Args:
         thing: the subject of the error.
         uuid: of the guest itself, which is stopped first and may have mounted a snapshot.
+        there: the snapshots of their datasets.
 
     Raises:
         RefusedError: a snapshot has clones, is kept or held, or is mounted by another guest.
     """
     snapshots = [name for name in newer if "@" in name]
-    cloned = context.pool.clones(snapshots) if snapshots else {}
+    cloned = {name: there.clones[name] for name in snapshots if name in there.clones}
     if cloned:
         names = ", ".join(f"{name} (clone {', '.join(of)})" for name, of in cloned.items())
         raise RefusedError(
             thing, f"newer snapshots have clones: {names}", "destroy the clones first"
         )
     holds = {name: set(tags) for name, tags in context.pool.holds_of(snapshots).items()}
-    _check_kept(context, thing, holds)
+    _check_kept(thing, holds, there)
     held = [name for name, tags in holds.items() if tags - {HOLD, UNDO_HOLD}]
     if held:
         raise RefusedError(
@@ -113,7 +119,7 @@ def check_destroyable(context: Context, thing: str, uuid: str, newer: Sequence[s
             )
 
 
-def _check_kept(context: Context, thing: str, holds: Mapping[str, Collection[str]]) -> None:
+def _check_kept(thing: str, holds: Mapping[str, Collection[str]], there: DatasetListing) -> None:
     """Refuse snapshots that the admin keeps, also if their holds were released.
 
     Args:
@@ -122,10 +128,12 @@ def _check_kept(context: Context, thing: str, holds: Mapping[str, Collection[str
     Raises:
         RefusedError: with their names, and the command that releases them.
     """
-    datasets = sorted({name.partition("@")[0] for name in holds})
-    there = {each.full_name: each for each in context.pool.snapshots(datasets)} if datasets else {}
-    found = [(there[name], tags) for name, tags in holds.items() if name in there]
-    kept = [each for each, tags in found if "kept" in each.properties or KEEP_HOLD in tags]
+    kept = [
+        each
+        for each in there.snapshots
+        if each.full_name in holds
+        and ("kept" in each.properties or KEEP_HOLD in holds[each.full_name])
+    ]
     if kept:
         own = thing.rpartition("@")[0]
         released = [f"{each.properties.get('domain', own)}@{each.name}" for each in kept]

@@ -121,14 +121,14 @@ def make_restore_plan(
         start = shlex.join(["virsh", "start", record.domain])
         step = f"use --disks-only in place of --paused, and then: {start}"
         raise RefusedError(record.full_name, "has no RAM to resume from", step)
-    newer = newer_than(context, members)
+    newer, there = newer_than(context, members)
     plan = RestorePlan(
         record=record,
         manifest=manifest,
         domain=domain,
         snapshots=members,
         newer=newer,
-        bases=bases_of_copies(context.pool, newer),
+        bases=bases_of_copies(there, newer),
         ram=Path(record.bundle) / ram.name if ram and record.bundle else None,
         boot=cold or (resumes and record.level not in (Level.RAM, Level.OFF)),
         running=manifest is not None and manifest.was_running and not paused,
@@ -214,7 +214,8 @@ def check_plan(
     with refusals:
         check_newer(plan, discard=discard_newer)
     with refusals:
-        check_destroyable(context, plan.thing, plan.record.uuid, plan.newer)
+        there = context.pool.listing([member.dataset for member in plan.snapshots])
+        check_destroyable(context, plan.thing, plan.record.uuid, plan.newer, there)
     with refusals:
         if plan.ram is not None and plan.manifest is not None and not plan.despite_other_disks:
             check_one_instant(plan, plan.manifest)

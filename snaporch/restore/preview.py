@@ -127,13 +127,12 @@ def make_preview(
         check_feasible(context, plan, safety=safety, keep_running=keep_running)
     _note_runs(context, plan)
     names = [snapshot.full_name for snapshot in plan.snapshots]
+    there = context.pool.listing([snapshot.dataset for snapshot in plan.snapshots])
     return RestorePreview(
         plan=plan,
         written=tuple((name, context.pool.written_since(name)) for name in names),
         discarded=tuple(losses(context, plan)),
-        lost_bookmarks=tuple(
-            mark for name in names for mark in bookmarks_since(context.pool, name)[1]
-        ),
+        lost_bookmarks=tuple(mark for name in names for mark in bookmarks_since(there, name)[1]),
         safety=safety,
         refusals=refusals.found,
     )

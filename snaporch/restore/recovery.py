@@ -111,7 +111,7 @@ def _finish(context: Context, old: InterruptedRestore, action: RestoreAction) ->
                     steps.stop()
             if not old.progress.has_begun(RestoreStep.ROLLBACK):
                 check_volumes_unused(context, facts.thing, facts.datasets)
-                check_newer_may_go(context, facts)
+                check_newer_may_go(context, facts, context.pool.listing(facts.datasets))
             _forget_superseded(context, old)
             steps.go_forward()
         else:

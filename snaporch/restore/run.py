@@ -193,7 +193,7 @@ def _restore(
         at_point(RestorePoint.ROLLING)
         if facts.together:  # it may have waited for its turn
             check_volumes_unused(context, facts.thing, facts.datasets)
-            check_newer_may_go(context, facts)
+            check_newer_may_go(context, facts, context.pool.listing(facts.datasets))
         steps.go_forward()
     except (SnaporchError, OSError) as error:
         journal.close(settled=False)
@@ -307,8 +307,9 @@ def _check_unchanged(context: Context, plan: RestorePlan, facts: RestoreFacts) -
     check_others_writes(context, plan)
     if plan.undoes:
         check_unused(context.resolver, plan.thing, facts.datasets, facts.uuid)
-    check_targets(context, facts.targets)
-    check_newer_may_go(context, facts, check_nothing_new(context, facts))
+    there = check_targets(context, facts.targets)
+    check_nothing_new(context, facts, there)
+    check_newer_may_go(context, facts, there)
 
 
 def _earlier_restores(context: Context, uuid: str) -> tuple[list[InterruptedRestore], bool]:

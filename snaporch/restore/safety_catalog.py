@@ -24,7 +24,7 @@ from snaporch.errors import RefusedError
 from snaporch.model import PoolSnapshot
 from snaporch.private_files import sha256_of
 from snaporch.restore.journal import KeptDataset, Target
-from snaporch.zfs import Pool, PoolError
+from snaporch.zfs import DatasetListing, Pool
 
 RECORD = "undo.json"
 """The file that describes the content of a safety copy. It exists once the copy is complete."""
@@ -205,8 +205,12 @@ def read_record(path: Path) -> SafetyRecord:
         ) from error
 
 
-def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]:
+def bookmarks_since(there: DatasetListing, target: str) -> tuple[dict[str, str], list[str]]:
     """Return the bookmarks that a rollback to ``target`` destroys.
+
+    Args:
+        there: what exists of its dataset.
+        target: a snapshot.
 
     Returns: the bookmarks that can be made again, each with its snapshot, and the bookmarks that
         cannot, because their snapshot does not exist any more.
@@ -214,33 +218,18 @@ def bookmarks_since(pool: Pool, target: str) -> tuple[dict[str, str], list[str]]
     Raises:
         PoolError: the target is missing.
     """
-    there = pool.snapshots([target.partition("@")[0]])
-    return _bookmarks_since(pool, target, there)
-
-
-def _bookmarks_since(
-    pool: Pool, target: str, there: Sequence[PoolSnapshot]
-) -> tuple[dict[str, str], list[str]]:
-    since = _birth(target, there)
     dataset = target.partition("@")[0]
-    born = {each.createtxg: each.full_name for each in there if each.dataset == dataset}
-    marks = {n: mark for n, mark in pool.bookmarks(dataset).items() if mark.createtxg > since}
+    born = {each.createtxg: each.full_name for each in there.snapshots if each.dataset == dataset}
+    marks = {name: there.bookmarks[name] for name in there.newer(target) if "#" in name}
     again = {n: born[mark.createtxg] for n, mark in marks.items() if mark.createtxg in born}
     return again, sorted(marks.keys() - again.keys())
-
-
-def _birth(target: str, there: Sequence[PoolSnapshot]) -> int:
-    born = next((each.createtxg for each in there if each.full_name == target), None)
-    if born is None:
-        raise PoolError(target, "no such snapshot")
-    return born
 
 
 def kept_of(
     pool: Pool,
     target: Target,
     streams: Sequence[str],
-    there: Sequence[PoolSnapshot],
+    there: DatasetListing,
     made: Collection[str],
 ) -> KeptDataset:
     """Return the data of a dataset that its streams do not contain: properties and bookmarks.
@@ -248,18 +237,12 @@ def kept_of(
     The guest is off meanwhile, so what is known is not asked again.
 
     Args:
-        there: the snapshots of the dataset; others are left out.
+        there: what exists of the dataset, and maybe of others.
         made: those of them that the copy itself made, which have no properties.
 
     Raises:
         PoolError: the target is missing.
     """
-    since = _birth(target.full_name, there)
-    newer = [
-        each.full_name
-        for each in there
-        if each.dataset == target.dataset and each.createtxg > since
-        if each.full_name not in made
-    ]
-    again, _ = _bookmarks_since(pool, target.full_name, there)
+    newer = [name for name in there.newer(target.full_name) if "@" in name and name not in made]
+    again, _ = bookmarks_since(there, target.full_name)
     return KeptDataset(target.dataset, tuple(streams), pool.user_properties(newer), again)

@@ -63,7 +63,7 @@ from snaporch.restore.safety_catalog import (
 from snaporch.restore.undo_script import TPM_PREFIX, refusing_script, undo_script
 from snaporch.snapshot.bundle_parts import backing_file_entry
 from snaporch.snapshot.locate_disks import PlannedDisk, locate_disks
-from snaporch.zfs import Pool, PoolError
+from snaporch.zfs import DatasetListing, Pool, PoolError
 
 _MARGIN = 1.1
 
@@ -75,6 +75,8 @@ class SafetyCopyWriter:
     context: Context
     directory: Path
     targets: tuple[Target, ...]
+    _encrypted: frozenset[str] = frozenset()
+    """Datasets whose streams are raw."""
     _last: dict[str, str] = field(default_factory=dict)
     _streams: list[tuple[str, Path]] = field(default_factory=list)
     _saves: int = 0
@@ -92,7 +94,7 @@ class SafetyCopyWriter:
         cls, context: Context, directory: Path, targets: tuple[Target, ...]
     ) -> SafetyCopyWriter:
         """Create an empty safety copy. Files of an earlier attempt are deleted, except the RAM."""
-        safety = cls(context, directory, targets)
+        safety = cls(context, directory, targets, context.pool.encrypted())
         safety._sweep()
         with store_errors(context.store.root):
             private_directory(context.store.root)
@@ -118,10 +120,11 @@ class SafetyCopyWriter:
     def _stamp(self) -> str:
         return self.directory.name.removeprefix(DIRECTORY)
 
-    def save(self) -> list[str]:
+    def save(self, *, last: bool = False) -> None:
         """Snapshot every dataset, and write the changes since the last call into the store.
 
-        Returns: the full names of the safety snapshots.
+        Args:
+            last: the guest is off. How much there is to write is asked only if writing fails.
 
         Raises:
             RefusedError: the store has too little room; the safety snapshots were destroyed again.
@@ -134,22 +137,32 @@ class SafetyCopyWriter:
         taken = [full for names in pools for full in names]
         self._made.update(taken)
         try:
-            for full, expected in self._check_room(taken).items():
-                self._send(full, expected)
+            self._write_streams(taken, last=last)
         except BaseException:
             for names in pools:
                 self.context.pool.destroy_snapshots(names)
             raise
-        return taken
+
+    def _write_streams(self, taken: list[str], *, last: bool) -> None:
+        sizes = {} if last else self._check_room(taken)
+        for number, full in enumerate(taken):
+            try:
+                self._send(full, sizes.get(full, 0))
+            except PoolError:
+                if last:  # a full store is named
+                    self._check_room(taken[number:])
+                raise
 
     def _check_room(self, taken: list[str]) -> dict[str, int]:
         """Refuse streams for which there is too little room; the expected bytes of each."""
-        sizes = {
-            full: self.context.pool.increment_size(self._last[full.split("@")[0]], full)
-            for full in taken
-        }
+        sizes = {full: self._increment_size(full) for full in taken}
         self.check_room(sum(sizes.values()))
         return sizes
+
+    def _increment_size(self, full: str) -> int:
+        dataset = full.split("@", 1)[0]
+        raw = dataset in self._encrypted
+        return self.context.pool.increment_size(self._last[dataset], full, raw=raw)
 
     def check_room(self, size: int) -> None:
         """Refuse data for which the store has too little room.
@@ -174,7 +187,11 @@ class SafetyCopyWriter:
         path = self.directory / f"{len(self._streams):03}.zfs"
         amount = self.context.progress.amount
         self.context.pool.send_increment(
-            self._last[dataset], full, path, lambda written: amount(dataset, written, expected)
+            self._last[dataset],
+            full,
+            path,
+            lambda written: amount(dataset, written, expected),
+            raw=dataset in self._encrypted,
         )
         self._streams.append((dataset, path))
         self._last[dataset] = full
@@ -213,6 +230,7 @@ class SafetyCopyWriter:
         domain: Domain | None,
         *,
         facts: RestoreFacts,
+        there: DatasetListing,
         own: Mapping[str, Sequence[str]],
         journal: Path,
         lock: Path,
@@ -221,6 +239,7 @@ class SafetyCopyWriter:
         """Write the record of the copy and the script that undoes the restore.
 
         Args:
+            there: what exists of the datasets, after the last snapshot of the copy.
             own: for each dataset the paths of the guest's files in it.
             journal: of the restore.
             lock: of the domain.
@@ -233,7 +252,7 @@ class SafetyCopyWriter:
             self._write("domain.xml", Role.INACTIVE_XML, xml.encode())
         if barred:
             write_private(self.directory / "barred.xml", barred.encode())
-        copy = SafetyCopy(self.directory, self._record(domain, facts))
+        copy = SafetyCopy(self.directory, self._record(domain, facts, there))
         replace_private(
             self.directory / RECORD, copy.record.as_json()
         )  # other processes may read it
@@ -250,12 +269,13 @@ class SafetyCopyWriter:
         sync_directory(self.directory.parent)
         return script
 
-    def _record(self, domain: Domain | None, facts: RestoreFacts) -> SafetyRecord:
+    def _record(
+        self, domain: Domain | None, facts: RestoreFacts, there: DatasetListing
+    ) -> SafetyRecord:
         pool = self.context.pool
         names = [*(target.full_name for target in self.targets), *self._last.values()]
         now = cut_to_milliseconds(datetime.now(UTC))
-        there = pool.snapshots(list(facts.datasets))
-        taken = {each.full_name: each for each in there}
+        taken = {each.full_name: each for each in there.snapshots}
         entries = {
             name: SnapshotEntry(
                 dataset=each.dataset, name=each.name, guid=each.guid, createtxg=each.createtxg
@@ -326,12 +346,14 @@ def safety_copy_bytes(pool: Pool, targets: Collection[PoolSnapshot]) -> int:
         PoolError: ZFS gives no number.
     """
     there = pool.snapshots([target.dataset for target in targets])
+    encrypted = pool.encrypted()
     newest_of = {each.dataset: each for each in there}  # which are in the order of their age
     total = 0
     for target in targets:
         newest = newest_of.get(target.dataset, target)
         if newest.createtxg > target.createtxg:  # what was overwritten since is sent, too
-            total += pool.increment_size(target.full_name, newest.full_name)
+            raw = target.dataset in encrypted
+            total += pool.increment_size(target.full_name, newest.full_name, raw=raw)
         total += pool.written_since(newest.full_name)
     return int(total * _MARGIN)
 

@@ -15,7 +15,7 @@ from snaporch.catalog.safety_copy_holds import UNDO_HOLD, hold_bases
 from snaporch.context import Context
 from snaporch.errors import AttentionError, RefusedError, RunFailedError, SnaporchError
 from snaporch.journal import forget
-from snaporch.model import Domain
+from snaporch.model import Domain, PoolSnapshot
 from snaporch.restore.disk_checks import check_volumes_unused
 from snaporch.restore.journal import (
     FRESH,
@@ -37,7 +37,7 @@ from snaporch.restore.processes_in_datasets import check_not_in_use
 from snaporch.restore.safety_copy import SafetyCopyWriter
 from snaporch.restore.start_bar import with_start_bar, without_bar
 from snaporch.restore.written_since_rollback import written_now
-from snaporch.zfs import PoolError
+from snaporch.zfs import DatasetListing, PoolError
 
 
 class RestoreSteps:
@@ -89,22 +89,23 @@ class RestoreSteps:
         if bar is not None:
             self._context.hypervisor.define(bar)
         self._end_guest(domain)
+        if self._safety is not None and self._facts.boot:
+            self._safety.save(last=True)
+        there = self._context.pool.listing(self._facts.datasets)
         if self._safety is not None:
-            if self._facts.boot:
-                self._safety.save()
             self._safety.keep_files(domain)
             self.undo = self._safety.write_script(
                 domain,
                 facts=self._facts,
+                there=there,
                 own=self._own(domain),
                 journal=self._journal.path,
                 lock=default_paths.LOCKS / f"{self._facts.uuid}.lock",
                 barred=bar,
             )
-        newer = None
-        if not (self._safety is not None and self._progress is not FRESH):
-            newer = check_nothing_new(self._context, self._facts)
-        check_newer_may_go(self._context, self._facts, newer)
+        if self._safety is None or self._progress is FRESH:
+            check_nothing_new(self._context, self._facts, there)
+        check_newer_may_go(self._context, self._facts, there)
 
     def _own(self, domain: Domain | None) -> dict[str, list[str]]:
         """Return the guest's files by dataset, before the restore and after it.
@@ -196,11 +197,13 @@ class RestoreSteps:
         if not left:
             return
         self._report(f"rolling back {', '.join(target.dataset for target in left)}")
-        check_targets(self._context, left)
+        there = check_targets(self._context, left)
         for target in left:
             self._check_off()
             with self._journal.step(RestoreStep.ROLLBACK, target.dataset):
-                self._roll_back_one(target)
+                if target is not left[0]:
+                    there = self._context.pool.listing([target.dataset])
+                self._roll_back_one(target, there)
                 for kept in self._facts.kept:
                     if kept.dataset == target.dataset:
                         self._receive(kept)
@@ -215,9 +218,9 @@ class RestoreSteps:
         for name, of in kept.bookmarks.items():
             pool.bookmark(of, name.partition("#")[2])
 
-    def _roll_back_one(self, target: Target) -> None:
+    def _roll_back_one(self, target: Target, there: DatasetListing) -> None:
         pool = self._context.pool
-        newer = pool.newer(target.full_name)
+        newer = there.newer(target.full_name)
         for name in newer:
             if name not in self._facts.newer and not is_safety(name):
                 self._context.progress.note(
@@ -255,59 +258,56 @@ class RestoreSteps:
         self._context.progress.step(self._facts.domain, text)
 
 
-def check_nothing_new(context: Context, facts: RestoreFacts) -> list[str]:
+def check_nothing_new(context: Context, facts: RestoreFacts, there: DatasetListing) -> None:
     """Refuse if a dataset has snapshots that the user was not shown, or is used by the host.
 
-    Returns: the snapshots and bookmarks that are newer than the targets.
+    Args:
+        there: what exists of the datasets.
 
     Raises:
         RefusedError: snapshots have appeared, or the host uses a volume.
     """
     check_volumes_unused(context, facts.thing, facts.datasets)
-    found = []
     for target in facts.targets:
-        newer = context.pool.newer(target.full_name)
+        newer = there.newer(target.full_name)
         unknown = [name for name in newer if name not in facts.newer and not is_safety(name)]
         if unknown:
             raise RefusedError(
                 target.dataset, f"{', '.join(unknown)} appeared meanwhile", "restore it again"
             )
-        found += newer
-    return found
 
 
-def check_newer_may_go(
-    context: Context, facts: RestoreFacts, newer: Sequence[str] | None = None
-) -> None:
+def check_newer_may_go(context: Context, facts: RestoreFacts, there: DatasetListing) -> None:
     """Check that ZFS can destroy everything newer than the targets, and unmount those snapshots.
 
     Args:
-        newer: what :func:`check_nothing_new` has just returned; without it ZFS is asked.
+        there: what exists of the datasets.
 
     Raises:
         RefusedError: a newer snapshot is held, cloned or in use.
     """
-    if newer is None:
-        names = [target.full_name for target in facts.targets]
-        newer = [name for target in names for name in context.pool.newer(target)]
-    check_destroyable(context, facts.thing, facts.uuid, newer)
+    newer = [name for target in facts.targets for name in there.newer(target.full_name)]
+    check_destroyable(context, facts.thing, facts.uuid, newer, there)
     check_not_in_use(context.resolver, facts.thing, newer)
 
 
-def check_targets(context: Context, targets: Sequence[Target]) -> None:
+def check_targets(context: Context, targets: Sequence[Target]) -> DatasetListing:
     """Check by GUID that the snapshots to roll back to still exist.
+
+    Returns: what exists of their datasets.
 
     Raises:
         PoolError: one does not.
     """
-    present = set(_present(context, targets))
+    there = context.pool.listing([target.dataset for target in targets])
+    present = _present(targets, there.snapshots)
     if missing := [target.full_name for target in targets if target not in present]:
         raise PoolError(", ".join(missing), "is missing, so the restore cannot be finished")
+    return there
 
 
-def _present(context: Context, targets: Sequence[Target]) -> list[Target]:
-    found = context.pool.snapshots([target.dataset for target in targets])
-    guids = {(each.full_name, each.guid) for each in found}
+def _present(targets: Sequence[Target], there: Sequence[PoolSnapshot]) -> list[Target]:
+    guids = {(each.full_name, each.guid) for each in there}
     return [target for target in targets if (target.full_name, target.guid) in guids]
 
 
@@ -338,7 +338,8 @@ def release_targets(context: Context, facts: RestoreFacts) -> None:
     others = unfinished(context.config.paths.journal, facts.uuid)
     kept = {each for old in others if old.facts.run != facts.run for each in old.facts.targets}
     over = [each for each in facts.targets if each not in kept]
-    release_holds(context, [target.full_name for target in _present(context, over)], HOLD)
+    there = context.pool.snapshots([target.dataset for target in over])
+    release_holds(context, [target.full_name for target in _present(over, there)], HOLD)
 
 
 def forget_restore(context: Context, path: Path, facts: RestoreFacts) -> None:

@@ -57,14 +57,14 @@ def make_undo_plan(
     ram = None if disks_only else copy.ram
     if ram is not None:
         _check_image(copy)
-    newer = newer_than(context, members)
+    newer, there = newer_than(context, members)
     plan = RestorePlan(
         record=record,
         manifest=manifest,
         domain=_with_disks(context, domain, copy),
         snapshots=members,
         newer=newer,
-        bases=bases_of_copies(context.pool, newer),
+        bases=bases_of_copies(there, newer),
         ram=ram,
         boot=False,
         running=manifest.was_running,

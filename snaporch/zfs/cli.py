@@ -30,6 +30,7 @@ from snaporch.zfs.interface import (
     POLICY_PROPERTY,
     PREFIX,
     Bookmark,
+    DatasetListing,
     InUseError,
     MountedError,
     PoolError,
@@ -406,15 +407,25 @@ class ZfsCommand:
     def rollback(self, snapshot: str) -> None:
         self._run("rollback", snapshot)
 
-    def newer(self, snapshot: str) -> list[str]:
-        dataset = snapshot.split("@", 1)[0]
-        lines = self._run(
-            "list", "-Hp", "-d", "1", "-t", "snapshot,bookmark", "-o", "name,createtxg", dataset
-        ).splitlines()
-        born = {name: int(txg) for name, txg in (line.split("\t") for line in lines)}
-        if snapshot not in born:
-            raise PoolError(snapshot, "no such snapshot")
-        return [name for name, txg in born.items() if txg > born[snapshot]]
+    def listing(self, datasets: Sequence[str]) -> DatasetListing:
+        if not datasets:
+            return DatasetListing((), {}, {})
+        kinds = ("-d", "1", "-t", "snapshot,bookmark")
+        found = dict(self._listed(Listing((*_BIRTH, "clones"), _OWN), *kinds, names=datasets))
+        snapshots = {name: values for name, values in found.items() if "@" in name}
+        return DatasetListing(
+            tuple(sorted((_snapshot(*each) for each in snapshots.items()), key=_age)),
+            {
+                name: Bookmark(int(values["guid"]), int(values["createtxg"]))
+                for name, values in found.items()
+                if name not in snapshots
+            },
+            {
+                name: tuple(values["clones"].split(","))
+                for name, values in snapshots.items()
+                if values.get("clones")
+            },
+        )
 
     def bookmark(self, snapshot: str, name: str) -> None:
         self._run("bookmark", snapshot, f"{snapshot.partition('@')[0]}#{name}")
@@ -437,8 +448,10 @@ class ZfsCommand:
         snapshot: str,
         path: Path,
         on_written: Callable[[int], None] = lambda _bytes: None,
+        *,
+        raw: bool,
     ) -> int:
-        words = ["send", *self._send_flags(origin, snapshot)]
+        words = ["send", *_send_flags(raw=raw), origin, snapshot]
         with LoggedCommand("zfs", *words) as command, open(path, "wb", opener=_private) as stream:
             with subprocess.Popen(
                 [self._zfs, *words],
@@ -455,8 +468,8 @@ class ZfsCommand:
             raise PoolError(f"zfs send {snapshot}", errors.decode("utf-8", "replace"))
         return path.stat().st_size
 
-    def increment_size(self, origin: str, snapshot: str) -> int:
-        report = self._run("send", "-nP", *self._send_flags(origin, snapshot))
+    def increment_size(self, origin: str, snapshot: str, *, raw: bool) -> int:
+        report = self._run("send", "-nP", *_send_flags(raw=raw), origin, snapshot)
         sizes = [line.split("\t")[1] for line in report.splitlines() if line.startswith("size\t")]
         return int(sizes[-1])
 
@@ -538,13 +551,6 @@ class ZfsCommand:
                         found.setdefault(name, {}).update(values)
         return found
 
-    def _send_flags(self, origin: str, snapshot: str) -> list[str]:
-        """Send compressed blocks as they are, and encrypted ones raw: no clear text leaves."""
-        dataset = snapshot.split("@", 1)[0]
-        encryption = self._run("get", "-Hp", "-o", "value", "encryption", dataset).strip()
-        raw = ["-w"] if encryption not in ("off", "-") else ["-L", "-c", "-e"]
-        return [*raw, "-I", origin, snapshot]
-
 
 def _wait(process: subprocess.Popen[bytes], tick: Callable[[], None]) -> bytes:
     """Wait for a process and call ``tick`` several times a second; its standard error."""
@@ -563,6 +569,11 @@ def _pin(holds: str, clones: str) -> str:
     if holds not in ("", "-", "0"):
         return "held"
     return f"cloned as {clones}" if clones not in ("", "-") else ""
+
+
+def _send_flags(*, raw: bool) -> list[str]:
+    """Send compressed blocks as they are, and encrypted ones raw: no clear text leaves."""
+    return [*(["-w"] if raw else ["-L", "-c", "-e"]), "-I"]
 
 
 def _options(properties: Mapping[str, str]) -> list[str]:

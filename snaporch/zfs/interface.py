@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -49,6 +50,41 @@ class Bookmark(NamedTuple):
 
     guid: int
     createtxg: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetListing:
+    """The snapshots and bookmarks of some datasets, from one listing."""
+
+    snapshots: tuple[PoolSnapshot, ...]
+    """Oldest first."""
+    bookmarks: Mapping[str, Bookmark]
+    """By their full names ``dataset#name``."""
+    clones: Mapping[str, tuple[str, ...]]
+    """Of each snapshot that has any."""
+
+    def newer(self, snapshot: str) -> list[str]:
+        """Snapshots and bookmarks of the dataset of ``snapshot`` that are newer than it.
+
+        Raises:
+            PoolError: it is not listed.
+        """
+        dataset, since = snapshot.partition("@")[0], self.birth(snapshot)
+        own = [each for each in self.snapshots if each.dataset == dataset]
+        marks = [name for name in self.bookmarks if name.partition("#")[0] == dataset]
+        later = [each.full_name for each in own if each.createtxg > since]
+        return later + [name for name in marks if self.bookmarks[name].createtxg > since]
+
+    def birth(self, snapshot: str) -> int:
+        """The transaction group of a snapshot.
+
+        Raises:
+            PoolError: it is not listed.
+        """
+        for each in self.snapshots:
+            if each.full_name == snapshot:
+                return each.createtxg
+        raise PoolError(snapshot, "no such snapshot")
 
 
 class Pool(Protocol):
@@ -237,8 +273,12 @@ class Pool(Protocol):
             PoolError: newer snapshots or bookmarks exist, or the dataset is busy.
         """
 
-    def newer(self, snapshot: str) -> list[str]:
-        """Snapshots (``d@s``) and bookmarks (``d#b``) of the dataset newer than ``snapshot``."""
+    def listing(self, datasets: Sequence[str]) -> DatasetListing:
+        """The snapshots and bookmarks of exactly these datasets.
+
+        Raises:
+            PoolError: one does not exist, or the listing failed.
+        """
 
     def bookmark(self, snapshot: str, name: str) -> None:
         """Create the bookmark ``dataset#name`` of a snapshot.
@@ -262,6 +302,8 @@ class Pool(Protocol):
         snapshot: str,
         path: Path,
         on_written: Callable[[int], None] = lambda _bytes: None,
+        *,
+        raw: bool,
     ) -> int:
         """Write the increments between two snapshots of a dataset to ``path``.
 
@@ -269,13 +311,14 @@ class Pool(Protocol):
             origin: the earlier snapshot.
             snapshot: the later one.
             path: a new file.
+            raw: the dataset is encrypted, and is sent as it is on disk.
             on_written: is called several times a second with the bytes written so far.
 
         Returns: the bytes written.
         """
 
-    def increment_size(self, origin: str, snapshot: str) -> int:
-        """Estimated bytes that :meth:`send_increment` will write."""
+    def increment_size(self, origin: str, snapshot: str, *, raw: bool) -> int:
+        """Estimated bytes that :meth:`send_increment` will write, with the same arguments."""
 
     def mounted_snapshot(self, snapshot: str) -> AbstractContextManager[Path]:
         """Mount the snapshot of a file system for reading, so that only this process has the mount.

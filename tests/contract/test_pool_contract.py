@@ -420,14 +420,38 @@ class TestPoolContract:
             pool.snapshot([f"{root}@{name}"], {})
         pool.bookmark(f"{root}@a", "first")
         pool.bookmark(f"{root}@c", "last")
-        assert sorted(pool.newer(f"{root}@b")) == [f"{root}#last", f"{root}@c"]
+        assert sorted(pool.listing([root]).newer(f"{root}@b")) == [f"{root}#last", f"{root}@c"]
         pool.destroy_bookmark(f"{root}#last")
-        assert pool.newer(f"{root}@b") == [f"{root}@c"]
-        assert pool.newer(f"{root}@c") == []
+        assert pool.listing([root]).newer(f"{root}@b") == [f"{root}@c"]
+        assert pool.listing([root]).newer(f"{root}@c") == []
 
     def test_newer_than_a_missing_snapshot_is_an_error(self, pool, root):
         with pytest.raises(PoolError):
-            pool.newer(f"{root}@never")
+            pool.listing([root]).newer(f"{root}@never")
+
+    def test_a_listing_has_snapshots_bookmarks_and_clones(self, scratch, pool, root):
+        scratch.create(f"{root}/below")
+        pool.snapshot([f"{root}@b", f"{root}/below@b"], {"snaporch:note": "a\tb\nc"})
+        pool.snapshot([f"{root}@a"], {})
+        pool.bookmark(f"{root}@b", "mark")
+        for name in ("one", "two"):
+            pool.clone(f"{root}@b", f"{root}/{name}")
+        found = pool.listing([root])
+        assert list(found.snapshots) == pool.snapshots([root])
+        assert [each.name for each in found.snapshots] == ["b", "a"]
+        assert found.snapshots[0].properties["note"] == "a\tb\nc"
+        assert found.bookmarks == pool.bookmarks(root) != {}
+        assert {name: sorted(of) for name, of in found.clones.items()} == {
+            f"{root}@b": [f"{root}/one", f"{root}/two"]
+        }
+        for name in ("one", "two"):
+            pool.destroy_dataset(f"{root}/{name}")
+        both = pool.listing([root, f"{root}/below"])
+        assert len(both.snapshots) == 3
+        assert both.clones == {}
+        assert pool.listing([]).snapshots == ()
+        with pytest.raises(PoolError):
+            pool.listing([root, f"{root}/never"])
 
     def test_bookmarks_are_those_of_the_dataset_alone(self, scratch, pool, root):
         scratch.create(f"{root}/below")
@@ -459,15 +483,15 @@ class TestPoolContract:
         scratch.write(root, b"x" * 5000)
         pool.snapshot([f"{root}@b"], {})
         path = tmp_path / "stream"
-        size = pool.send_increment(f"{root}@a", f"{root}@b", path)
+        size = pool.send_increment(f"{root}@a", f"{root}@b", path, raw=False)
         assert size == path.stat().st_size > 0
         assert path.stat().st_mode & 0o777 == 0o600
-        assert pool.increment_size(f"{root}@a", f"{root}@b") > 0
+        assert pool.increment_size(f"{root}@a", f"{root}@b", raw=False) > 0
 
     def test_an_impossible_increment_is_an_error_and_leaves_no_file(self, pool, root, tmp_path):
         pool.snapshot([f"{root}@a"], {})
         with pytest.raises(PoolError):
-            pool.send_increment(f"{root}@a", f"{root}@never", tmp_path / "stream")
+            pool.send_increment(f"{root}@a", f"{root}@never", tmp_path / "stream", raw=False)
         assert not (tmp_path / "stream").exists()
 
     def test_receiving_an_increment_discards_later_changes(self, scratch, pool, root, tmp_path):
@@ -476,7 +500,7 @@ class TestPoolContract:
             scratch.write(root, name.encode())
             pool.snapshot([f"{root}@{name}"], {})
         before = {each.name: each.guid for each in pool.snapshots([root])}
-        pool.send_increment(f"{root}@a", f"{root}@c", tmp_path / "stream")
+        pool.send_increment(f"{root}@a", f"{root}@c", tmp_path / "stream", raw=False)
         pool.destroy_snapshots([f"{root}@b", f"{root}@c"])
         pool.rollback(f"{root}@a")
         scratch.write(root, b"since")
@@ -488,7 +512,7 @@ class TestPoolContract:
     def test_an_increment_without_its_origin_is_an_error(self, scratch, pool, root, tmp_path):
         pool.snapshot([f"{root}@a"], {})
         pool.snapshot([f"{root}@b"], {})
-        pool.send_increment(f"{root}@a", f"{root}@b", tmp_path / "stream")
+        pool.send_increment(f"{root}@a", f"{root}@b", tmp_path / "stream", raw=False)
         pool.destroy_snapshots([f"{root}@a", f"{root}@b"])
         with pytest.raises(PoolError):
             pool.receive(root, tmp_path / "stream")
@@ -575,7 +599,7 @@ class TestPoolContract:
         assert pool.holds_of([full])[full] == ["keep"]
         pool.release([full], "keep")
         pool.set_properties([full], {"snaporch:level": "ram"})
-        assert pool.newer(full) == []
+        assert pool.listing([full.partition("@")[0]]).newer(full) == []
         pool.destroy_snapshots([full])
         assert names(pool, f"{root}/vm one") == []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from fakes.hooks import Hooks
 from snaporch.model import Dataset, DatasetKind, PolicyView, PoolSnapshot, SnapshotListing
 from snaporch.zfs.cli import PROPERTIES
-from snaporch.zfs.interface import Bookmark, InUseError, MountedError, PoolError
+from snaporch.zfs.interface import Bookmark, DatasetListing, InUseError, MountedError, PoolError
 from snaporch.zfs.mount_users import BlockingMount
 from snaporch.zfs.parity import ParityGroup
 
@@ -477,10 +477,22 @@ class FakePool:
             raise PoolError(snapshot, f"more recent snapshots or bookmarks exist: {newer}")
         dataset.content = found.content
 
-    def newer(self, snapshot: str) -> list[str]:
+    def listing(self, datasets: Sequence[str]) -> DatasetListing:
         """See the protocol."""
-        self.hooks.reach("pool.newer")
-        return self._newer(snapshot)
+        self.hooks.reach("pool.listing")
+        for name in datasets:
+            self._dataset(name)
+        snapshots = tuple(self.snapshots(datasets))
+        clones = self.clones([each.full_name for each in snapshots])
+        return DatasetListing(
+            snapshots,
+            {name: mark for each in datasets for name, mark in self.bookmarks(each).items()},
+            {name: tuple(of) for name, of in clones.items()},
+        )
+
+    def newer(self, snapshot: str) -> list[str]:
+        """What the dataset of a snapshot has that is newer."""
+        return self.listing([snapshot.partition("@")[0]]).newer(snapshot)
 
     def _newer(self, snapshot: str) -> list[str]:
         dataset, found = self._find(snapshot)
@@ -511,9 +523,11 @@ class FakePool:
         snapshot: str,
         path: Path,
         on_written: Callable[[int], None] = lambda _bytes: None,
+        *,
+        raw: bool,
     ) -> int:
         """See the protocol: the changes between both, as JSON."""
-        self.hooks.act("pool.send_increment", origin, snapshot)
+        self.hooks.act("pool.send_increment", origin, snapshot, *(["raw"] if raw else []))
         dataset, first = self._find(origin)
         _, last = self._find(snapshot)
         between = [s for s in _after(dataset, first.txg) if s.txg <= last.txg]
@@ -525,7 +539,7 @@ class FakePool:
         on_written(path.stat().st_size)
         return path.stat().st_size
 
-    def increment_size(self, origin: str, snapshot: str) -> int:
+    def increment_size(self, origin: str, snapshot: str, *, raw: bool) -> int:
         """See the protocol."""
         self.hooks.reach("pool.increment_size")
         dataset, first = self._find(origin)

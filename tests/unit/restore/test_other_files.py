@@ -184,9 +184,9 @@ def test_a_file_written_while_the_safety_copy_is_saved_is_not_rolled_back(home):
     plan = home.plan()
     act = home.world.pool.send_increment
 
-    def send(*arguments):
+    def send(*arguments, **options):
         home.write("late")
-        return act(*arguments)
+        return act(*arguments, **options)
 
     home.world.pool.send_increment = send
     with pytest.raises(RefusedError, match="late"):

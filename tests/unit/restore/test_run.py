@@ -75,10 +75,11 @@ def test_the_calls_of_a_restore_in_order(story, world):
 
 def test_little_is_asked_of_zfs_while_the_guest_is_away(story, world):
     asked = []
-    world.hooks.at["pool.newer"] = lambda: asked.append(world.guest().state)
+    for act in ("pool.listing", "pool.increment_size"):
+        world.hooks.at[act] = lambda: asked.append(world.guest().state)
     put_back(world)
-    datasets = len(story.record.datasets)
-    assert asked.count(DomainState.OFF) == 2 * datasets  # once it is off, and before each rollback
+    # once it is off, and before each rollback
+    assert asked.count(DomainState.OFF) == 1 + len(story.record.datasets)
 
 
 def test_the_guest_resumes_where_it_was(story, world):
@@ -430,6 +431,28 @@ def test_a_guest_that_cannot_be_stopped_leaves_no_trace(story, world):
         put_back(world)
     assert caught.value.exit_code == ExitCode.FAILED
     assert_untouched(story, world)
+
+
+def test_a_store_that_is_full_once_the_guest_is_off_is_named(story, world, monkeypatch):
+    def fill():
+        if world.guest().state is DomainState.OFF:
+            full = shutil.disk_usage("/")._replace(free=0)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
+            raise PoolError("zfs send", "No space left on device")
+
+    world.hooks.at["pool.send_increment"] = fill
+    with pytest.raises(SnaporchError, match=r"no room for the safety copy.*the guest is off"):
+        put_back(world)
+    assert_untouched(story, world, state=DomainState.OFF)
+
+
+def test_streams_of_encrypted_datasets_are_raw(story, world):
+    world.pool._datasets["tank/web"].encrypted = True
+    put_back(world)
+    sent = [line.split() for line in world.hooks.log if line.startswith("pool.send_increment")]
+    raw = {(words[1].partition("@")[0], words[-1] == "raw") for words in sent}
+    assert raw == {("tank/web", True), ("flash/web", False)}
+    assert len(sent) == 4  # while the guest ran, and once it was off
 
 
 def test_a_safety_copy_that_cannot_be_completed_says_that_the_guest_is_off(story, world):
