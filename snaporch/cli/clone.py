@@ -50,7 +50,7 @@ def clone_command(
     """Make a second guest from a snapshot, or delete one.
 
     Its disks are ZFS clones. It gets a new name, a new UUID and, unless it is resumed from RAM, new
-    MAC addresses.
+    MAC addresses. It is made at low priority.
     """
     from snaporch.cli.session import session
 
@@ -73,6 +73,7 @@ def _clone(
     from snaporch.output.terminal import print_result
     from snaporch.restore.source import complete_source, find_records
 
+    context.lower_priority("clone")
     remove_leftovers(context)
     roles = [role for role in Role if running or role is not Role.RAM]
     source = complete_source(context, find_records(context, text)[-1], roles)

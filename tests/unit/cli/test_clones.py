@@ -169,6 +169,12 @@ def test_verify_lowers_its_priority(taken, snaporch):
     assert taken.lowered == ["verify"]
 
 
+def test_clone_lowers_its_priority_and_its_deletion_does_not(taken, snaporch):
+    assert snaporch("clone", "web@s1", "copy").code == 0
+    assert snaporch("clone", "--delete", "copy").code == 0
+    assert taken.lowered == ["clone"]
+
+
 def test_verify_all_without_snapshots(host, snaporch):
     answer = snaporch("verify", "--all")
     assert (answer.code, answer.out) == (0, "")
