@@ -250,6 +250,7 @@ def _prepare(
                 steps.save_again()
         context.interrupt.check(facts.domain)
         _check_unchanged(context, plan, facts)
+        steps.check_room()
         at_point(RestorePoint.CHECKED)
         with journal.step(RestoreStep.STOP):
             stopping = True

@@ -75,8 +75,8 @@ class SafetyCopyWriter:
     context: Context
     directory: Path
     targets: tuple[Target, ...]
-    _encrypted: frozenset[str] = frozenset()
-    """Datasets whose streams are raw."""
+    _raw: dict[str, bool] = field(default_factory=dict)
+    """Whether a dataset is encrypted, so that its streams are raw."""
     _last: dict[str, str] = field(default_factory=dict)
     _streams: list[tuple[str, Path]] = field(default_factory=list)
     _saves: int = 0
@@ -94,12 +94,14 @@ class SafetyCopyWriter:
         cls, context: Context, directory: Path, targets: tuple[Target, ...]
     ) -> SafetyCopyWriter:
         """Create an empty safety copy. Files of an earlier attempt are deleted, except the RAM."""
-        safety = cls(context, directory, targets, context.pool.encrypted())
+        safety = cls(context, directory, targets)
         safety._sweep()
         with store_errors(context.store.root):
             private_directory(context.store.root)
             private_directory(directory.parent)
             private_directory(directory)
+        encrypted = context.pool.encrypted()
+        safety._raw = {target.dataset: target.dataset in encrypted for target in targets}
         safety._last = {target.dataset: target.full_name for target in targets}
         return safety
 
@@ -120,11 +122,8 @@ class SafetyCopyWriter:
     def _stamp(self) -> str:
         return self.directory.name.removeprefix(DIRECTORY)
 
-    def save(self, *, last: bool = False) -> None:
+    def save(self) -> None:
         """Snapshot every dataset, and write the changes since the last call into the store.
-
-        Args:
-            last: the guest is off. How much there is to write is asked only if writing fails.
 
         Raises:
             RefusedError: the store has too little room; the safety snapshots were destroyed again.
@@ -137,21 +136,12 @@ class SafetyCopyWriter:
         taken = [full for names in pools for full in names]
         self._made.update(taken)
         try:
-            self._write_streams(taken, last=last)
+            for full, expected in self._check_room(taken).items():
+                self._send(full, expected)
         except BaseException:
             for names in pools:
                 self.context.pool.destroy_snapshots(names)
             raise
-
-    def _write_streams(self, taken: list[str], *, last: bool) -> None:
-        sizes = {} if last else self._check_room(taken)
-        for number, full in enumerate(taken):
-            try:
-                self._send(full, sizes.get(full, 0))
-            except PoolError:
-                if last:  # a full store is named
-                    self._check_room(taken[number:])
-                raise
 
     def _check_room(self, taken: list[str]) -> dict[str, int]:
         """Refuse streams for which there is too little room; the expected bytes of each."""
@@ -161,8 +151,16 @@ class SafetyCopyWriter:
 
     def _increment_size(self, full: str) -> int:
         dataset = full.split("@", 1)[0]
-        raw = dataset in self._encrypted
-        return self.context.pool.increment_size(self._last[dataset], full, raw=raw)
+        last, raw = self._last[dataset], self._raw[dataset]
+        return self.context.pool.increment_size(last, full, raw=raw)
+
+    def check_room_for_rest(self) -> None:
+        """Refuse if the store has too little room for what changed since :meth:`save`.
+
+        Raises:
+            RefusedError: with the bytes that are needed and the bytes that are free.
+        """
+        self.check_room(sum(map(self.context.pool.written_since, self._last.values())))
 
     def check_room(self, size: int) -> None:
         """Refuse data for which the store has too little room.
@@ -191,7 +189,7 @@ class SafetyCopyWriter:
             full,
             path,
             lambda written: amount(dataset, written, expected),
-            raw=dataset in self._encrypted,
+            raw=self._raw[dataset],
         )
         self._streams.append((dataset, path))
         self._last[dataset] = full

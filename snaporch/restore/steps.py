@@ -78,6 +78,11 @@ class RestoreSteps:
         if self._safety is not None:
             self._safety.save()
 
+    def check_room(self) -> None:
+        """Refuse if the store has too little room for what changed since :meth:`save`."""
+        if self._safety is not None:
+            self._safety.check_room_for_rest()
+
     def stop(self) -> None:
         """Bar the definition, stop the guest, complete the safety copy.
 
@@ -89,20 +94,20 @@ class RestoreSteps:
         if bar is not None:
             self._context.hypervisor.define(bar)
         self._end_guest(domain)
-        if self._safety is not None and self._facts.boot:
-            self._safety.save(last=True)
-        there = self._context.pool.listing(self._facts.datasets)
         if self._safety is not None:
+            if self._facts.boot:
+                self._safety.save()
             self._safety.keep_files(domain)
             self.undo = self._safety.write_script(
                 domain,
                 facts=self._facts,
-                there=there,
+                there=self._context.pool.listing(self._facts.datasets),
                 own=self._own(domain),
                 journal=self._journal.path,
                 lock=default_paths.LOCKS / f"{self._facts.uuid}.lock",
                 barred=bar,
             )
+        there = self._context.pool.listing(self._facts.datasets)  # writing may have taken long
         if self._safety is None or self._progress is FRESH:
             check_nothing_new(self._context, self._facts, there)
         check_newer_may_go(self._context, self._facts, there)

@@ -606,6 +606,7 @@ class FakePool:
 
     def user_properties(self, snapshots: Sequence[str]) -> dict[str, dict[str, str]]:
         """See the protocol."""
+        self.hooks.reach("pool.user_properties")
         found = {name: dict(self._find(name)[1].properties) for name in snapshots}
         return {name: own for name, own in found.items() if own}
 

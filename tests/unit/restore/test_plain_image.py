@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from fakes.hooks import failing
+from fakes.hooks import failing, failing_once
 
 from snaporch.bundle.compress import Compression, CompressionSettings
 from snaporch.bundle.manifest import Role
@@ -164,7 +164,7 @@ def test_what_newer_snapshots_have_counts_for_the_safety_copy(story, world):
 
 
 def test_zfs_that_gives_no_number_does_not_end_the_restore(story, world):
-    world.hooks.at["pool.written_since"] = failing(PoolError("tank/web", "no"))
+    world.hooks.at["pool.written_since"] = failing_once(PoolError("tank/web", "no"))
     resuming = seen_at(world, "hypervisor.restore")
     restore(world.context, plan_of(world), safety=True)
     assert resuming == [0]

@@ -75,11 +75,10 @@ def test_the_calls_of_a_restore_in_order(story, world):
 
 def test_little_is_asked_of_zfs_while_the_guest_is_away(story, world):
     asked = []
-    for act in ("pool.listing", "pool.increment_size"):
-        world.hooks.at[act] = lambda: asked.append(world.guest().state)
+    world.hooks.at["pool.listing"] = lambda: asked.append(world.guest().state)
     put_back(world)
-    # once it is off, and before each rollback
-    assert asked.count(DomainState.OFF) == 1 + len(story.record.datasets)
+    # for the record of the safety copy, after it was written, and before each rollback
+    assert asked.count(DomainState.OFF) == 2 + len(story.record.datasets)
 
 
 def test_the_guest_resumes_where_it_was(story, world):
@@ -434,16 +433,47 @@ def test_a_guest_that_cannot_be_stopped_leaves_no_trace(story, world):
 
 
 def test_a_store_that_is_full_once_the_guest_is_off_is_named(story, world, monkeypatch):
-    def fill():
-        if world.guest().state is DomainState.OFF:
-            full = shutil.disk_usage("/")._replace(free=0)
-            monkeypatch.setattr(shutil, "disk_usage", lambda _path: full)
-            raise PoolError("zfs send", "No space left on device")
-
-    world.hooks.at["pool.send_increment"] = fill
+    full = shutil.disk_usage("/")._replace(free=0)
+    world.hooks.at["hypervisor.destroy"] = lambda: monkeypatch.setattr(
+        shutil, "disk_usage", lambda _path: full
+    )
     with pytest.raises(SnaporchError, match=r"no room for the safety copy.*the guest is off"):
         put_back(world)
     assert_untouched(story, world, state=DomainState.OFF)
+
+
+def test_what_is_written_while_the_safety_copy_is_saved_needs_room_too(story, world, monkeypatch):
+    """Saving may have taken hours. The guest is not stopped for a copy that does not fit."""
+    sent = []
+
+    def write():
+        sent.append(world.guest().state)
+        if len(sent) == len(story.record.datasets):
+            world.pool.write("tank/web", b"x" * 1000)
+            left = shutil.disk_usage("/")._replace(free=1000)
+            monkeypatch.setattr(shutil, "disk_usage", lambda _path: left)
+
+    world.hooks.at["pool.send_increment"] = write
+    with pytest.raises(RefusedError, match="no room for the safety copy"):
+        put_back(world)
+    assert world.guest().state is DomainState.RUNNING
+    assert "hypervisor.destroy" not in world.hooks.acts()
+    assert world.leftovers() == []
+
+
+def test_a_snapshot_that_appears_while_the_record_is_written_is_not_destroyed(story, world):
+    def appear_once():
+        if world.guest().state is DomainState.OFF:
+            del world.hooks.at["pool.user_properties"]
+            world.pool.snapshot(["tank/web@hourly"], {})
+
+    world.hooks.at["pool.user_properties"] = appear_once
+    with pytest.raises(
+        SnaporchError, match=r"tank/web@hourly appeared meanwhile.*the guest is off"
+    ):
+        put_back(world)
+    assert "tank/web@hourly" in world.pool.names()
+    assert "pool.rollback" not in world.hooks.acts()
 
 
 def test_streams_of_encrypted_datasets_are_raw(story, world):
