@@ -52,10 +52,12 @@ def clone_command(
     Its disks are ZFS clones. It gets a new name, a new UUID and, unless it is resumed from RAM, new
     MAC addresses. It is made at low priority.
     """
-    from snaporch.cli.session import session
-
     if delete != (new is None) or (delete and running):
         raise typer.BadParameter("expected DOMAIN@SNAPSHOT NEW, or --delete CLONE")
+    if new is not None:
+        context.obj.lower_priority("clone")
+    from snaporch.cli.session import session  # starting Python is a part of the work
+
     with session(context, config, quiet=quiet or json) as opened:
         if new is None:
             _delete(opened, snapshot, json=json)
@@ -73,7 +75,6 @@ def _clone(
     from snaporch.output.terminal import print_result
     from snaporch.restore.source import complete_source, find_records
 
-    context.lower_priority("clone")
     remove_leftovers(context)
     roles = [role for role in Role if running or role is not Role.RAM]
     source = complete_source(context, find_records(context, text)[-1], roles)

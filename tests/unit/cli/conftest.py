@@ -75,6 +75,7 @@ def host(world, command_host, tmp_path):
     command_host.open_hypervisor = lambda _uri: world.hypervisor
     command_host.fences = lambda: world.fences
     command_host.has_libvirt = lambda _uri: True
+    command_host.lower_priority = world.lowered.append
     fakes = (
         *("resolver", "fences", "clock", "libvirt_times", "ram_times", "overlay_images"),
         *("liveness_times", "program", "start_detached", "lower_priority", "unit_states"),

@@ -42,7 +42,6 @@ def copied(host, command_host):
     host.bundle = host.root / "there" / taken.uuid / taken.run
     source = FakeSource(host.pool, host.there, host.hooks)
     command_host.open_copies = lambda *_given: source
-    command_host.lower_priority = host.lowered.append
     host.open_hypervisor = command_host.open_hypervisor
     command_host.open_hypervisor = failing(UnavailableError("libvirt", "is away"))
     return host
