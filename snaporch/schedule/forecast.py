@@ -74,8 +74,10 @@ class NextSnapshot:
 
     @property
     def due_but_for_failures(self) -> datetime:
-        """When the snapshot would be due if no attempt had failed."""
-        return self.at if self.failed is None else self.scheduled or self.first_run or self.at
+        """When the snapshot would be due if no attempt had failed; in the past while it is late."""
+        if self.scheduled is None:
+            return self.first_run or self.at
+        return self.at if self.failed is None else self.scheduled
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,14 @@ def test_a_snapshot_that_fails_is_late_however_often_it_is_tried(snapshots):
     assert found[name, "hourly", "web"] == due.timestamp()
 
 
+def test_a_policy_whose_runs_are_killed_is_late_since_it_was_first_carried_out():
+    """No snapshot and no failed attempt: the run had no time to record one."""
+    due = NOW - timedelta(hours=3)
+    coming = NextSnapshot("hourly", NOW, "no snapshot yet", first_run=due)
+    found = samples(with_policy(next=coming))
+    assert found["snaporch_policy_next_run_timestamp_seconds", "hourly", "web"] == due.timestamp()
+
+
 def test_when_the_command_of_a_guest_last_passed():
     name = ("snaporch_verify_command_passed_timestamp_seconds", "web")
     assert name not in samples(WELL)
