@@ -54,8 +54,8 @@ def losses(context: Context, plan: RestorePlan) -> list[str]:
         f"{name}, where later copies begin: the next copy may be a full one"
         for name in sorted(plan.bases)
     ]
+    there = context.pool.listing([snapshot.dataset for snapshot in plan.snapshots])
     for snapshot in plan.snapshots:
-        there = context.pool.listing([snapshot.dataset])
         _, lost = bookmarks_since(there, snapshot.full_name)
         lines += [f"{name} for good: its snapshot does not exist any more" for name in lost]
     return lines

@@ -69,18 +69,13 @@ class DatasetListing:
         Raises:
             PoolError: it is not listed.
         """
-        dataset, since = snapshot.partition("@")[0], self.birth(snapshot)
+        dataset, since = snapshot.partition("@")[0], self._birth(snapshot)
         own = [each for each in self.snapshots if each.dataset == dataset]
         marks = [name for name in self.bookmarks if name.partition("#")[0] == dataset]
         later = [each.full_name for each in own if each.createtxg > since]
         return later + [name for name in marks if self.bookmarks[name].createtxg > since]
 
-    def birth(self, snapshot: str) -> int:
-        """The transaction group of a snapshot.
-
-        Raises:
-            PoolError: it is not listed.
-        """
+    def _birth(self, snapshot: str) -> int:
         for each in self.snapshots:
             if each.full_name == snapshot:
                 return each.createtxg
